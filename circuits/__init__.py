@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from circuits.sweeps.table import SweepResult
 
 #: Of `interp-tasks` and of `interp-circuits`.
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Activations",

@@ -119,8 +119,6 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
 _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
-# Accuracy of the RMS norm of a bridge, which computes in single precision whatever the precision of the model.
-_SINGLE = 1e-6
 #: The hook of the normalised output of a layer of a post-norm model.
 _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
@@ -138,17 +136,17 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         name: seen[name].expand(shape) for name in ("embed", "pos_embed") if Site(name).hook() in seen
     }
 
-    tolerance = _relative_tolerance(seen["embed"].dtype)
-    if surface.bridged and surface.sublayer_norm("attn_out", 0) is not None:
-        tolerance = max(tolerance, _SINGLE)
+    # Squares [batch pos d_model] of what is rounded in the components; adding them up rounds, too.
+    wide = torch.promote_types(seen["embed"].dtype, torch.float32)
+    rounded = torch.zeros(shape, dtype=wide, device=seen["embed"].device)
 
     def attribute_remainder(stream: Tensor) -> None:
         """Attributes the part of the stream that no component has added to "edits"."""
         parts = torch.stack(list(components.values()))
         remainder = stream - parts.sum(0)
-        # Positions are compared one by one, because one may have entries that are far larger than all others.
-        largest = torch.maximum(parts.abs().amax((0, -1)), stream.abs().amax(-1))
-        if bool((remainder.abs().amax(-1) <= tolerance * largest).all()):
+        # Entries are compared one by one, because some may be far larger than all others.
+        terms = (rounded + _sum_terms(parts)).sqrt().clamp(min=torch.finfo(stream.dtype).tiny)
+        if bool((remainder.abs() <= _units(stream.dtype, bridged=False) * terms).all()):
             return
         if not edited:
             raise CircuitsError(
@@ -158,6 +156,7 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         components["edits"] = components.pop("edits", 0) + remainder
 
     def normalise(site: str, layer: int | None) -> None:
+        nonlocal rounded
         path = surface.stream_norm(site, layer)
         if path is None:
             return
@@ -165,10 +164,12 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         attribute_remainder(stream)
         centred = stream - stream.mean(-1, keepdim=True)
         scale = (centred.square().mean(-1, keepdim=True) + _eps(surface)).sqrt()
+        norm = _FrozenNorm(True, scale, weights[f"{path}.w"], weights[f"{path}.b"])
+        rounded = norm.squares(rounded, torch.stack(list(components.values())), surface.bridged)
         for name, part in components.items():
-            components[name] = (part - part.mean(-1, keepdim=True)) / scale * weights[f"{path}.w"]
-        norm = path.split(".")[-1]
-        components[norm if layer is None else f"{norm}.{layer}"] = weights[f"{path}.b"].expand(shape)
+            components[name] = norm.linear(part)
+        name = path.split(".")[-1]
+        components[name if layer is None else f"{name}.{layer}"] = weights[f"{path}.b"].expand(shape)
 
     normalise("embed", None)
     for layer in range(surface.n_layers):
@@ -178,13 +179,17 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         added = {Head(layer, head).label: z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:
             added[f"b_O.{layer}"] = bias.detach().expand(shape)
+        products = _product_terms(z.flatten(2), weight.detach())
         path = surface.sublayer_norm("attn_out", layer)
         if path is not None:
-            norm = _FrozenNorm.of(surface, path, torch.stack(list(added.values())).sum(0))
+            heads = torch.stack(list(added.values()))
+            norm = _FrozenNorm.of(surface, path, heads.sum(0))
+            products = norm.squares(products, heads, surface.bridged)
             added = {name: norm.linear(part) for name, part in added.items()}
             if norm.shift is not None:
                 added[f"{path.split('.')[-1]}.{layer}"] = norm.shift.expand(shape)
         components |= added
+        rounded = rounded + products
         if Site("mlp_out", layer).hook() in seen:
             normalise("resid_mid", layer)
             components[f"mlp_out.{layer}"] = seen[Site("mlp_out", layer)]
@@ -208,6 +213,25 @@ def _units(dtype: torch.dtype, bridged: bool) -> float:
     """Returns the largest difference, relative to the terms of a sum, that counts as rounding."""
     # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
     return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
+
+
+def _sum_terms(parts: Tensor) -> Tensor:
+    """Returns the sum [batch pos d_model] of squares of all that is rounded in a sum of parts [part batch pos d_model].
+
+    That is each part, and at each addition the sum by then. Roundings add up as independent errors do.
+    """
+    # At least in single precision, as squares overflow earlier.
+    parts = parts.to(torch.promote_types(parts.dtype, torch.float32))
+    return parts.square().sum(0) + parts.cumsum(0).square().sum(0)
+
+
+def _product_terms(x: Tensor, weight: Tensor) -> Tensor:
+    """Returns the sum [batch pos out] of squares of all that is rounded in x [batch pos in] @ weight [in out].
+
+    That is the sum of the products by then, at each of `in` additions: on average half of them.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.to(wide).square() @ weight.to(wide).square() * max(1.0, len(weight) / 2)
 
 
 def _largest(x: Tensor, centred: bool, scale: Tensor | float) -> Tensor:
@@ -251,10 +275,29 @@ class _FrozenNorm:
             part = part - part.mean(-1, keepdim=True)
         return part / self.scale * self.gain
 
+    def squares(self, rounded: Tensor, parts: Tensor, bridged: bool) -> Tensor:
+        """Returns the squares of what is rounded in the norm of a sum of parts, and in the norm of each part.
+
+        Args:
+            rounded: [batch pos d_model], the squares of what was rounded in the parts.
+            parts: [part batch pos d_model].
+        """
+        before = rounded + _sum_terms(parts)
+        if self.centred:
+            before = before + before.mean(-1, keepdim=True)
+        factor = torch.as_tensor(self.gain).to(before.dtype) / torch.as_tensor(self.scale).to(before.dtype)
+        x = parts.sum(0)
+        whole = self.rounding(x, bridged) / _units(x.dtype, bridged=False)
+        own = torch.stack([whole, *map(self.terms, parts)]).to(before.dtype)
+        return before * factor.square() + own.square().sum(0)
+
+    def terms(self, part: Tensor) -> Tensor:
+        """Returns the size [batch pos d_model] of the terms that the norm of a part is computed of."""
+        return _largest(part, self.centred, self.scale) * torch.as_tensor(self.gain).abs()
+
     def rounding(self, x: Tensor, bridged: bool) -> Tensor:
         """Returns the error [batch pos d_model] that rounding may cause in the norm of x."""
-        entries = _largest(x, self.centred, self.scale) * torch.as_tensor(self.gain).abs()
-        terms = entries + (0.0 if self.shift is None else self.shift.abs())
+        terms = self.terms(x) + (0.0 if self.shift is None else self.shift.abs())
         return _units(x.dtype, bridged) * terms.clamp(min=1e-30)
 
     @classmethod
@@ -302,14 +345,10 @@ class _ReadOut:
     def rounding(self, stream: Tensor) -> Tensor:
         """Returns the error [batch pos out] that rounding may cause in the read-out of a stream.
 
-        Errors of the products add up as independent ones do. In the norm a mean is subtracted, so that the largest
-        entry of the stream counts in each.
+        In the norm a mean is subtracted, so that the largest entry of the stream counts in each.
         """
-        entries = _largest(stream, self.centred, self.scale)
-        # At least in single precision, as squares overflow earlier.
-        wide = torch.promote_types(stream.dtype, torch.float32)
-        constant = self.constant.to(wide).nan_to_num(posinf=0, neginf=0)
-        terms = entries.to(wide).square() @ self.weight.to(wide).square() + constant.square()
+        products = _product_terms(_largest(stream, self.centred, self.scale), self.weight)
+        terms = products + self.constant.to(products.dtype).nan_to_num(posinf=0, neginf=0).square()
         return _units(stream.dtype, self.bridged) * terms.sqrt().clamp(min=1e-30)
 
     @classmethod
@@ -342,12 +381,6 @@ class _ReadOut:
                 "other than LayerNorm and RMS, or a read-out of its own), so contributions would not add up"
             )
         return best
-
-
-def _relative_tolerance(dtype: torch.dtype) -> float:
-    eps = torch.finfo(dtype).eps
-    # In half precision ten thousand rounding errors would allow any value, so fewer are allowed.
-    return 1e4 * eps if eps < 1e-6 else 16 * eps
 
 
 def _constant_function(value: Tensor) -> Callable[[Tensor], Tensor]:

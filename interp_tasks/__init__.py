@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.errors import file_locks
+
 if TYPE_CHECKING:
     from interp_tasks import experiments
     from interp_tasks.checkpoints import Checkpoint, load_checkpoint, load_checkpoints, save_checkpoint
@@ -39,6 +41,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "experiments" or name in _HOMES:
+        # One line on Windows, in place of whichever module is missing first.
+        file_locks()
     if name == "experiments":
         return importlib.import_module("interp_tasks.experiments")
     if name not in _HOMES:

@@ -162,6 +162,14 @@ class Task(BaseModel, ABC):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def __eq__(self, other: object) -> bool:
+        """Returns whether both are the same task with the same settings; what it keeps that follows from them is not
+        compared.
+        """
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in type(self).model_fields)
+
     #: The name the task is registered under.
     name: ClassVar[str]
     #: The architecture settings the task accepts, with its defaults.

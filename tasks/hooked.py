@@ -146,7 +146,9 @@ def is_bias(name: str) -> bool:
 
 def normal_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> float:
     """Returns the standard deviation that a matrix of this kind is drawn with."""
-    if settings.init == "normal":
+    if settings.init == "gpt2" and kind in ("W_O", "W_out"):
+        return float(settings.init_std * (2 * settings.n_layers) ** -0.5)
+    if settings.init in ("normal", "gpt2"):
         return settings.init_std
     if settings.init == "torch":
         return 1.0  # the embeddings, for which torch_bound is None

@@ -34,11 +34,13 @@ class ModelSettings(BaseModel):
         d_head: width of a head; ``None`` means d_model / n_heads.
         d_mlp: neurons per layer; ``None`` means 4 · d_model.
         n_ctx: rows of the position table; ``None`` means the task's sequence length. It may exceed it.
+        act_fn: ``"gelu"`` is the exact one, ``"gelu_new"`` its tanh form, as in GPT-2.
         normalization: ``"LN"``, or ``None`` for no LayerNorm at all.
         norm: where LayerNorms stand. ``"pre"``: before attention, MLP and unembedding, eps 1e-5. ``"post"``, as in
             BERT: after the embeddings and after each residual sum, none at the end, eps 1e-12.
         biases: which biases train. The others are zero and frozen (``HookedTransformer`` always has them).
-        init: ``"normal"``: N(0, init_std) for every matrix; ``"nanda"``: N(0, 1/d_model), unembedding
+        init: ``"normal"``: N(0, init_std) for every matrix; ``"gpt2"``: the same, but W_O and W_out, which write to the
+            residual stream, N(0, init_std² / (2 n_layers)); ``"nanda"``: N(0, 1/d_model), unembedding
             N(0, 1/d_vocab_out) (Nanda et al. 2023, code); ``"he"``: truncated normal of variance 2 / fan_in
             with the fan rules of JAX (Syrkis & Søgaard 2024, code); ``"torch"``: as torch's own modules begin
             (Lee et al. 2024, code): embeddings N(0, 1), the input maps of attention Xavier-uniform, all other
@@ -54,12 +56,12 @@ class ModelSettings(BaseModel):
     d_mlp: int | None = Field(None, ge=1)
     n_ctx: int | None = Field(None, ge=1)
     attn_only: bool = False
-    act_fn: Literal["relu", "gelu", "silu"] = "gelu"
+    act_fn: Literal["relu", "gelu", "gelu_new", "silu"] = "gelu"
     normalization: Literal["LN"] | None = "LN"
     norm: Literal["pre", "post"] = "pre"
     attention: Literal["bidirectional", "causal"] = "causal"
     biases: Literal["trained", "mlp", "frozen"] = "trained"
-    init: Literal["normal", "nanda", "he", "torch"] = "normal"
+    init: Literal["normal", "gpt2", "nanda", "he", "torch"] = "normal"
     init_std: float = Field(0.02, gt=0)
 
     @model_validator(mode="after")

@@ -24,23 +24,51 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import transformer_lens  # noqa: F401
 
-#: Pages that train, or measure shipped models at length; other tests are marked where they stand.
+#: Pages that train, or measure shipped models at length, and the longest proofs: by how their names begin.
 SLOW = (
-    "tests/test_docs.py::test_page_runs[docs/commands.md]",
-    "tests/test_docs.py::test_page_runs[docs/matrix-completion/algorithms.md]",
-    "tests/test_docs.py::test_page_runs[docs/matrix-completion/attention-heads.md]",
-    "tests/test_docs.py::test_page_runs[docs/matrix-completion/training-dynamics.md]",
-    "tests/test_docs.py::test_page_runs[docs/matrix-completion/transplant-and-permutation.md]",
-    "tests/test_docs.py::test_page_runs[docs/report.md]",
-    "tests/test_docs.py::test_page_runs[docs/shipped-models.md]",
-    "tests/test_docs.py::test_page_runs[docs/tutorials/circuit-forms.md]",
-    "tests/test_docs.py::test_page_runs[docs/tutorials/many-machines.md]",
+    "tests/circuits/engine/test_memory.py::test_a_bound_is_kept_to",
+    "tests/circuits/engine/test_memory.py::test_half_as_much_again_as_a_loop",
+    "tests/circuits/engine/test_replay.py::test_any_combination",
+    "tests/interp_tasks/cli/test_cli.py::test_a_ref_is_resolved_once[modular progress",
+    "tests/interp_tasks/cli/test_cli.py::test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",
+    "tests/interp_tasks/cli/test_cli.py::test_progress_is_drawn_on_a_terminal",
+    "tests/interp_tasks/cli/test_every_command.py::test_json_is_what_the_schema_says",
+    "tests/interp_tasks/cli/test_faults.py::test_a_terminal_of_80_columns",
+    "tests/interp_tasks/cli/test_faults.py::test_progress_of_training_shows_where_it_is",
+    "tests/interp_tasks/grids/test_done.py::test_dask_gives_the_table_of_one_process",
+    "tests/interp_tasks/grids/test_grid.py::test_dask_gives_the_table_of_one_process",
+    "tests/test_breakages.py::test_a_child_that_hangs_is_killed",
+    "tests/test_breakages.py::test_what_is_not_noticed_or_not_for_its_reason_is_a_failure",
+    *(
+        f"tests/test_docs.py::test_page_runs[docs/{page}.md]"
+        for page in (
+            "circuits/large-sweeps",
+            "commands",
+            "matrix-completion/algorithms",
+            "matrix-completion/attention-heads",
+            "matrix-completion/copying",
+            "matrix-completion/order",
+            "matrix-completion/out-of-distribution",
+            "matrix-completion/training-dynamics",
+            "matrix-completion/transplant-and-permutation",
+            "report",
+            "shipped-models",
+            "tutorials/circuit",
+            "tutorials/circuit-forms",
+            "tutorials/many-machines",
+            "tutorials/modular-addition",
+        )
+    ),
     "tests/test_notebooks.py::test_a_notebook_holds_its_source_and_what_its_cells_show[matrix-completion]",
 )
+#: Every edit of padded prompts: on the left in the daily tests, on the right in the slow ones.
+RIGHT = "tests/circuits/model/test_prompts.py::test_edits[", "-right]"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SLOW):
+        if item.nodeid.startswith(SLOW) or (
+            item.nodeid.startswith(RIGHT[0]) and item.nodeid.endswith(RIGHT[1])
+        ):
             item.add_marker(pytest.mark.slow)

@@ -252,3 +252,12 @@ def test_a_page_that_is_right_passes(folder):
         "```text\nL0H1   0.334 -2.1e-07\n7 of 8\n```\n```python\ny = 1\n```\n"
     )
     run_page(page, folder, strict=True)
+
+
+def test_the_gallery_shows_every_picture_and_is_small():
+    pictures = {path.name: path.stat().st_size for path in (REPOSITORY / "docs/images/gallery").glob("*")}
+    shown = re.findall(
+        r"images/gallery/([\w.-]+)", (REPOSITORY / "docs/gallery.md").read_text(encoding="utf-8")
+    )
+    assert sorted(shown) == sorted(pictures)
+    assert sum(pictures.values()) < 1_500_000

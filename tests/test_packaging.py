@@ -35,5 +35,19 @@ def test_both_have_one_version():
         assert project["project"]["dynamic"] == ["version"]
 
 
+def test_the_changelog_begins_with_this_version():
+    lines = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    heading = next(line for line in lines if line.startswith("## "))
+    assert heading.split()[1] == circuits.__version__
+
+
+def test_what_an_extra_brings_is_no_dependency():
+    """And developers, whose tests need it, get it."""
+    extras = WHOLE["project"]["optional-dependencies"]
+    for extra in ("solver", "cluster", "pictures"):
+        assert not set(extras[extra]) & set(WHOLE["project"]["dependencies"])
+        assert set(extras[extra]) <= set(extras["dev"])
+
+
 def test_both_are_typed():
     assert (Path(circuits.__file__).parent / "py.typed").exists()

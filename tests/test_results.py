@@ -1,4 +1,4 @@
-"""The tables of the results pages: their JSON is of the published claims, and every row of it is drawn."""
+"""The tables of the results pages: their JSON is of the published claims, or of circuits, and every row is drawn."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from pathlib import Path
 import pytest
 
 from interp_tasks.published import papers, read_paper
-from interp_tasks.published.papers import parse_paper
-from interp_tasks.reproduction.page import claims_markdown
+from interp_tasks.published.paper import parse_paper
+from interp_tasks.reproduction.page import claims_markdown, headlines, headlines_markdown, our_number
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted((DOCS / "results").glob("*.md"))
+CIRCUITS = DOCS / "results" / "circuits.md"
+PAGES = sorted({*(DOCS / "results").glob("*.md")} - {CIRCUITS})
 
 
-def hook():
-    spec = importlib.util.spec_from_file_location("results_hook", DOCS / "scripts" / "results.py")
+def hook(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_hook", DOCS / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-results = hook()
+results, circuits = hook("results"), hook("circuit_tables")
+
+
+def text_of(name):
+    return (DOCS / "results" / f"{name}.json").read_text(encoding="utf-8")
 
 
 def held(name):
-    return json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(text_of(name))
 
 
 def test_each_paper_has_its_file_and_its_place_on_one_page():
     places = [name for page in PAGES for name in results.PLACE.findall(page.read_text(encoding="utf-8"))]
     assert sorted(places) == papers()
-    assert sorted(file.stem for file in (DOCS / "results").glob("*.json")) == papers()
+    files = sorted(file.stem for file in (DOCS / "results").glob("*.json") if file.stem != CIRCUITS.stem)
+    assert files == papers()
 
 
 @pytest.mark.parametrize("name", papers())
@@ -59,12 +65,21 @@ def test_the_site_has_a_row_for_every_outcome(page):
     made = results.on_page_markdown(written)
     names = results.PLACE.findall(written)
     assert not results.PLACE.findall(made)
+    tables = [results.tables(name) for name in names]
+    assert all(table in made for table in tables)
     # A table's second line goes before its rows.
-    bodies = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)*)", made, re.MULTILINE)
+    bodies = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)*)", "\n\n".join(tables), re.MULTILINE)
     rows = [row for body in bodies for row in body.splitlines()]
     stored = [outcome for name in names for entry in held(name).values() for outcome in entry["outcomes"]]
-    assert len(rows) == len(stored)
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {8}
+    told = [
+        outcome
+        for name in names
+        for _, outcomes in headlines(read_paper(name), results.outcomes_of(read_paper(name), text_of(name)))
+        for outcome in outcomes
+    ]
+    assert len(rows) == len(stored) + len(told)
+    columns = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
+    assert (columns.count(9), columns.count(8)) == (len(stored), len(told))
     for name in names:
         for claim in read_paper(name).claim:
             assert f"**{claim.says}** ({claim.source}) Rule: {claim.rule}." in made
@@ -85,6 +100,7 @@ PAPER = parse_paper(
                 "source": "section 1",
                 "says": f"It {key}.",
                 "published": "a | b",
+                "headline": key == "falls",
                 "where": {"metric": "accuracy"},
                 "per": "baseline",
                 "holds": {"below": 0.5},
@@ -96,8 +112,11 @@ PAPER = parse_paper(
 )  # fmt: skip
 
 
+#: Of an outcome, as `Reproduction.frame` has them.
+NUMBERS = (*results.NUMBERS, "p", "published_number")
+
+
 def row(**changes):
-    numbers = ("value", "ci_low", "ci_high", "untrained", "shuffled", "p", "p_holm", "hours")
     return {
         "claim": "falls",
         "rule": PAPER.claim[0].rule,
@@ -108,31 +127,114 @@ def row(**changes):
         "reason": "",
         "command": "",
         "runs": [],
-        **dict.fromkeys(numbers),
+        **dict.fromkeys(NUMBERS),
         **changes,
     }
 
 
 ROWS = [
     row(value=0.123456789, ci_low=-1 / 3, ci_high=2e-9, verdict="held", p_holm=0.04321, untrained=1.5),
-    row(run="b", ci_low=0.25, ci_high=0.75, reason="a|b", runs=[{"run": "b", "value": None}], n_runs=1),
+    row(run="b", at_least=0.25, at_most=0.75, reason="a|b", runs=[{"run": "b", "value": None}], n_runs=1),
     row(claim="stays", value=123456.7, shuffled=0.0, runs=[{"run": "a", "value": 0.1}, {"run": "b", "value": 2.0}]),
     row(claim="stays", run="c", verdict="not run", n_runs=0, hours=2.5, reason="not trained"),
 ]  # fmt: skip
 
 
 def test_what_is_stored_makes_the_tables_that_reproduce_writes():
-    numbers = ("value", "ci_low", "ci_high", "untrained", "shuffled", "p_holm", "hours")
     frame = [
-        {**each, **{name: math.nan for name in numbers if each[name] is None}}  # as in a table of pandas
+        {**each, **{name: math.nan for name in NUMBERS if each[name] is None}}  # as in a table of pandas
         for each in ROWS
     ]
     written = claims_markdown(PAPER, frame, PAPER.row)
     assert claims_markdown(PAPER, results.outcomes_of(PAPER, results.compact(ROWS)), PAPER.row) == written
     assert written.count("\n| ") == len(ROWS) + 2
-    assert (
-        "| a | a \\| b | 0.1235 [-0.333, 2e-09] of the unedited | 3 |  | 1.5 untrained | **held**" in written
-    )
-    assert "| b | a \\| b | [0.25, 0.75] of the unedited | 1 | – | – | undecided: a\\|b |" in written
-    assert "| c | a \\| b | – | 0 |  | – | not run, 2.5 h |" in written
+    cells = "a \\| b | 0.1235 of the unedited | 3 | [-0.333, 2e-09] | **held** (p 0.04321 after Holm) | 1.5 |"
+    assert f"| a | {cells} – |" in written
+    assert "| b | a \\| b | 0.25 to 0.75 of the unedited | 1 | – | undecided | – | – |" in written
+    assert "\n- `b`: a|b\n" in written
+    assert "| c | a \\| b | – | – | – | not run, 2.5 h | – | – |" in written
+    assert "0 shuffled | 0.1, 2 |" in written
     assert "## 2. Second\n\nNo.\n" in written
+    # Both conditions of the one headline, each named.
+    told = headlines_markdown(PAPER, frame)
+    assert f"| It falls. (`a`) | {cells}" in told
+    assert told.count("\n| ") == 3
+    untrained = [{**each, "verdict": "not run"} if each["run"] == "b" else each for each in frame]
+    assert f"| It falls. | {cells}" in headlines_markdown(PAPER, untrained)
+    assert headlines_markdown(PAPER, frame[2:]) == ""
+
+
+def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():
+    for bounds, shown in (
+        ((None, 0.5), "< 0.5 of it"),
+        ((0.0, 0.5), "< 0.5 of it"),
+        ((2000.0, None), "> 2000 of it"),
+        ((0.0, None), "–"),
+        ((None, None), "–"),
+    ):
+        at_least, at_most = bounds
+        assert our_number(row(at_least=at_least, at_most=at_most, what="of it")) == shown
+    assert our_number(row(value=0.1, at_least=0.0, at_most=0.5, what="")) == "0.1"
+
+
+def test_the_page_of_circuits_has_a_row_for_every_circuit_and_a_table_for_every_place():
+    stored = held("circuits")
+    written = CIRCUITS.read_text(encoding="utf-8")
+    places = circuits.PLACE.findall(written)
+    names = [name for place in places for name in place.split()]
+    assert sorted(names) == sorted(stored)
+    made = circuits.on_page_markdown(written)
+    assert not circuits.PLACE.search(made)
+    for place in places:
+        every = [circuit for name in place.split() for circuit in stored[name]["circuits"]]
+        assert circuits.table(every) in made
+        assert f"\n\n<!-- circuits of {place} -->\n\n" in written  # a table is a paragraph of its own
+    rows = [line for line in made.splitlines() if re.match(r"\| `[^`]+@", line)]
+    assert len(rows) == sum(len(stored[name]["circuits"]) for name in names)
+    assert {row.count("|") for row in rows} == {circuits.HEADER.count("|")}
+
+
+def circuit(**changes):
+    about = {"ref": "zoo:a@1", "step": 1, "n": 8, "metric": "accuracy", "clean": 0.5, "gap": [0.5, 0.4, 0.6]}
+    return {**about, "size": 3.0, "of": 23.0, "faithfulness": 0.8, "ci": [0.7, 0.9], "best": 0.79, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [
+        ({}, True),
+        ({"faithfulness": 0.799}, False),
+        ({"best": 0.8}, False),
+        ({"faithfulness": 1.2, "best": 1.1}, True),
+        ({"size": None, "faithfulness": None}, False),
+    ],
+)
+def test_a_circuit_holds_by_the_rule_of_its_page(changes, holds):
+    assert circuits.holds(circuit(**changes)) is holds
+    assert circuits.line(circuit(**changes)).endswith(
+        "| yes |" if holds else "| no |" if changes.get("size", 1) else "| – |"
+    )
+
+
+def test_what_a_command_wrote_is_what_the_page_shows(tmp_path):
+    from interp_tasks import experiments
+
+    found = experiments.circuit("zoo:modular-addition-113@0,3000", samples=64, random=2, curve=False)
+    found.write(tmp_path)
+    none, one = circuits.compact(tmp_path)["circuits"]
+    assert none["size"] is None
+    assert circuits.line(none).endswith("| no gap | – | – | – |")
+    rows = found.frame[(found.frame["variant"] == "circuit") & (found.frame["step"] == 3000)].set_index(
+        "metric"
+    )
+    (c,) = found.circuits.values()
+    assert one["size"] == len(c)
+    for key, metric, column in (
+        ("faithfulness", "faithfulness", "value"),
+        ("random", "faithfulness", "baseline"),
+        ("best", "faithfulness, best of random", "value"),
+        ("finding", "faithfulness, finding half", "value"),
+        ("clean", "accuracy", "baseline"),
+    ):
+        assert one[key] == pytest.approx(rows.loc[metric, column], rel=1e-5)
+    assert one["ci"] == pytest.approx(rows.loc["faithfulness", ["ci_low", "ci_high"]].tolist(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Builds both wheels and checks what is in them: `python tests/wheels.py [FOLDER]`; prints their paths.
+"""Builds both wheels and an sdist and checks what is in them: `python tests/wheels.py [FOLDER]`; prints their paths.
 
 interp-tasks is the whole repository, interp-circuits the package `circuits` alone. Both bring the same `circuits`, so
 either order of installing them leaves the same files; taking one away takes them from the other, which is why the
@@ -40,8 +40,8 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def sources(folder: Path) -> dict[str, bytes]:
-    """Path -> bytes of the modules in the repository."""
-    files = [path for path in folder.rglob("*") if path.suffix == ".py" or path.name == "py.typed"]
+    """Path -> bytes of the modules and of the scripts that figures bring, in the repository."""
+    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".js") or path.name == "py.typed"]
     files = [path for path in files if "build" not in path.relative_to(folder).parts]
     return {path.relative_to(REPOSITORY).as_posix(): path.read_bytes() for path in files}
 
@@ -63,6 +63,38 @@ def check_contents(whole: Path, alone: Path) -> None:
     assert whole.stat().st_size < 100 * 2**20, "PyPI takes wheels of up to 100 MiB"
 
 
+def build_sdist(into: Path, scratch: Path) -> Path:
+    """The sdist of the whole repository, built in an environment that has setuptools and nothing else."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    venv.create(scratch, with_pip=True)
+    python = scratch / "bin" / "python"
+    pip(python, "install", "setuptools>=77")
+    into.mkdir()
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(into)!r})"
+    subprocess.run([str(python), "-c", code], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    (sdist,) = into.iterdir()
+    return sdist
+
+
+def check_sdist(sdist: Path, whole: Path, into: Path) -> None:
+    """From the sdist pip builds, away from the source tree, the wheel that the tree gives."""
+    rebuilt = build(sdist, into)
+    assert rebuilt.name == whole.name
+    assert contents(rebuilt) == contents(whole), "the sdist lacks files of the wheel"
+
+
+def check_metadata(whole: Path, alone: Path) -> None:
+    """What an index shows of both: licence, readme and types are there."""
+    for wheel in (whole, alone):
+        with ZipFile(wheel) as archive:
+            (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+            told = archive.read(name).decode()
+        for line in ("License-Expression: MIT", "Classifier: Typing :: Typed", "Requires-Python: >=3.10"):
+            assert line in told, f"{wheel.name} does not say {line}"
+        assert "Description-Content-Type: text/markdown" in told
+        assert len(told.partition("\n\n")[2]) > 200
+
+
 def check_orders(whole: Path, alone: Path, scratch: Path) -> None:
     """Either order of installing leaves every module of circuits as it is in the repository."""
     for first, second in ((whole, alone), (alone, whole)):
@@ -81,9 +113,12 @@ def main() -> None:
     alone = build(REPOSITORY / "circuits", into / "alone")
     whole = build(REPOSITORY, into / "whole")
     check_contents(whole, alone)
+    check_metadata(whole, alone)
     with tempfile.TemporaryDirectory() as scratch:
+        sdist = build_sdist(into / "sdist", Path(scratch))
+        check_sdist(sdist, whole, into / "rebuilt")
         check_orders(whole, alone, Path(scratch))
-    print(alone, whole, sep="\n")
+    print(alone, whole, sdist, sep="\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from circuits.circuit._evaluation import Evaluation, evaluate
 from circuits.circuit._files import read_parts
 from circuits.circuit._graph import Graph
 from circuits.circuit._intervention import CircuitEdit
-from circuits.circuit._value import Circuit, full_of, made
+from circuits.circuit._value import Circuit, circuit_of_names, full_of
 from circuits.model.surface import Surface
 from circuits.validate import read_choice
 
@@ -48,7 +48,9 @@ def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
         names: a list, or a text with one in each line or between semicolons.
         model: where given, edges that it lacks are refused here, and `~` is relative to its graph.
     """
-    return made(names, "edges", None if model is None else Graph.of(Surface.of(model)), "circuit.edges")
+    return circuit_of_names(
+        names, "edges", None if model is None else Graph.of(Surface.of(model)), "circuit.edges"
+    )
 
 
 def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
@@ -58,7 +60,9 @@ def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
         names: as in `edges`.
         model: as in `edges`.
     """
-    return made(names, "nodes", None if model is None else Graph.of(Surface.of(model)), "circuit.nodes")
+    return circuit_of_names(
+        names, "nodes", None if model is None else Graph.of(Surface.of(model)), "circuit.nodes"
+    )
 
 
 def read(path: str | PathLike[str]) -> Circuit:

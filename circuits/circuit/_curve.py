@@ -16,7 +16,7 @@ from circuits.circuit._rankings import read_ranking
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL, interval
-from circuits.sweeps.table import Row
+from circuits.sweeps.measurements import Row
 from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.curve"
@@ -52,14 +52,13 @@ class Curve:
         metric = names[0] if metric is None else metric
         if metric not in names:
             raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(names)}")
-        rows = self.frame[self.frame["metric"] == metric].rename(
-            columns={"faithfulness_ci_low": "ci_low", "faithfulness_ci_high": "ci_high"}
-        )
         return curve(
-            rows.drop(columns="value"),
+            self.frame[self.frame["metric"] == metric],
             x="size",
             y="faithfulness",
             by="ranking",
+            low="faithfulness_ci_low",
+            high="faithfulness_ci_high",
             title=f"Faithfulness of growing circuits: {metric}",
             x_title="members kept",
             y_title="faithfulness",

@@ -14,8 +14,8 @@ from circuits.circuit._names import EVERYWHERE, Member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
+from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.sweeps.table import Row
 from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.evaluate"
@@ -149,7 +149,8 @@ _COLUMNS = {
 
 
 def baseline(found: Measurement, seed: int, draws: int) -> pd.DataFrame:
-    """Tabulates the clean and the source run, a row per metric."""
+    """Tabulates the clean and the source run, a row per metric; all circuits have been run."""
+    found.contents.refuse_writes(found.caller)
     rows: list[Row] = []
     for metric in found.clean:
         measured = Faithfulness.of(found, [], metric, seed, draws)

@@ -23,6 +23,7 @@ from circuits.interventions.base import (
 )
 from circuits.interventions.reference_runs import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
+from circuits.interventions.sources import HOW
 from circuits.model.inputs import is_encoding, read_given
 from circuits.model.prompts import by_row
 from circuits.model.sites import KINDS, Site
@@ -30,7 +31,6 @@ from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, as_dense_tensor, select_positions
 from circuits.validate import read_choice
 
-HOW = ("resample", "mean", "zero")
 #: Up to this many members stand in the description of an intervention.
 _LISTED = 500
 
@@ -109,16 +109,19 @@ class _Steps:
         keep: bool,
     ) -> None:
         self._label, self._surface, self._replacement = label, surface, replacement
-        self._where, self._keep = where, keep
+        # Of many thousand members nearly all are there at all positions, or at none.
+        self._cut_where = (
+            {member: NOWHERE if at == EVERYWHERE else at.inverse for member, at in where.items()}
+            if keep
+            else where
+        )
+        self._cut_elsewhere = EVERYWHERE if keep else NOWHERE
         self._senders: dict[tuple[Node, Where], ActivationEdit] = {}
         self._replacements: dict[frozenset[int], Replacement] = {}
 
     def cut_at(self, member: Member) -> Where:
         """Returns the positions at which a node or an edge carries the source's values."""
-        at = self._where.get(member)
-        if at is None:
-            return EVERYWHERE if self._keep else NOWHERE
-        return at.inverse if self._keep else at
+        return self._cut_where.get(member, self._cut_elsewhere)
 
     def sender(self, node: Node, at: Where) -> ActivationEdit:
         if (node, at) not in self._senders:
@@ -144,16 +147,19 @@ class _Steps:
         """Returns the cuts of edges into a layer: one for all heads from which a sender is cut off alike."""
         number = self._surface.n_layers - 1 if layer.layer is None else layer.layer
         hook, kind = Site(layer.site, number).hook(), KINDS[layer.site]
+        grouped = self._surface.has_groups(kind)
         cuts: list[Cut] = []
         for node, edges in layer.edges:
-            heads_by_where: dict[Where, list[int]] = {}
+            heads_by_where: dict[Where, list[int | None]] = {}
             for head, edge in zip(layer.heads, edges, strict=True):
-                at = self.cut_at(edge)
+                at = self._cut_where.get(edge, self._cut_elsewhere)
                 if at is not NOWHERE and at != NOWHERE:
-                    heads_by_where.setdefault(at, []).extend([] if head is None else [head])
+                    heads_by_where.setdefault(at, []).append(head)
             for at, heads in heads_by_where.items():
-                receiver = Receiver(hook, kind, number, tuple(heads) or None, self._surface.has_groups(kind))
-                cuts.append(Cut(self._label, self.sender(node, at), receiver))
+                named = tuple(head for head in heads if head is not None) or None
+                cuts.append(
+                    Cut(self._label, self.sender(node, at), Receiver(hook, kind, number, named, grouped))
+                )
         return cuts
 
 

@@ -7,26 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from circuits.circuit._graph import Graph
-from circuits.circuit._intervention import HOW, CircuitEdit, is_sender, stored
+from circuits.circuit._intervention import CircuitEdit, is_sender, stored
 from circuits.circuit._names import EVERYWHERE, Member, Node
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations, run
 from circuits.interventions.base import Replacement
+from circuits.interventions.reference_runs import MeanOver
 from circuits.interventions.replacements import Zero
+from circuits.interventions.sources import at_own_positions, read_source
 from circuits.model.inputs import read_prompts
-from circuits.model.padding import refuse_padding
-from circuits.model.prompts import Prompts, check_pair
-from circuits.model.state import state_of
+from circuits.model.prompts import Prompts
+from circuits.model.sites import Site
+from circuits.model.state import Contents, inside_block
 from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
-from circuits.sweeps.answers import bound
-from circuits.sweeps.metrics import PerExample, called, first_choice, read_metric, read_values
-from circuits.validate import read_batch, read_choice
+from circuits.sweeps.metrics import Metric, PerExample, first_choice
 
 #: Examples per forward, and the most entries of all senders' changes in memory at once.
 _EXAMPLES, _NUMBERS = 512, 2**27
@@ -38,9 +37,9 @@ class _Piece:
     """Some examples that are run together, and what edges that are cut carry in them."""
 
     prompts: Prompts
-    batch: Any
+    metric: Metric
     replacement: Replacement
-    clean: Tensor | None  # the clean output, where the metric needs it
+    clean: Tensor | None  # the clean output, where the metric compares with it
 
 
 @dataclass
@@ -57,11 +56,13 @@ class Measurement:
     surface: Surface
     graph: Graph
     how: str
-    metric: Any
+    metric: Metric
     pieces: list[_Piece]
     clean: PerExample
     source: PerExample
     forwards: int
+    #: Of the model's weights when the first run began.
+    contents: Contents
     _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
 
     @classmethod
@@ -73,51 +74,43 @@ class Measurement:
         Args:
             base: tokens [n pos], or anything that `prompts` takes.
             source: the same; where edges are resampled its prompts are as long as their partners in base, or it is a
-                single one; for "mean" of any batch; None for "zero".
+                single one; for "mean" of any batch, at least as long; None for "zero".
             metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
         """
         surface = Surface.of(model)
         base = read_prompts(surface, base, caller, "base")
         surface.check_prompts(base, f"{caller}: base tokens")
-        read_choice(how, HOW, caller, "how")
-        source = _read_source(source, base, surface, how, caller)
-        metric, batch = bound(metric, batch, surface, base, caller)
-        if metric is not None:
-            read_metric(metric, batch is not None)
-        else:
-            everywhere = torch.ones(base.shape[:2], dtype=torch.bool)
-            refuse_padding(surface, base, everywhere, f"{caller}, without metric=")
-        batch = read_batch(batch, caller)
-        if batch is not None and len(batch) != len(base):
-            raise CircuitsError(f"{caller}: base has {len(base)} examples, batch has {len(batch)}")
-        if state_of(surface.model).blocks:
+        source = read_source(source, base, surface, how, caller)
+        measured = Metric.of(metric, batch, (surface, base), caller, default=first_choice)
+        if inside_block(surface.model):
             raise CircuitsError(f"{caller}: a block around this call edits the model; call it outside")
-        found = cls(caller, surface, Graph.of(surface), how, metric, [], {}, {}, 0)
-        found._prepare(base, source, batch)
+        found = cls(caller, surface, Graph.of(surface), how, measured, [], {}, {}, 0, Contents(surface.model))
+        found._prepare(base, source)
         return found
 
-    def _prepare(self, base: Prompts, source: Prompts | None, batch: Any) -> None:
+    def _prepare(self, base: Prompts, source: Prompts | None) -> None:
         per_example = len(self.graph.nodes) * base.shape[1] * (self.surface.sizes["d_model"] or 1)
         step = max(1, min(_EXAMPLES, _NUMBERS // per_example))
         sources: list[PerExample] = []
         shared: Replacement | None = Zero() if self.how == "zero" else None
-        if self.how == "mean":
-            assert source is not None
-            shared = self._mean(source, step)
+        means = self._means(source, step) if source is not None and self.how == "mean" else {}
         output: Tensor | None = None
         clean: list[PerExample] = []
         for start in range(0, len(base), step):
             rows = slice(start, min(start + step, len(base)))
             prompts, replacement = base[rows], shared
-            piece_batch = None if batch is None else batch[rows]
             if source is not None and self.how == "resample" and (len(source) > 1 or output is None):
                 output, activations = self._run(source if len(source) == 1 else source[rows])
                 replacement = stored(activations, self.caller)
                 shared = replacement if len(source) == 1 else None
+            if means:
+                replacement = stored(
+                    {hook: at_own_positions(x, prompts) for hook, x in means.items()}, self.caller
+                )
             assert replacement is not None
             clean_output = self._output(prompts)
-            kept = clean_output if self.metric is None else None
-            piece = _Piece(prompts, piece_batch, replacement, kept)
+            kept = clean_output if self.metric.function is None else None
+            piece = _Piece(prompts, self.metric.at(rows), replacement, kept)
             self.pieces.append(piece)
             clean.append(self._values(piece, clean_output, CLEAN))
             if output is not None:
@@ -132,14 +125,15 @@ class Measurement:
         assert isinstance(activations, Activations)
         return self._checked(output), dict(activations)
 
-    def _mean(self, source: Prompts, step: int) -> Replacement:
-        """Returns the replacement by means over all examples of the source, [1 pos ...]."""
+    def _means(self, source: Prompts, step: int) -> dict[str, Tensor]:
+        """Returns the means over all examples of the source at their own positions, [1 pos ...]."""
         total: dict[str, Tensor] = {}
         for start in range(0, len(source), step):
-            _, activations = self._run(source[start : start + step])
+            prompts = source[start : start + step]
+            _, activations = self._run(prompts)
             for hook, x in activations.items():
-                total[hook] = total.get(hook, 0) + x.double().sum(0, keepdim=True)
-        return stored({hook: x / len(source) for hook, x in total.items()}, self.caller)
+                total[hook] = total.get(hook, 0) + MeanOver().piece(x, prompts, Site(hook).kind)
+        return {hook: MeanOver().finish(x, source, Site(hook).kind) for hook, x in total.items()}
 
     def _output(self, prompts: Prompts, *edits: CircuitEdit) -> Tensor:
         self.forwards += 1
@@ -152,28 +146,17 @@ class Measurement:
         return output
 
     def _values(self, piece: _Piece, output: Tensor, name: str) -> PerExample:
-        kept = piece.prompts.real.to(output.device) if piece.prompts.padded else None
-        if self.metric is not None:
-            # A metric that reads at padding fails, instead of taking it for tokens.
-            read = output if kept is None else output.masked_fill(~kept[..., None], torch.nan)
-            values = called(self.metric, read, piece.batch)
-        else:
-            if output.shape[-1] < 2:
-                raise CircuitsError(f"{self.caller}: the model's output has one column; give metric=")
-            values = {
-                "logit_diff": first_choice(output, output if piece.clean is None else piece.clean, kept)
-            }
-        return read_values(values, "metric", len(piece.prompts), name)
+        return piece.metric.measure(output, output if piece.clean is None else piece.clean, name)
 
     # ---- Circuits
 
     def candidates(self, kind: str) -> frozenset[Member]:
         """Returns the members of the graph that can carry anything else than in the clean run.
 
-        Position embeddings of two runs of one length are the same.
+        Position embeddings are the same in any two prompts, and in means over prompts.
         """
         members = self.graph.members(kind)
-        if self.how != "resample":
+        if self.how == "zero":
             return members
         return frozenset(member for member in members if not _sends_positions(member))
 
@@ -262,23 +245,3 @@ def joined(parts: Sequence[PerExample]) -> PerExample:
 def _sends_positions(member: Member) -> bool:
     sender = member if isinstance(member, Node) else member.sender
     return sender.site == "pos_embed"
-
-
-def _read_source(source: Any, base: Prompts, surface: Surface, how: str, caller: str) -> Prompts | None:
-    if how == "zero":
-        if source is not None:
-            raise CircuitsError(f'{caller}: how="zero" has no source; give source=None')
-        return None
-    source = read_prompts(surface, source, caller, "source")
-    surface.check_prompts(source, f"{caller}: source tokens")
-    if how == "resample":
-        check_pair(base, source, caller)
-        return source.like(base)
-    if base.padded or source.padded:
-        raise CircuitsError(f'{caller}: how="mean" takes prompts of one length, without padding')
-    if source.shape[1:] != base.shape[1:]:
-        raise CircuitsError(
-            f"{caller}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's shape, or "
-            "another batch"
-        )
-    return source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,25 @@ from circuits.validate import is_whole, read_choice
 BY = ("best", "estimate", "effect")
 
 
-def ranking(frame: pd.DataFrame, metric: str | None, by: str, caller: str) -> pd.DataFrame:
+@runtime_checkable
+class Screening(Protocol):
+    """The result of a screening, as far as it is ranked."""
+
+    @property
+    def frame(self) -> pd.DataFrame: ...
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+
+def ranking(found: Screening, metric: str | None, by: str, caller: str) -> pd.DataFrame:
     """Returns one metric's rows of a screening with a column `size`, the largest first.
 
     Args:
         by: "best", the size is the exact effect's where measured, else the estimate's; "estimate"; or "effect", and
             then only measured rows are returned.
     """
+    frame = found.frame
     names = list(dict.fromkeys(frame["metric"]))
     if metric is None and len(names) > 1:
         raise CircuitsError(
@@ -32,30 +44,32 @@ def ranking(frame: pd.DataFrame, metric: str | None, by: str, caller: str) -> pd
     read_choice(by, BY, caller, "by")
     rows = frame[frame["metric"] == metric]
     effect, estimate = rows["effect"].abs(), rows["estimate"].abs()
+    if found.settings.get("rank") == "size":
+        effect, estimate = rows["effect_size"], rows["size"]
     size = {"best": effect.fillna(estimate), "estimate": estimate, "effect": effect}[by]
     rows = rows.assign(size=size)[size.notna()]
     return rows.iloc[np.argsort(-rows["size"].to_numpy(), kind="stable")]
 
 
-def top(frame: pd.DataFrame, count: Any, metric: str | None, by: str) -> Circuit:
+def top(found: Screening, count: Any, metric: str | None, by: str) -> Circuit:
     """Makes a circuit of the largest rows of a screening; see `ScreenResult.top`."""
     caller = "top"
     if not is_whole(count, 0):
         raise CircuitsError(f"{caller}: {count!r}; give how many members the circuit has, from 0")
-    rows = ranking(frame, metric, by, caller)
+    rows = ranking(found, metric, by, caller)
     if count > len(rows):
         which = "were measured" if by == "effect" else "were screened"
         raise CircuitsError(f"{caller}: {count} members asked for; {len(rows)} {which}")
-    return circuit_of(rows.iloc[:count], frame, caller)
+    return circuit_of(rows.iloc[:count], found.frame, caller)
 
 
-def above(frame: pd.DataFrame, least: Any, metric: str | None, by: str) -> Circuit:
+def above(found: Screening, least: Any, metric: str | None, by: str) -> Circuit:
     """Makes a circuit of the rows of a screening of at least this size; see `ScreenResult.above`."""
     caller = "above"
     if isinstance(least, bool) or not isinstance(least, int | float | np.number) or not least >= 0:
         raise CircuitsError(f"{caller}: {least!r}; give the least size of an effect, from 0")
-    rows = ranking(frame, metric, by, caller)
-    return circuit_of(rows[rows["size"] >= least], frame, caller)
+    rows = ranking(found, metric, by, caller)
+    return circuit_of(rows[rows["size"] >= least], found.frame, caller)
 
 
 def circuit_of(rows: pd.DataFrame, frame: pd.DataFrame, caller: str) -> Circuit:
@@ -107,7 +121,7 @@ def read_ranking(given: Any, caller: str, kind: str | None = None) -> tuple[Sequ
         )
     if isinstance(table, pd.DataFrame):
         kind = "edges" if "sender" in table else "nodes"
-        return names(ranking(table, None, "best", caller), kind, caller), kind
+        return names(ranking(given, None, "best", caller), kind, caller), kind
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise CircuitsError(
             f"{caller}: a ranking is a screening or a list of names, largest first; got {given!r}"

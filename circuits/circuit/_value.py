@@ -185,8 +185,9 @@ class Circuit:
     def plot(self) -> Any:
         """Returns a plotly figure: the graph by layers, embeddings below and the output on top.
 
-        Lines are as wide as the effects that are known; hover for them, choose a node in the menu to fade all edges but
-        its own, click the legend to hide those into q, k or v. `plots.save` writes it as a page, SVG or PNG.
+        Lines are as wide as the effects that are known; hover for them. `plots.save` writes it as a page, SVG or PNG.
+        In a page a click on a node fades all edges but its own, until the next click on it; in a notebook a menu does
+        so. A click on the legend hides edges into q, k or v.
         """
         from circuits.figures.circuit_graph import circuit_figure
 
@@ -205,7 +206,7 @@ def full_of(graph: Graph, kind: str) -> Circuit:
     return Circuit.of(kind, dict.fromkeys(graph.members(kind), EVERYWHERE), graph)
 
 
-def made(names: Iterable[Any], kind: str, graph: Graph | None, caller: str) -> Circuit:
+def circuit_of_names(names: Iterable[Any], kind: str, graph: Graph | None, caller: str) -> Circuit:
     """Makes a circuit of named members; the same one twice counts once."""
     if isinstance(names, str):
         names = [name for name in names.replace("\n", ";").split(";") if name.strip()]

@@ -70,8 +70,12 @@ def runs_nothing(branch: Branch) -> bool:
     )
 
 
-def branch_of(index: int, plan: Iterable[Step], n_layers: int) -> Branch:
-    """Returns the branch of a variant's plan; raises `NotReplayed` for a variant that this engine cannot run."""
+def branch_of(index: int, plan: Iterable[Step], n_layers: int, parallel: bool = False) -> Branch:
+    """Returns the branch of a variant's plan; raises `NotReplayed` for a variant that this engine cannot run.
+
+    Args:
+        parallel: whether the MLP of a layer reads what its attention reads.
+    """
     writes: dict[Place, list[ActivationEdit]] = {}
     for step in plan:
         if isinstance(step, WeightEdit):
@@ -86,7 +90,12 @@ def branch_of(index: int, plan: Iterable[Step], n_layers: int) -> Branch:
         writes.setdefault((site, step.layer), []).append(step)
     branch = Branch(index, writes, (n_layers, BEFORE))
     # An edit of nothing, such as a full circuit that is kept, has no first layer.
-    branch.start = min((_start(branch, site, layer) for site, layer in writes), default=branch.start)
+    starts = {_start(branch, site, layer) for site, layer in writes}
+    branch.start = min(starts, default=branch.start)
+    layer, point = branch.start
+    if parallel and point == AT_Z and (layer, BETWEEN) in starts:
+        # The MLP of a branch that begins at z is taken from the clean run.
+        branch.start = (layer, BEFORE)
     return branch
 
 

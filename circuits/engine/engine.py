@@ -26,15 +26,18 @@ from circuits.engine.branches import (
     runs_nothing,
 )
 from circuits.engine.check import (
-    TOLERANCE,
     Observed,
     compare,
     differs,
     few,
+    noise,
     observed,
     observed_together,
     observed_whole,
+    rounding_of_output,
 )
+from circuits.engine.memory import Meter
+from circuits.engine.parts import HALF, Places
 from circuits.engine.replay import NotReplayed, Replay
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.reference_runs import References
@@ -58,12 +61,15 @@ class CleanCache:
     between: dict[int, Tensor] = field(default_factory=dict)  # resid_mid
     z: dict[int, Tensor] = field(default_factory=dict)
     v: dict[int, Tensor] = field(default_factory=dict)
+    mlp_out: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # of parallel layers in which branches begin at z
 
     @property
     def nbytes(self) -> int:
         tensors = [
             tensor
-            for part in (self.before, self.at_z, self.between, self.z, self.v)
+            for part in (self.before, self.at_z, self.between, self.z, self.v, self.mlp_out)
             for tensor in part.values()
         ]
         # The same tensor in two places is counted once.
@@ -74,31 +80,33 @@ class Engine:
     """The engine for one model with its current weights. Raises `NotReplayed` where it cannot be used at all."""
 
     def __init__(
-        self, surface: Surface, prompts: Prompts, read: Positions | None, step: int | None = None
+        self, surface: Surface, prompts: Prompts, read: Positions | None, first: slice | None = None
     ) -> None:
         """
         Args:
-            step: number of examples in a chunk; those of the first chunk are run here.
+            first: the examples of the first chunk, which are run here; None: all.
         """
-        if prompts.padded:
-            raise NotReplayed("its inputs have padding, which is masked")
         tokens = prompts.tokens
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
         self.surface = surface
+        self.prompts = prompts
         self.total = len(tokens)
+        #: The positions at which the output is computed; of padded examples those that are read in any of them.
         self.read: Tensor | None = None
+        # Where the output of padded examples is read, [example pos].
+        self._kept = prompts.real if prompts.padded else None
         if read is not None:
-            chosen = select_positions(read, tokens.shape[1], "sweep, positions").nonzero().flatten()
-            self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
-        #: Largest number of bytes that the clean pass of a chunk and a stack have taken.
-        self.bytes_held = 0
-        self._first = tokens[:step].to(surface.device)
-        self.replay = Replay.of(surface)
+            chosen = select_positions(read, tokens.shape[1], "sweep, positions", self._kept)
+            self._kept = chosen if prompts.padded else None
+            columns = (chosen.any(0) if prompts.padded else chosen).nonzero().flatten()
+            self.read = columns.to(surface.device) if len(columns) < tokens.shape[1] else None
+        #: Measures the memory until the first stack, which is the largest, has been run.
+        self.meter: Meter | None = None
+        self._first = prompts if first is None else prompts[first]
+        self.replay = Replay.of(surface, length=tokens.shape[1])
         #: The model's own output of the first chunk, until it is used.
         self.output: Tensor | None = self._compared(self.observed())
-        #: Differences up to this count as rounding, relative to the largest entry.
-        self.tolerance = TOLERANCE[self.replay.embed.dtype]
 
     def observed(self) -> Observed:
         """Runs the first chunk through the model itself, with its current weights."""
@@ -109,22 +117,42 @@ class Engine:
         return observed_together(self.surface, self._first, weights)
 
     def _compared(self, seen: Observed) -> Tensor:
-        compare(seen.layers, self.replay, self._first[few(self._first)])
+        rows = few(self._first.tokens)
+        tokens, places = self._first.tokens[rows].to(self.surface.device), self._places(self._first[rows])
+        compare(seen.layers, self.replay, tokens, places=places)
+        #: Up to this the model and the replay differ by rounding in the output, relative to its largest entry.
+        self._rounding = rounding_of_output(seen.layers, self.replay, tokens, places)
+        #: Up to this two replays of one example, in two stacks, do.
+        self.tolerance = self._rounding
         return seen.output
 
-    def check(self, tokens: Tensor, model_output: Tensor, clean: Tensor) -> None:
+    def _places(self, prompts: Prompts) -> Places | None:
+        return Places(prompts.real.to(self.surface.device)) if self.prompts.padded else None
+
+    def check(self, tokens: Tensor, model_output: Tensor, clean: Tensor, rows: slice = slice(None)) -> None:
         """Refuses a replay whose clean output of a chunk is not the model's own.
 
         Args:
             model_output: output of the model [row pos out], at all positions.
             clean: output of the replay, at the positions that are read.
+            rows: the examples of the chunk.
         """
-        if not differs(self._at_read(model_output), clean, self.replay.copies):
+        expected, found = self._at_read(model_output), clean
+        if self._kept is not None:
+            # Padding has an output too, which nobody reads.
+            kept = self._at_read(self._kept[rows].to(clean.device)).repeat(self.replay.copies, 1)[..., None]
+            expected, found = (torch.where(kept, one, 0.0) for one in (expected, found))
+        if self.replay.dtype in HALF:
+            # Two replays round in the same places, and so are no further apart than the model and a replay.
+            self.tolerance = noise(expected, found)
+        if not differs(expected, found, self._rounding, self.replay.copies):
             return
         if self.replay.copies > 1:
             raise NotReplayed("the replay of several checkpoints differs from the model")
         # In a deep model rounding may add up to more; then the layers are compared one by one.
-        compare(observed_whole(self.surface, tokens), self.replay, tokens, "a chunk")
+        prompts = self.prompts[rows]
+        places = self._places(prompts)
+        compare(observed_whole(self.surface, prompts), self.replay, tokens, "a chunk", places)
 
     def max_stacked(self, tokens: Tensor, branches: Sequence[Branch], chunk: int) -> int:
         """Returns how many checkpoints of this shape can be stacked, at `chunk` tokens in all their branches
@@ -137,7 +165,7 @@ class Engine:
         limits = (
             chunk // (rows * tokens.shape[1]),
             _WEIGHTS // self.replay.nbytes,
-            _LOGITS // (outputs * self.replay.unembed.shape[-1]),
+            _LOGITS // (outputs * self.replay.unembed.weight.shape[-1]),
         )
         return max(1, min(limits))
 
@@ -146,46 +174,57 @@ class Engine:
         each.
         """
         other = copy(self)
-        other.replay, other.bytes_held = Replay.of(self.surface, weights), 0
+        other.replay, other.meter = Replay.of(self.surface, weights, self.prompts.shape[1]), None
         other.output = other._compared(observed)
         return other
 
-    def clean(self, tokens: Tensor, branches: Sequence[Branch]) -> tuple[Tensor, CleanCache]:
+    def clean(
+        self, tokens: Tensor, branches: Sequence[Branch], rows: slice = slice(None)
+    ) -> tuple[Tensor, CleanCache]:
         """Returns the unedited output at the positions that are read, and the activations from which `branches`
         start.
+
+        Args:
+            rows: the examples that these tokens are of.
         """
         starts = {branch.start for branch in branches}
         mixed = {layer for branch in branches for site, layer in branch.writes if site == "pattern"}
         kept = CleanCache()
         replay = self.replay
+        last = replay.n_layers - 1
+        # Whether nobody needs what the last MLP gives at other positions than those that are read.
+        sliced = (replay.n_layers, BEFORE) not in starts and not (replay.parallel and (last, AT_Z) in starts)
 
         def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
-            if (
-                layer is not None
-                and (layer, AT_Z) in starts
-                and (site == "z" or (site == "v" and layer in mixed))
-            ):
-                # Cloned, as a view would keep q, k and v in memory.
-                (kept.z if site == "z" else kept.v)[layer] = x if site == "z" else x.clone()
+            if layer is not None and (layer, AT_Z) in starts:
+                if site == "z":
+                    kept.z[layer] = x
+                elif site == "v" and layer in mixed:
+                    # Cloned, as a view would keep q, k and v in memory.
+                    kept.v[layer] = x.clone()
+                elif site == "mlp_out" and replay.parallel:
+                    kept.mlp_out[layer] = x
             return x
 
-        x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
+        places = self._places(self.prompts[rows])
+        places = None if places is None else places.times(len(tokens) * replay.copies)
+        x = replay.embedded(tokens.repeat(replay.copies, 1), keep, places)
         for layer in range(replay.n_layers):
             if (layer, BEFORE) in starts:
                 kept.before[layer] = x
             entered = replay.entering(layer, x)
-            if (layer, AT_Z) in starts:
+            if (layer, AT_Z) in starts or (replay.parallel and (layer, BETWEEN) in starts):
                 kept.at_z[layer] = entered
-            x = replay.block(layer, entered, keep)
+            x = replay.block(layer, entered, keep, places=places)
             if (layer, BETWEEN) in starts:
                 kept.between[layer] = x
-            if layer == replay.n_layers - 1 and (layer + 1, BEFORE) not in starts:
-                x = self._at_read(x)
-            x = replay.mlp(layer, x, keep)
+            beside = entered if replay.parallel else None
+            if layer == last and sliced:
+                x, beside = self._at_read(x), None if beside is None else self._at_read(beside)
+            x = replay.mlp(layer, x, keep, beside)
         if (replay.n_layers, BEFORE) in starts:
             kept.before[replay.n_layers] = x
-            x = self._at_read(x)
-        return replay.output(x), kept
+        return replay.output(x if sliced else self._at_read(x)), kept
 
     def run(
         self,
@@ -204,6 +243,9 @@ class Engine:
                 is the clean one, up to rounding.
         """
         ordered = sorted(branches, key=lambda branch: branch.start)
+        prompts = self.prompts[rows]
+        places = self._places(prompts)
+        given = {} if places is None else {"attention_mask": places.mask.long()}
         for first in range(0, len(ordered), width):
             batch = ordered[first : first + width]
             for branch in batch:
@@ -213,43 +255,58 @@ class Engine:
                 ]
                 branch.changed = [False] * len(references)
                 for call in branch.calls:
-                    call.begin([w for writes in branch.writes.values() for w in writes], (tokens,), {})
-            yield from self._run_batch(BranchBatch(batch, len(tokens), self.replay.copies), tokens, clean)
+                    call.begin([w for writes in branch.writes.values() for w in writes], (tokens,), given)
+            stack = BranchBatch(batch, len(tokens), self.replay.copies)
+            yield from self._run_batch(stack, tokens, clean, places)
             for branch in batch:
                 branch.calls = []
+            if self.meter is not None:
+                self.meter.stop()
 
     def _run_batch(
-        self, batch: BranchBatch, tokens: Tensor, clean: CleanCache
+        self, batch: BranchBatch, tokens: Tensor, clean: CleanCache, places: Places | None
     ) -> Iterator[tuple[int, Branch, Tensor]]:
         replay, last = self.replay, self.replay.n_layers - 1
         x: Tensor | None = None
         if batch.joining((-1, BEFORE)):
             branches = batch.add((-1, BEFORE))
-            x = replay.embedded(tokens.repeat(batch.copies * len(branches), 1), batch.tap)
+            many = tokens.repeat(batch.copies * len(branches), 1)
+            x = replay.embedded(many, batch.tap, None if places is None else places.times(len(many)))
         for layer in range(min(branch.start[0] for branch in batch.branches), last + 1):
             if layer < 0:
                 continue
             # In the last layer only the positions that are read are computed, unless an edit selects positions there.
             read = self.read if layer == last else None
             edited = {site for branch in batch.branches for site, at in branch.writes if at == layer}
-            x = self._joined_before(layer, x, batch, clean)
+            x, beside = self._joined_before(layer, x, batch, clean), None
             sliced = read is not None and not edited & set(AFTER_ATTENTION)
+            kept = read if sliced else None
             if x is not None:
                 x = batch.tap("resid_pre", layer, replay.entering(layer, x))
+                beside = _at(x, kept)
                 queries = read if sliced and not edited - {"resid_pre", "k", "v"} else None
                 explicit = any(branch.writes_scores(layer) for branch in batch.members)
-                mix = None if explicit or "pattern" not in edited else partial(self._mixed, batch)
-                x = replay.block(layer, x, batch.tap, explicit, mix, queries)
+                mix = None if explicit or "pattern" not in edited else partial(self._mixed, batch, places)
+                here = None if places is None else places.times(len(x))
+                x = replay.block(layer, x, batch.tap, explicit, mix, queries, here)
                 x = x[:, read] if sliced and queries is None else x
-            x = self._joined_at_z(layer, x, batch, clean, read if sliced else None)
+            if not replay.parallel:
+                x = self._joined_at_z(layer, x, batch, clean, kept, places)
             if joining := batch.add((layer, BETWEEN)):
-                between = _at(clean.between[layer], read if sliced else None)
-                x = batch.append_rows(x, batch.start(between, len(joining)))
+                between = batch.start(_at(clean.between[layer], kept), len(joining))
+                x = batch.append_rows(x, between)
+                if replay.parallel:
+                    before = batch.start(_at(clean.at_z[layer], kept), len(joining))
+                    beside = batch.append_rows(beside, before)
             if x is not None:
                 x = batch.tap("resid_mid", layer, x)
-                x = batch.tap("resid_post", layer, replay.mlp(layer, x, batch.tap))
+                x = replay.mlp(layer, x, batch.tap, beside if replay.parallel else None)
+            if replay.parallel:
+                # What their MLPs read is as it was.
+                x = self._joined_at_z(layer, x, batch, clean, kept, places)
+            if x is not None:
+                x = batch.tap("resid_post", layer, x)
                 x = self._at_read(x) if layer == last and not sliced else x
-            self._note(x, clean)
         joining_last = batch.joining((last + 1, BEFORE))
         if joining_last:
             last_stream = self._joined_before(last + 1, None, batch, clean)
@@ -258,7 +315,7 @@ class Engine:
         assert x is not None
         by_checkpoint = x.unflatten(0, (batch.copies, len(batch.members), batch.size))
         group_size = (
-            _LOGITS // max(1, len(tokens) * batch.copies * x.shape[1] * replay.unembed.shape[-1]) or 1
+            _LOGITS // max(1, len(tokens) * batch.copies * x.shape[1] * replay.unembed.weight.shape[-1]) or 1
         )
         for first in range(0, len(batch.members), group_size):
             piece = by_checkpoint[:, first : first + group_size].flatten(0, 2)
@@ -277,43 +334,65 @@ class Engine:
         return batch.append_rows(x, start)
 
     def _joined_at_z(
-        self, layer: int, x: Tensor | None, batch: BranchBatch, clean: CleanCache, read: Tensor | None
+        self,
+        layer: int,
+        x: Tensor | None,
+        batch: BranchBatch,
+        clean: CleanCache,
+        read: Tensor | None,
+        places: Places | None,
     ) -> Tensor | None:
         joining = batch.add((layer, AT_Z))
         if not joining:
             return x
-        z, before, streams = clean.z[layer], _at(clean.at_z[layer], read), []
+        z, edited = clean.z[layer], list[Tensor]()
         for branch in joining:
             new = z
             if branch.at("pattern", layer):
                 parts = zip(z.split(batch.size), clean.v[layer].split(batch.size), strict=True)
-                new = _cat([self._mixed_branch(branch, k, layer, *part) for k, part in enumerate(parts)])
+                new = _cat(
+                    [self._mixed_branch(branch, k, layer, *part, places) for k, part in enumerate(parts)]
+                )
             new = _cat(
                 [branch_value(branch, k, "z", layer, part) for k, part in enumerate(new.split(batch.size))]
             )
-            # Computed from all heads: adding only the change of one to the old stream would lose digits.
-            streams.append(before + self.replay.attn_out(layer, _at(new, read)))
-        return batch.append_rows(x, batch.concat(streams))
+            edited.append(_at(new, read))
+        together = batch.concat(edited)
+        del edited  # before the product needs as much
+        # Computed from all heads: adding only the change of one to the old stream would lose digits.
+        stream = self.replay.attn_out(layer, together)
+        by_branch = stream.unflatten(0, (batch.copies, len(joining), -1))
+        for clean_part in (clean.at_z, clean.mlp_out) if self.replay.parallel else (clean.at_z,):
+            by_branch += _at(clean_part[layer], read).unflatten(0, (batch.copies, 1, -1))
+        return batch.append_rows(x, stream)
 
-    def _mixed(self, batch: BranchBatch, layer: int, z: Tensor, v: Tensor) -> Tensor:
+    def _mixed(self, batch: BranchBatch, places: Places | None, layer: int, z: Tensor, v: Tensor) -> Tensor:
         parts = zip(batch.parts(batch.members, z), v.split(batch.size), strict=True)
         mixed = [
-            self._mixed_branch(branch, copy, layer, one, values) for (copy, branch, one), values in parts
+            self._mixed_branch(branch, copy, layer, one, values, places)
+            for (copy, branch, one), values in parts
         ]
         return torch.cat(mixed)
 
-    def _mixed_branch(self, branch: Branch, copy: int, layer: int, z: Tensor, v: Tensor) -> Tensor:
-        """Returns z where some heads have uniform attention, whose keys do not depend on the example."""
+    def _mixed_branch(
+        self, branch: Branch, copy: int, layer: int, z: Tensor, v: Tensor, places: Places | None
+    ) -> Tensor:
+        """Returns z where some heads have uniform attention, whose keys depend on the example's padding alone."""
+        attention = self.replay.blocks[layer].attention
         for write in branch.at("pattern", layer):
             length = z.shape[1]
-            visible = self.replay.visible(length, z.device)
+            visible = attention.visible(length, z.device, places)
             scores = torch.zeros(1, 1, length, length, dtype=z.dtype, device=z.device)
-            scores = scores.masked_fill(~visible, -torch.inf)
+            if visible is not None:
+                scores = scores.masked_fill(~visible, -torch.inf)
             shape = (len(z), z.shape[2], length, length)
             branch.calls[copy].reads(write)["scores"] = scores
             pattern, selected = replacement_for(write, branch.calls[copy], scores.expand(shape), scores)
             heads = list(range(z.shape[2])) if write.heads is None else list(write.heads)
-            new = torch.einsum("qk,bkhe->bqhe", pattern[0, 0], v[:, :, heads])
+            values = v[:, :, [head * attention.groups // attention.heads for head in heads]]
+            # Of padded examples each has keys of its own.
+            of_keys = "qk,bkhe->bqhe" if len(pattern) == 1 else "bqk,bkhe->bqhe"
+            new = torch.einsum(of_keys, pattern[0, 0] if len(pattern) == 1 else pattern[:, 0], values)
             # [batch head query 1] -> [batch query head 1]
             chosen = selected.expand(-1, z.shape[2], length, -1).transpose(1, 2)[:, :, heads]
             new = torch.where(chosen, new, z[:, :, heads])
@@ -324,12 +403,6 @@ class Engine:
 
     def _at_read(self, x: Tensor) -> Tensor:
         return _at(x, self.read)
-
-    def _note(self, x: Tensor | None, clean: CleanCache) -> None:
-        batch = 0 if x is None else x.numel() * x.element_size()
-        # The weights of stacked checkpoints are in memory twice, here and to be copied into the model.
-        weights = 2 * self.replay.nbytes if self.replay.copies > 1 else 0
-        self.bytes_held = max(self.bytes_held, clean.nbytes + batch + weights)
 
 
 def _cat(parts: list[Tensor]) -> Tensor:

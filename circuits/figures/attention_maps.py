@@ -15,6 +15,8 @@ from circuits.figures.style import finished
 MAP, GAP, MARGIN = 132, 34, 70
 # With at most this many positions, every one is labelled.
 LABELLED = 9
+# With at most this many positions, every cell shows its number.
+NUMBERED = 4
 
 
 def attention_maps(
@@ -39,6 +41,17 @@ def _label(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
+def largest_choice(mean: Tensor) -> float:
+    """Returns the largest attention of queries that see several keys: a query that sees one puts all on it.
+
+    Args:
+        mean: [... query key].
+    """
+    shares = torch.nan_to_num(mean)
+    chosen = shares[(shares > 0).sum(-1) > 1]
+    return float((chosen if chosen.numel() else shares).max())
+
+
 def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles: Mapping[Any, str]) -> Any:
     from plotly import graph_objects
     from plotly.subplots import make_subplots
@@ -61,6 +74,8 @@ def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles:
             y=labels,
             z=mean[row, column].numpy(),
             coloraxis="coloraxis",
+            # Of few positions shares can be read, where their colours are alike as well.
+            texttemplate="%{z:.2f}" if len(labels) <= NUMBERED else None,
             hovertemplate=f"{_label(*head)}<br>query %{{y}}, key %{{x}}<br>attention %{{z:.3f}}<extra></extra>",
         )
         figure.add_trace(trace, **cell)
@@ -80,7 +95,7 @@ def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles:
             "colorscale": "Cividis",
             # The scale begins at 0, so that maps of different models can be compared by eye.
             "cmin": 0,
-            "cmax": float(torch.nan_to_num(mean).max()),
+            "cmax": largest_choice(mean),
             "colorbar": {"title": "attention", "thickness": 12},
         },
         width=max(width + 2 * MARGIN + 40, 420),

@@ -14,8 +14,8 @@ from circuits.figures.style import finished
 
 #: What an edge ends at, with its colour and dash.
 INPUTS = {"q": (0, "solid"), "k": (1, "solid"), "v": (2, "solid"), "MLP": (3, "dash"), "output": (6, "dot")}
-#: Edges that are drawn, the largest of a larger circuit; and the opacity of those that are faded.
-DRAWN, FADED = 400, 0.08
+#: Edges that are drawn, the largest of a larger circuit; and the opacity of edges, and of those that are faded.
+DRAWN, SHOWN, FADED = 400, 0.85, 0.08
 #: Pixels: widest and narrowest line, height of a row, width of a column and of the narrowest figure.
 _WIDEST, _NARROWEST, _ROW, _COLUMN, _NARROW = 6.0, 1.2, 84, 120, 560
 #: Radius of a node, in rows.
@@ -52,8 +52,6 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
     largest = float(size.max()) if size.notna().any() else 0.0
     nodes = {row["sender"] for row in rows} | {_component(row["receiver"]) for row in rows}
     places = _places(nodes)
-    # By trace: the nodes that it touches; None for all.
-    touched: list[set[str] | None] = []
     shown: set[str] = set()
     for row in rows:
         start, end = places[row["sender"]], places[_component(row["receiver"])]
@@ -71,17 +69,16 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
             name=f"into {group}",
             legendgroup=group,
             showlegend=group not in shown,
-            opacity=0.85,
+            opacity=SHOWN,
+            meta={"ends": [row["sender"], _component(row["receiver"])]},
             text=[_hover(row)] * len(xs),
             hovertemplate="%{text}<extra></extra>",
         )
         shown.add(group)
-        touched.append({row["sender"], _component(row["receiver"])})
     _add_nodes(figure, places, {name: name for name in places})
-    touched.append(None)
-    _add_menu(figure, places, touched)
+    _add_menu(figure, places)
     subtitle = (
-        "Width: size of the effect, where known. Hover for it; choose a node to fade the edges of others."
+        "Width: size of the effect, where known. Hover for it; click a node to fade the edges of others."
     )
     if len(frame) > DRAWN:
         subtitle += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
@@ -108,18 +105,20 @@ def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) ->
     )
 
 
-def _add_menu(figure: Any, places: dict[str, _Place], touched: list[set[str] | None]) -> None:
-    """Adds the menu that fades all edges but those of one node."""
-    indices = list(range(len(touched)))
+def _add_menu(figure: Any, places: dict[str, _Place]) -> None:
+    """Adds the menu that fades all edges but those of one node; where fading.js runs, a click does so instead."""
+    ends = [None if trace.meta is None else trace.meta["ends"] for trace in figure.data]
 
     def button(label: str, node: str | None) -> dict[str, Any]:
         opacity = [
-            1.0 if ends is None else 0.85 if node is None or node in ends else FADED for ends in touched
+            1.0 if touched is None else SHOWN if node is None or node in touched else FADED
+            for touched in ends
         ]
-        return {"label": label, "method": "restyle", "args": [{"opacity": opacity}, indices]}
+        return {"label": label, "method": "restyle", "args": [{"opacity": opacity}, list(range(len(ends)))]}
 
     buttons = [button("all edges", None), *(button(f"edges of {name}", name) for name in places)]
     figure.update_layout(
+        meta={"fading": {"shown": SHOWN, "faded": FADED}},
         updatemenus=[
             {
                 "buttons": buttons,
@@ -129,7 +128,7 @@ def _add_menu(figure: Any, places: dict[str, _Place], touched: list[set[str] | N
                 "yanchor": "bottom",
                 "showactive": True,
             }
-        ]
+        ],
     )
 
 

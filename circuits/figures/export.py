@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,7 @@ def save(
         if kind in PICTURES:
             target.write_bytes(picture(figure, kind[1:], width, height, scale))
         elif kind == ".html":
-            target.write_text(figure.to_html(include_plotlyjs=True), encoding="utf-8")
+            target.write_text(page(figure), encoding="utf-8")
         else:
             target.write_text(figure.to_json(), encoding="utf-8")
     except OSError as error:
@@ -61,11 +63,37 @@ def save(
     return target
 
 
+def page(figure: Any) -> str:
+    """Returns a page with plotly in it; in that of a circuit a click on a node fades the edges of others."""
+    script = None
+    if fades(figure.layout.meta):
+        figure = without_menu(figure)
+        script = f'{fading_script()}fadeOnClick(document.getElementById("{{plot_id}}"));'
+    return str(figure.to_html(include_plotlyjs=True, post_script=script))
+
+
+def fades(meta: Any) -> bool:
+    """Tells from a figure's `layout.meta` whether fading.js has something to do in it."""
+    return isinstance(meta, Mapping) and "fading" in meta
+
+
+def fading_script() -> str:
+    """Returns the source of `fadeOnClick(plot)`."""
+    return resources.files("circuits.figures").joinpath("fading.js").read_text(encoding="utf-8")
+
+
+def without_menu(figure: Any) -> Any:
+    """Returns a copy without the menu, which does nothing in a picture and in a page is what a click does."""
+    return type(figure)(figure).update_layout(updatemenus=[], overwrite=True)
+
+
 def picture(
     figure: Any, kind: str, width: int | None = None, height: int | None = None, scale: int | float = SCALE
 ) -> bytes:
     """Returns the bytes of a figure as "png", "svg" and so on."""
     check_exporter()
+    if fades(figure.layout.meta):
+        figure = without_menu(figure)
     size = {
         "width": width or figure.layout.width or WIDTH,
         "height": height or figure.layout.height or HEIGHT,

@@ -22,6 +22,8 @@ COLOURS: dict[Scheme, list[str]] = {
 SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
 #: A perceptually even scale for one-sided values; `diverging` is the one for signed values.
 SEQUENTIAL = "Cividis"
+#: A scale for angles: its ends meet.
+CYCLIC = "Phase"
 
 
 def diverging(scheme: Scheme) -> list[list[float | str]]:
@@ -67,6 +69,11 @@ def template(scheme: Scheme) -> dict[str, Any]:
         "linecolor": GRID[scheme],
         "zerolinecolor": GRID[scheme],
         "automargin": True,
+        # Labels keep a distance from the panel, and titles one from the labels, however long these are.
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": "rgba(0,0,0,0)",
+        "title": {"standoff": 8},
         # Ticks read 20,000 and 0.00015, not 20k and 150µ, because steps and errors have no unit.
         "exponentformat": "none",
         "separatethousands": True,
@@ -85,5 +92,6 @@ def template(scheme: Scheme) -> dict[str, Any]:
             "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK[scheme], "activecolor": COLOURS[scheme][0]},
             "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-        }
+        },
+        "data": {"bar": [{"error_y": {"color": INK[scheme]}}]},
     }

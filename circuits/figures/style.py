@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.layout import laid_out
 from circuits.figures.palette import template
 from circuits.tensors import as_dense_tensor
 
@@ -36,6 +37,7 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
     A title that the figure has is replaced.
     """
     figure = untitled(figure)
+    subtitle = f"{subtitle} {laid_out(figure)}".strip()
     layout = figure.layout
     subtitle_lines = wrap(subtitle, int(((layout.width or WIDTH) - 40) / CHARACTER))
     title_height = TITLE + LINE * len(subtitle_lines)

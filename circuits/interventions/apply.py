@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Intervention, Receiver, Step, WeightEdit
-from circuits.interventions.cuts import check_cuts, cutting, renew
+from circuits.interventions.cuts import cutting, renew
+from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References
 from circuits.model.generation import unreached, watching
@@ -288,7 +289,7 @@ def run(
         intervene(model, *interventions),
         recording(surface, hooks) as seen,
     ):
-        output = _own_memory(model, surface.call(prompts))
+        output = own_memory(model, surface.call(prompts))
     for hook in hooks:
         if hook not in seen:
             raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
@@ -300,7 +301,7 @@ def run(
     )
 
 
-def _own_memory(model: Any, output: Any) -> Any:
+def own_memory(model: Any, output: Any) -> Any:
     """Returns the output in memory that the model's next run does not overwrite; a large one is copied only if it
     might.
     """

@@ -104,6 +104,24 @@ def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Span 
     return parse_span(given, caller) or parse_positions(given, caller)
 
 
+def read_source_positions(
+    source_positions: Any, positions: Positions | Span | Snapshot | None, caller: str
+) -> Positions | Snapshot | None:
+    """Returns the positions of a source that go, in order, to those of the run."""
+    at = parse_positions(source_positions, f"{caller}, source_positions", repeats=True)
+    if at is None:
+        return None
+    if positions is None:
+        raise CircuitsError(f"{caller}: source_positions= needs positions=, as many positions of the run")
+    if isinstance(positions, Span):
+        raise CircuitsError(f"{caller}: source_positions= are paired with numbers, got positions={positions}")
+    if isinstance(at, tuple) and isinstance(positions, tuple) and len(at) != len(positions):
+        raise CircuitsError(
+            f"{caller}: {len(positions)} positions= and {len(at)} source_positions= cannot be paired"
+        )
+    return at
+
+
 def read_keys(keys: Any, caller: str) -> Positions | None:
     positions = parse_positions(keys, f"{caller}, keys")
     if isinstance(positions, Snapshot):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -143,10 +143,6 @@ class ActivationEdit:
     positions: Positions | Span | Snapshot | None = None
     # The finite value this model gives to masked attention scores, if it has one.
     masked_score: float | None = None
-
-    def replaced_by(self, replacement: Replacement) -> ActivationEdit:
-        """Returns this edit with another replacement."""
-        return replace(self, replacement=replacement)
 
     def selected(
         self, current: Tensor, rows: slice | Tensor | None, total: int | None, window: Window = WHOLE

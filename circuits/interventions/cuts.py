@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,108 +23,15 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Receiver
+from circuits.interventions.edges import BY_HEAD, check_cuts, order_of, receivers_of, receiving_heads
 from circuits.interventions.forward_pass import ForwardPass, RunState, replacement_for
 from circuits.model.hooks import Handle, Handles
 from circuits.model.projections import OUTPUTS, Projections, check_made
-from circuits.model.sites import KINDS
+from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
-from circuits.tensors import Snapshot
 
-#: Sites of senders and of receivers, with their order within a layer of serial blocks.
-SENDERS = {"embed": -2, "pos_embed": -2, "z": 0, "attn_out": 1, "mlp_post": 2, "mlp_out": 3}
-RECEIVERS = {"q": 0, "k": 0, "v": 0, "mlp_pre": 2, "resid_post": 4}
-_PER_LAYER = 10
-_BY_HEAD = ("q", "k", "v")
 _RUN_KEY = "cut edges"
-
-
-def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
-    """Returns a site's place in the order of computation, by `SENDERS` or `receivers_of`."""
-    return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
-
-
-def receivers_of(surface: Surface) -> dict[str, int]:
-    """Returns the sites of receivers with their order within a layer of this model: where attention and MLP run in
-    parallel, they read the same stream and neither hears the other.
-
-    Raises `CircuitsError` for a model whose paths were not compared with a forward by hand.
-    """
-    surface.refuse_unproved_paths()
-    return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if surface.parallel else RECEIVERS
-
-
 Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
-
-
-def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
-    """Refuses cuts that cannot be one edit: an edge that is cut twice, or different `through`."""
-    receivers = receivers_of(surface)
-    # Sorted, so that a stream comes before its readers.
-    cuts = sorted(cuts, key=lambda cut: order_of(cut.receiver.kind.name, cut.receiver.layer, receivers))
-    ways = list(dict.fromkeys(cut.through for cut in cuts))
-    if len(ways) > 1:
-        raise CircuitsError(
-            f"{cuts[0].label}: the paths of one run have one through=, here there are {' and '.join(map(repr, ways))}"
-        )
-    # Cuts by (part of a sender, receiving hook), with their heads; and by part, the cuts whose receiver is a stream.
-    known: dict[tuple[object, ...], list[tuple[Cut, frozenset[int | None]]]] = {}
-    streams: dict[object, list[Cut]] = {}
-    for cut in cuts:
-        order = order_of(cut.receiver.kind.name, cut.receiver.layer, receivers)
-        heads = frozenset(_heads(cut.receiver, surface))
-        for part in _parts(cut.sender, surface):
-            places = known.setdefault((part, cut.receiver.hook), [])
-            others = [(other, heads & there) for other, there in places if not heads.isdisjoint(there)]
-            # All later receivers read a stream that receives, so the sender reaches them through it.
-            for other in streams.get(part, ()):
-                if order_of("resid_post", other.receiver.layer, receivers) < order:
-                    others.append((other, heads))
-            for other, shared in others:
-                if not _disjoint(cut, other):
-                    raise CircuitsError(
-                        f"{cut.label}: the edge from {_sender_name(cut.sender)} to "
-                        f"{_receiver_name(cut.receiver, min(shared, key=lambda head: head or 0))} is cut twice; give "
-                        "each edge one source"
-                    )
-            places.append((cut, heads))
-            if cut.receiver.kind.name == "resid_post":
-                streams.setdefault(part, []).append(cut)
-
-
-def _parts(sender: ActivationEdit, surface: Surface) -> list[tuple[str, int | None, int | None]]:
-    """Returns the parts of a sender; two senders that share a part overlap there."""
-    name, layer = sender.kind.name, sender.layer
-    if name in ("z", "attn_out"):
-        heads = range(surface.n_heads) if sender.heads is None else sender.heads
-        return [("z", layer, head) for head in heads]
-    return [("mlp_out" if name == "mlp_post" else name, layer, None)]
-
-
-def _heads(receiver: Receiver, surface: Surface) -> Iterable[int | None]:
-    if receiver.kind.name not in _BY_HEAD:
-        return (None,)
-    return range(surface.head_count(receiver.kind)) if receiver.heads is None else receiver.heads
-
-
-def _disjoint(one: Cut, other: Cut) -> bool:
-    """Tells whether two cuts of an edge are sure to be at different positions."""
-    first, second = one.sender.positions, other.sender.positions
-    if isinstance(first, tuple) and isinstance(second, tuple):
-        # The length is unknown without a run, so a negative position may be any of the others.
-        same_end = min(*first, *second) >= 0 or max(*first, *second) < 0
-        return same_end and not set(first) & set(second)
-    if isinstance(first, Snapshot) and isinstance(second, Snapshot) and first.shape == second.shape:
-        return not bool((first.tensor.cpu() & second.tensor.cpu()).any())
-    return False
-
-
-def _sender_name(sender: ActivationEdit) -> str:
-    heads = "" if sender.heads is None else f", heads {','.join(map(str, sender.heads))}"
-    return (sender.kind.name if sender.layer is None else f"{sender.kind.name}.{sender.layer}") + heads
-
-
-def _receiver_name(receiver: Receiver, head: int | None) -> str:
-    return f"{receiver.kind.name}.{receiver.layer}" + ("" if head is None else f", head {head}")
 
 
 @contextmanager
@@ -135,7 +42,8 @@ def cutting(surface: Surface, cuts: Sequence[Cut], call: ForwardPass) -> Iterato
         return
     block = _Block(tuple(cuts), call)
     blocks = _blocks.setdefault(surface.model, [])
-    check_cuts([*(cut for open_block in blocks for cut in open_block.cuts), *cuts], surface)
+    if blocks:  # these alone were checked when they were planned
+        check_cuts([*(cut for open_block in blocks for cut in open_block.cuts), *cuts], surface)
     blocks.append(block)
     try:
         renew(surface)
@@ -158,8 +66,31 @@ def renew(surface: Surface) -> None:
         cut_hooks.put_on()
 
 
+@contextmanager
+def collecting(
+    surface: Surface, senders: Sequence[ActivationEdit], groups: Iterable[Group], call: ForwardPass
+) -> Iterator[Callable[[], dict[Group, Tensor]]]:
+    """Follows senders, all of one layer, through a run inside the block that nothing else edits.
+
+    Yields a function that returns, after the run, what groups of them (by their numbers in `senders`) would change of
+    the residual stream behind that layer: their replacements − their outputs [batch pos d_model].
+    """
+    end = Site("resid_post", surface.n_layers - 1)
+    receiver = Receiver(end.hook(), end.kind, surface.n_layers - 1, None)
+    cuts = tuple(Cut(sender.label, sender, receiver) for sender in senders)
+    hooks = CutHooks(surface, [_Block(cuts, call)])
+    hooks.receive_nothing(groups)
+    hooks.put_on()
+    try:
+        yield hooks.collected
+    finally:
+        hooks.remove()
+
+
 @dataclass(eq=False)
 class _Block:
+    """One open block of `cutting`: its edges, and the hooks at which something was received."""
+
     cuts: tuple[Cut, ...]
     call: ForwardPass
     received: set[str] = field(default_factory=set)
@@ -231,11 +162,13 @@ class CutHooks:
     def _read(self) -> None:
         numbers: dict[tuple[object, ...], int] = {}
         groups: dict[tuple[str, int | None], set[int]] = {}
+        # By place, its order and the label of one of the cuts there.
+        places: dict[tuple[str, int | None], tuple[int, str]] = {}
         for block in self._blocks:
             # Replacements are slow to compare by content, and many cuts share one sender.
             known: dict[int, int] = {}
             for cut in block.cuts:
-                write = cut.sender
+                write, receiver = cut.sender, cut.receiver
                 number = known.get(id(write), -1)
                 if number < 0:
                     key = (id(block), write.hook, write.heads, write.positions, write.replacement)
@@ -243,16 +176,16 @@ class CutHooks:
                 if number == len(self._senders):
                     self._senders.append(_Sender(cut.label, write, block.call))
                     self._at.setdefault(write.hook, []).append(number)
-                for head in _heads(cut.receiver, self._surface):
-                    groups.setdefault((cut.receiver.hook, head), set()).add(number)
+                about = self._order(receiver.kind.name, receiver.layer), cut.label
+                for head in receiving_heads(receiver, self._surface):
+                    place = receiver.hook, head
+                    groups.setdefault(place, set()).add(number)
+                    places[place] = about
         self._groups = {place: frozenset(numbers_there) for place, numbers_there in groups.items()}
-        for block in self._blocks:
-            for cut in block.cuts:
-                order = self._order(cut.receiver.kind.name, cut.receiver.layer)
-                for head in _heads(cut.receiver, self._surface):
-                    group = self._groups[cut.receiver.hook, head]
-                    self._last[group] = max(order, self._last.get(group, order))
-                    self._labels[group] = cut.label
+        for place, (order, label) in places.items():
+            group = self._groups[place]
+            self._last[group] = max(order, self._last.get(group, order))
+            self._labels[group] = label
 
     def put_on(self) -> None:
         functions: list[tuple[str, Callable[[Tensor], Tensor | None]]] = [
@@ -263,7 +196,7 @@ class CutHooks:
         for layer in self._layers:
             functions += [
                 (_hook("resid_pre", layer), partial(self._before_attention, layer)),
-                *((_hook(site, layer), partial(self._receive, site, layer)) for site in _BY_HEAD),
+                *((_hook(site, layer), partial(self._receive, site, layer)) for site in BY_HEAD),
                 (_hook("z", layer), partial(self._inside, "z", layer)),
                 (_hook("attn_out", layer), partial(self._added, "attn_out", layer)),
                 (_hook("resid_mid", layer), partial(self._between, layer)),
@@ -286,6 +219,21 @@ class CutHooks:
     def remove(self) -> None:
         if self._handle is not None:
             self._handle.remove()
+
+    def receive_nothing(self, groups: Iterable[Group]) -> None:
+        """Leaves the run as it is, and only collects what groups of senders would change."""
+        self._groups = {}
+        self._last = dict.fromkeys(groups, self._order("resid_post", self._layers[-1]))
+
+    def collected(self) -> dict[Group, Tensor]:
+        """Returns the differences of all groups after the run."""
+        run: _CutRun = self._frame.known[_RUN_KEY]
+        found: dict[Group, Tensor] = {}
+        for group in self._last:
+            parts = [run.changes[number] for number in sorted(group) if number in run.changes]
+            parts += [run.carried[group]] if group in run.carried else []
+            found[group] = torch.stack(torch.broadcast_tensors(*parts)).sum(0)
+        return found
 
     # ---- Hook functions in the order of a run. Each gets the input of its site.
 
@@ -320,7 +268,7 @@ class CutHooks:
             self._before_mlp(run, layer, beyond_mlp, x, arriving, stream)
         heads_by_site = {
             site: heads
-            for site in _BY_HEAD
+            for site in BY_HEAD
             if (heads := [head for hook, head in self._groups if hook == _hook(site, layer)])
         }
         groups = list(
@@ -332,21 +280,24 @@ class CutHooks:
         projections = self._projections
         run.busy = True
         try:
-            # One by one: hooks inside the norm may depend on the examples in the batch.
-            normed = torch.stack([projections.norm(layer, stream + change) for change in changes])
+            normed = projections.norms(layer, stream + changes)
             # Last, so that a user's hook that keeps the norm's output keeps the run's.
             normed_run = projections.norm(layer, stream.clone())
         finally:
             run.busy = False
-        changed = changes.any(-1)  # [group batch pos]
+        # [group batch pos]; `any` of floats is much slower, and NaN counts as a change here too.
+        changed = (changes.detach().amax(-1) != 0) | (changes.detach().amin(-1) != 0)
         for site, heads in heads_by_site.items():
             hook = _hook(site, layer)
-            at = [groups.index(self._groups[hook, head]) for head in heads]
+            at = _rows([groups.index(self._groups[hook, head]) for head in heads])
             weight, bias = projections.by_head(site, layer)
             chosen = [int(head) for head in heads if head is not None]
-            new = torch.einsum("hbpd,hde->bphe", normed[at], weight[chosen]) + bias[chosen]
-            signs = _signs(bias)
-            computed = torch.einsum("bpd,hd->bph", normed_run, weight @ signs) + bias @ signs
+            new = normed[at].flatten(1, 2) @ weight[_rows(chosen)]
+            new = new.unflatten(1, stream.shape[:2]).permute(1, 2, 0, 3) + bias[_rows(chosen)]
+            signs = _signs(bias.shape[-1], bias.dtype, bias.device)
+            # Head by head, since `weight @ signs` copies weights that stand in one matrix of all heads.
+            signed = torch.stack([of_head @ signs for of_head in weight])
+            computed = torch.einsum("bpd,hd->bph", normed_run, signed) + bias @ signs
             run.received[hook] = chosen, new, changed[at].permute(1, 2, 0), computed
 
     def _receive(self, site: str, layer: int, x: Tensor) -> Tensor | None:
@@ -356,12 +307,19 @@ class CutHooks:
         heads, new, changed, computed = run.received.pop(hook)
         label = self._labels[self._groups[hook, heads[0]]]
         check_made(
-            x @ _signs(x), computed, label, f"{hook} differs from what ln1 and the weights make of the stream"
+            x @ _signs(x.shape[-1], x.dtype, x.device),
+            computed,
+            label,
+            f"{hook} differs from what ln1 and the weights make of the stream",
         )
-        output = x.clone()
-        output[:, :, heads] = torch.where(changed[..., None], new.to(x.dtype), x[:, :, heads])
         self._has_received(hook)
-        return output
+        at = _rows(heads)
+        output = torch.where(changed[..., None], new.to(x.dtype), x[:, :, at])
+        if output.shape == x.shape and isinstance(at, slice):
+            return output
+        whole = x.clone()
+        whole[:, :, at] = output
+        return whole
 
     def _inside(self, site: str, layer: int, x: Tensor) -> None:
         run, hook = self._current_run(), _hook(site, layer)
@@ -379,15 +337,21 @@ class CutHooks:
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
         if inner is not None:
             weight, bias = self._projections.outward(OUTPUTS[site], layer)
-            output = inner.flatten(2) @ weight
             label = self._senders[next(iter(changes))].label
-            output = output if bias is None else output + bias
-            added = self._added_by(run, site, layer, output)
-            check_made(x, added, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
+            output = x
+            if self._surface.sublayer_norm(site, layer) is None:
+                signs = _signs(x.shape[-1], weight.dtype, weight.device)
+                made = inner.flatten(2) @ (weight @ signs)
+                made, given = made if bias is None else made + bias @ signs, x.to(weight.dtype) @ signs
+            else:
+                output = inner.flatten(2) @ weight
+                output = output if bias is None else output + bias
+                made, given = self._added_by(run, site, layer, output), x
+            check_made(given, made, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
             differences = {
                 number: self._outward(number, change, weight) for number, change in changes.items()
             }
-            if added is not output:
+            if output is not x:
                 # From the output computed here, so that what has not changed stays exactly as it is.
                 whole = partial(self._to_stream, run, site, layer)
                 self._carry(run, whole, output, whole(output), differences)
@@ -582,10 +546,9 @@ class CutHooks:
     def _changes(self, run: _CutRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the same differences, of the senders that the run has passed so far."""
         numbers = list(run.changes)
-        differences = stream.new_zeros(len(groups), *stream.shape)
-        if not groups:
-            return differences
-        if numbers:
+        if not groups or not numbers:
+            differences = stream.new_zeros(len(groups), *stream.shape)
+        else:
             stacked, columns = self._stacked(run, numbers, stream)
             member = stream.new_tensor([[number in group for number in columns] for group in groups])
             differences = torch.einsum("gs,sbpd->gbpd", member, stacked)
@@ -628,7 +591,7 @@ class CutHooks:
         heads = self._senders[number].write.heads
         if heads is None:
             return change.flatten(2) @ weight
-        at = list(heads)
+        at = _rows(heads)
         return change[:, :, at].flatten(2) @ weight.unflatten(0, (change.shape[2], -1))[at].flatten(0, 1)
 
     def _cut_at(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
@@ -652,13 +615,24 @@ def _like(change: Tensor, stream: Tensor) -> Tensor:
     return change.to(stream.dtype).expand(stream.shape)
 
 
-def _signs(x: Tensor) -> Tensor:
+def _rows(indices: Sequence[int]) -> slice | list[int]:
+    """Returns an index of these rows: a slice, which copies nothing, where one follows the other."""
+    first, count = indices[0], len(indices)
+    return (
+        slice(first, first + count) if list(indices) == list(range(first, first + count)) else list(indices)
+    )
+
+
+@lru_cache(maxsize=16)
+def _signs(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns a fixed vector of random signs: products with it tell two activations apart, at a fraction of the cost of
     computing both.
     """
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (x.shape[-1],), generator=generator) * 2 - 1
-    return signs.to(dtype=x.dtype, device=x.device)
+    # It is kept for later calls, which may need gradients.
+    with torch.inference_mode(False):
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (size,), generator=generator) * 2 - 1
+        return signs.to(dtype=dtype, device=device)
 
 
 def _hook(site: str, layer: int) -> str:

@@ -13,10 +13,11 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
+from circuits.interventions.replacements import Computed
 from circuits.model.generation import WHOLE, Window, Windows, cache_of, past_length, under_way
 from circuits.model.padding import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import own_positions
-from circuits.model.state import State
+from circuits.model.state import State, untouched
 from circuits.model.surface import Surface
 
 CACHED = "a key-value cache"
@@ -216,4 +217,8 @@ def replacement_for(
         window,
         call.surface.causal,
     )
-    return write.replacement.value(current if value_of is None else value_of, context), selected
+    given = current if value_of is None else value_of
+    if not isinstance(write.replacement, Computed):
+        return write.replacement.value(given, context), selected
+    with untouched(call.surface.model, f"{write.label}, the function"):
+        return write.replacement.value(given, context), selected

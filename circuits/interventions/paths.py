@@ -8,9 +8,8 @@ from typing import Any
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Cut, Intervention, Receiver
-from circuits.interventions.cuts import RECEIVERS, SENDERS, order_of, receivers_of
+from circuits.interventions.edges import RECEIVERS, SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.replacements import DIRECTION
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 
@@ -20,14 +19,18 @@ class Path(Intervention):
     """A path from sender to receivers along the residual stream, directly or (`through`) by way of the MLPs."""
 
     sender: Edit
-    receivers: tuple[Place, ...]
+    receivers: tuple[Place | None, ...]  # None: the output
     through: str | None
+
+    def __post_init__(self) -> None:
+        if not self.receivers:
+            raise ValueError("a path without receivers changes nothing")
 
     def plan(self, surface: Surface) -> tuple[Cut, ...]:
         senders = self.sender.plan(surface)
         try:
-            # Without a receiver the path leads to the output.
-            receivers = self.receivers or (Place(Site("resid_post", surface.n_layers - 1)),)
+            output = Place(Site("resid_post", surface.n_layers - 1))
+            receivers = [output if place is None else place for place in self.receivers]
             places = [(place, *hook_heads) for place in receivers for hook_heads in place.on(surface)]
         except CircuitsError as error:
             raise CircuitsError(f"{self.label}: {error}") from error
@@ -60,21 +63,22 @@ class Path(Intervention):
         return {
             "intervention": "patch.path",
             "sender": sender["places"],
-            "positions": sender["positions"],
-            "source": sender["source"],
-            "receiver": [place.describe() for place in self.receivers] or "output",
+            **{key: value for key, value in sender.items() if key not in ("intervention", "places")},
+            "receiver": "output"
+            if self.receivers == (None,)
+            else ["output" if place is None else place.describe() for place in self.receivers],
             "through": self.through,
-            "direction": DIRECTION,
         }
 
     @property
     def title(self) -> str:
-        return f"{self.label} ({DIRECTION})"
+        direction = self.sender.replacement.direction
+        return self.label if direction is None else f"{self.label} ({direction})"
 
     @property
     def label(self) -> str:
         sender = "; ".join(map(str, self.sender.places))
-        receiver = "; ".join(map(str, self.receivers)) or "output"
+        receiver = "; ".join("output" if place is None else str(place) for place in self.receivers)
         return f"patch.path({sender} -> {receiver})"
 
 

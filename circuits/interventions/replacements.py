@@ -33,6 +33,8 @@ DIRECTION = "source -> run"
 
 @dataclass(frozen=True)
 class Zero(Replacement):
+    """Zero; at attention scores, only in the place of those that are not masked."""
+
     while_generating = True
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
@@ -400,7 +402,7 @@ def _source_rows(
     real = _real(context, current)
     length, what = source.shape[kind.query_axis], f"the source {list(source.shape)}"
     source_real = torch.ones(len(source), length, dtype=torch.bool) if mask is None else mask
-    given = _columns(at, source_real, f"{write.label}, source_positions")
+    given = chosen_columns(at, source_real, f"{write.label}, source_positions")
     if len(source) > 1:
         source = context.per_example(source, len(current), what)
         source_real = context.per_example(source_real, len(current), what)
@@ -477,7 +479,7 @@ def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) 
     return columns
 
 
-def _columns(positions: Positions | Snapshot | None, real: Tensor, label: str) -> list[Tensor]:
+def chosen_columns(positions: Positions | Snapshot | None, real: Tensor, label: str) -> list[Tensor]:
     """Returns the columns of the chosen positions of each row, in order."""
     if positions is None:
         return []

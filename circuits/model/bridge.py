@@ -4,7 +4,7 @@ There a hook point is not always in line. Heads are hooked flat, and split here.
 of ln2) does not reach the skip connection, so the difference is put in at the end of the block.
 
 In a native bridge the hook of `scores` fires after the fact, with the pattern, and on 3.9 so does that of `pattern`.
-These two are recomputed (`_AttentionHooks`) from the outputs of the layer's q, k and v projections, and the edited
+These two are recomputed (`_Recomputed`) from the outputs of the layer's q, k and v projections, and the edited
 values are put in where the model takes them, as the pattern or, on 3.9, as z = pattern @ v. Every such forward first
 checks that the recomputed values are the model's own. Bridges around Hugging Face models: bridge_huggingface.
 """
@@ -160,7 +160,7 @@ class NativeBridge(Bridge):
     def _recomputed(self, site: str, layer: int, function: Function) -> Handle | None:
         attention = self._attention(layer)
         if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
-            return _attention_hooks_of(attention, layer).listen(site, function)
+            return _Recomputed.of(attention, layer).listen(site, function)
         return None
 
     def _attention(self, layer: int) -> Any:
@@ -285,17 +285,27 @@ def _refuse_other_writes(block_input: Tensor, writes: list[_StreamWrite], output
             )
 
 
-class _AttentionHooks:
-    """Recomputes scores and pattern of one layer, for as long as any function is hooked at them."""
+class AttentionHooks(ABC):
+    """Hooks scores and pattern of one layer, for as long as any function is hooked at them."""
 
     def __init__(self, attention: Any, layer: int) -> None:
         self._attention = attention
         self._layer = layer
-        self._signature = inspect.signature(type(attention).forward)
         self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
         self._hooks: Handles | None = None
-        # Values of the current forward pass: its arguments, the outputs of q, k and v, and then the edited pattern.
-        self._seen: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, attention: nn.Module, layer: int) -> AttentionHooks:
+        if attention not in _attention_hooks:
+            _attention_hooks[attention] = cls(attention, layer)
+        return _attention_hooks[attention]
+
+    @abstractmethod
+    def _put_on(self) -> Handles: ...
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drops what is held of a forward pass."""
 
     def listen(self, site: str, function: Function) -> Handle:
         if self._hooks is None:
@@ -309,8 +319,33 @@ class _AttentionHooks:
         if self._hooks is not None and not any(self._listeners.values()):
             self._hooks.remove()
             self._hooks = None
-            self._seen.clear()
+            self._forget()
             _attention_hooks.pop(self._attention, None)
+
+
+class _AttentionHandle:
+    def __init__(self, hooks: AttentionHooks, site: str, key: object) -> None:
+        self._hooks, self._site, self._key = hooks, site, key
+
+    def remove(self) -> None:
+        self._hooks.leave(self._site, self._key)
+
+
+# The attention modules whose scores or pattern have a hook now.
+_attention_hooks: WeakKeyDictionary[nn.Module, AttentionHooks] = WeakKeyDictionary()
+
+
+class _Recomputed(AttentionHooks):
+    """Recomputes scores and pattern of a native bridge from q, k and v."""
+
+    def __init__(self, attention: Any, layer: int) -> None:
+        super().__init__(attention, layer)
+        self._signature = inspect.signature(type(attention).forward)
+        # Values of the current forward pass: its arguments, the outputs of q, k and v, and then the edited pattern.
+        self._seen: dict[str, Any] = {}
+
+    def _forget(self) -> None:
+        self._seen.clear()
 
     def _put_on(self) -> Handles:
         attention = self._attention
@@ -340,8 +375,8 @@ class _AttentionHooks:
         """Returns the pattern of the edited scores, for models that take a pattern (`pattern_fn`)."""
         scores, pattern = _recompute(self._attention, self._seen, self._layer)
         _check(pattern, model_pattern, self._layer)
-        new = _apply_in_order(self._listeners["scores"], scores)
-        return model_pattern if new is None else _pattern_of(new)
+        new = apply_in_order(self._listeners["scores"], scores)
+        return model_pattern if new is None else pattern_of(new)
 
     def _put_z(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Replaces z, the input of the output projection, by pattern @ v, for models that take no pattern."""
@@ -351,10 +386,10 @@ class _AttentionHooks:
         scores, pattern = _recompute(self._attention, seen, self._layer)
         v = _heads(seen["v"], self._attention.d_head).repeat_interleave(self._attention.kv_repeats, dim=1)
         _check(_joined(pattern @ v), inputs[0], self._layer)
-        new_scores = _apply_in_order(self._listeners["scores"], scores)
+        new_scores = apply_in_order(self._listeners["scores"], scores)
         if new_scores is not None:
-            pattern = _pattern_of(new_scores)
-        new_pattern = _apply_in_order(self._listeners["pattern"], pattern)
+            pattern = pattern_of(new_scores)
+        new_pattern = apply_in_order(self._listeners["pattern"], pattern)
         if new_pattern is not None:
             pattern = new_pattern
         if new_scores is None and new_pattern is None:
@@ -371,25 +406,7 @@ class _AttentionHooks:
         return None if pattern is None else (output[0], pattern, *output[2:])
 
 
-class _AttentionHandle:
-    def __init__(self, hooks: _AttentionHooks, site: str, key: object) -> None:
-        self._hooks, self._site, self._key = hooks, site, key
-
-    def remove(self) -> None:
-        self._hooks.leave(self._site, self._key)
-
-
-# The attention modules whose scores or pattern have a hook now.
-_attention_hooks: WeakKeyDictionary[nn.Module, _AttentionHooks] = WeakKeyDictionary()
-
-
-def _attention_hooks_of(attention: nn.Module, layer: int) -> _AttentionHooks:
-    if attention not in _attention_hooks:
-        _attention_hooks[attention] = _AttentionHooks(attention, layer)
-    return _attention_hooks[attention]
-
-
-def _apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
+def apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
     """Applies the functions to a value one after the other; returns None where all of them only read."""
     changed = None
     for function in list(listeners.values()):
@@ -422,7 +439,7 @@ def _recompute(attention: Any, seen: Mapping[str, Any], layer: int) -> tuple[Ten
     return scores, scores.softmax(-1).masked_fill(hidden, 0.0)
 
 
-def _pattern_of(scores: Tensor) -> Tensor:
+def pattern_of(scores: Tensor) -> Tensor:
     """Returns the softmax over keys; a query that sees no key gets zeros, and no NaN gradient."""
     fully_masked = torch.isneginf(scores).all(-1, keepdim=True)
     return scores.masked_fill(fully_masked, 0.0).softmax(-1).masked_fill(fully_masked, 0.0)

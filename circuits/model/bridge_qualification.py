@@ -3,7 +3,8 @@
 A small random model is made of the config, twice: once with a bridge around it, hooked as `circuits` hooks it, and once
 as Hugging Face made it, hooked by torch alone at its own modules (the softmax of attention by a torch function mode). A
 site is served where both hold the same activation and a random write has the same effect on the output, at every layer.
-What attention and MLP add must also be the difference of the streams around it.
+What attention and MLP add must also be the difference of the streams around it. Where the wrapped module computes
+attention itself, scores and pattern are met at its softmax in both models; there z must be pattern @ v besides.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import reduce
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
 from circuits.model.bridge_huggingface import HuggingFaceBridge
-from circuits.model.families import Family, unproved_version
+from circuits.model.families import AT_SOFTMAX, Family, unproved_version
 from circuits.model.hooks import Function
 from circuits.model.sites import KINDS
 
@@ -80,10 +83,7 @@ def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
             f"be made to check it with ({type(error).__name__}: {_first_line(error)})"
         ) from error
     if isinstance(found, str):
-        raise CircuitsError(
-            f"{what} is not served: {found}; it is served once its sites are proved and in the table "
-            "(circuits.model.families)"
-        )
+        raise CircuitsError(f"{what} is not served: {found}")
     return found
 
 
@@ -110,6 +110,7 @@ def _small(wrapped: nn.Module) -> Any:
     """Returns the config of a small model of the same kind."""
     config: Any = copy.deepcopy(wrapped.config)
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    embedded, width = getattr(config, "word_embed_proj_dim", None), config.hidden_size
     kinds = getattr(config, "layer_types", None)
     for name, size in _SIZES.items():
         if getattr(config, name, None) is not None:
@@ -118,7 +119,7 @@ def _small(wrapped: nn.Module) -> Any:
     if groups is not None:
         config.num_key_value_heads = 1 if groups == 1 else 4 if groups == heads else 2
     if getattr(config, "word_embed_proj_dim", None) is not None:
-        config.word_embed_proj_dim = config.hidden_size
+        config.word_embed_proj_dim = config.hidden_size if embedded == width else _SIZES["hidden_size"] - 8
     if kinds is not None:
         config.layer_types = (list(dict.fromkeys(kinds)) * 2)[:2]
     rope = getattr(config, "rope_parameters", None)
@@ -128,6 +129,7 @@ def _small(wrapped: nn.Module) -> Any:
         if name.endswith(("dropout", "pdrop")) and isinstance(getattr(config, name), float):
             setattr(config, name, 0.0)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # grouped products are not made in float64
     return config
 
 
@@ -148,14 +150,43 @@ def _check(
     row = Family(type(wrapped).__name__, type(wrapped).__name__, frozenset(KINDS), parallel)
     ours = _Ours(HuggingFaceBridge(bridge, hooks, bridge.original_model, row), bridge, hooks)
     theirs = _Theirs(plain, bridge, parallel)
-    output, expected = ours.run(tokens), theirs.run(tokens)
-    if not _same(output, expected, expected):
-        return "its output is not that of the model it wraps"
-    names = [(name, layer) for name in KINDS for layer in _layers(name)]
-    mine, seen = ours.read(tokens, names), theirs.read(tokens, names)
-    proved = {name for name in KINDS if all((name, layer) in mine for layer in _layers(name))}
-    proved -= _unsummed(mine, parallel)
-    for name, layer in names:
+    expected = theirs.run(tokens)
+    if not _same(ours.run(tokens), expected, expected):
+        return (
+            "its output is not that of the model it wraps: TransformerLens computes a model of this config wrongly; "
+            "try another version of it"
+        )
+    proved = _proved(ours, theirs, tokens, list(KINDS)) - _unsummed(
+        ours.read(tokens, _places(KINDS)), parallel
+    )
+    if not proved & {"resid_pre", "z"}:
+        return (
+            "writes at resid_pre and z do not have the effect that they have in the model it wraps; it is served once "
+            "its sites are proved and in the table (circuits.model.families)"
+        )
+    row = replace(row, sites=frozenset(proved))
+    if proved >= AT_SOFTMAX or not {"v", "z"} <= proved:
+        return row
+    # The bridge may leave attention to the module that it wraps.
+    delegated = replace(row, sites=frozenset(KINDS), softmax=True)
+    ours = _Ours(HuggingFaceBridge(bridge, hooks, bridge.original_model, delegated), bridge, hooks)
+    with suppress(CircuitsError):  # no single softmax
+        if _proved(ours, theirs, tokens, sorted(AT_SOFTMAX)) == AT_SOFTMAX and _weighs(ours, tokens):
+            return replace(delegated, sites=frozenset(proved | AT_SOFTMAX))
+    return replace(row, sites=frozenset(proved - AT_SOFTMAX))
+
+
+def _places(names: Iterable[str]) -> list[tuple[str, int | None]]:
+    return [(name, layer) for name in names for layer in _layers(name)]
+
+
+def _proved(ours: _Ours, theirs: _Theirs, tokens: Tensor, names: list[str]) -> set[str]:
+    """Returns the sites at which both models hold the same, and a random write does the same, at every layer."""
+    expected = theirs.run(tokens)
+    places = _places(names)
+    mine, seen = ours.read(tokens, places), theirs.read(tokens, places)
+    proved = {name for name in names if all((name, layer) in mine for layer in _layers(name))}
+    for name, layer in places:
         if name not in proved:
             continue
         here = mine[name, layer]
@@ -164,15 +195,33 @@ def _check(
         ):
             proved.discard(name)
             continue
-        noise = torch.randn(here.shape, dtype=here.dtype, generator=torch.Generator().manual_seed(1))
+        noise = _noise(here)
         changed = theirs.run(tokens, name, layer, noise)
         effect = changed - expected
         moves = float(effect.abs().max()) > _VISIBLE * float(expected.abs().max())
         if not moves or not _same(ours.run(tokens, name, layer, noise), changed, effect):
             proved.discard(name)
-    if not proved & {"resid_pre", "z"}:
-        return "writes at resid_pre and z do not have the effect that they have in the model it wraps"
-    return Family(row.name, row.wrapped, frozenset(proved), parallel)
+    return proved
+
+
+def _noise(x: Tensor) -> Tensor:
+    return torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
+
+
+def _weighs(ours: _Ours, tokens: Tensor) -> bool:
+    """Tells whether a pattern, written to, is what z is made with from v, at every layer."""
+    for layer in (0, 1):
+        clean = ours.read(tokens, [("pattern", layer), ("v", layer)])
+        pattern, v = clean["pattern", layer], clean["v", layer]
+        noise = _noise(pattern)
+        z = ours.read(tokens, [("z", layer)], ("pattern", layer, noise))["z", layer]
+        v = v.repeat_interleave(pattern.shape[1] // v.shape[2], 2)
+        if pattern.shape[-1] != v.shape[1]:
+            return False
+        made = torch.einsum("bhqk,bkhd->bqhd", pattern + noise, v)
+        if not _same(z, made, made):
+            return False
+    return True
 
 
 def _bridge(model: nn.Module, plain: nn.Module, config: Any) -> Any:
@@ -206,8 +255,19 @@ def _same(found: Tensor, expected: Tensor, effect: Tensor) -> bool:
 
 
 def _unsummed(seen: dict[tuple[str, int | None], Tensor], parallel: bool) -> set[str]:
-    """Returns the sites whose sums do not hold: attn_out and mlp_out are what is added to the stream."""
+    """Returns the sites whose sums do not hold: the stream begins as the sum of the embeddings, and attn_out and
+    mlp_out are what is added to it.
+    """
     wrong: set[str] = set()
+    embedded = [seen[name, None] for name in ("embed", "pos_embed") if (name, None) in seen]
+    stream = seen.get(("resid_pre", 0))
+    if (
+        not embedded
+        or stream is None
+        or any(one.shape[1:] != stream.shape[1:] for one in embedded)
+        or not _same(reduce(torch.add, embedded), stream, stream)
+    ):
+        wrong.add("embed")
     for layer in (0, 1):
         start, middle, end, attention, mlp = (
             seen.get((name, layer))
@@ -247,10 +307,17 @@ class _Ours:
         return output
 
     def read(
-        self, tokens: Tensor, places: list[tuple[str, int | None]]
+        self,
+        tokens: Tensor,
+        places: list[tuple[str, int | None]],
+        write: tuple[str, int | None, Tensor] | None = None,
     ) -> dict[tuple[str, int | None], Tensor]:
         seen: dict[tuple[str, int | None], Tensor] = {}
         with torch.no_grad(), ExitStack() as stack:
+            if write is not None:
+                site, layer, noise = write
+                hook = KINDS[site].hook.format(layer)
+                stack.callback(self._hooked.on_forward(hook, _shift(noise)).remove)
             for place in places:
                 hook = KINDS[place[0]].hook.format(place[1])
                 if hook in self._hooks:

@@ -24,8 +24,8 @@ PROVED_VERSIONS: dict[str, tuple[str, ...]] = {"transformer-lens": ("3.9", "4.3"
 _EVERY = frozenset(KINDS)
 # The bridge of a rotary model lists a hook point of position embeddings that never fires.
 _ROTARY = _EVERY - {"pos_embed"}
-# Attention that the bridge leaves to the wrapped module shows its pattern when it has been used, under both names.
-_PATTERN = frozenset({"scores", "pattern"})
+#: The sites around the softmax of attention.
+AT_SOFTMAX = frozenset({"scores", "pattern"})
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ class Family:
     paths: bool = False
     #: Hook points by site, where that under the site's own name is at another place.
     places: Mapping[str, str] = field(default_factory=dict)
+    #: The wrapped module computes attention itself, and the bridge shows its pattern when it has been used: scores and
+    #: pattern are met at the softmax that the module calls.
+    softmax: bool = False
     #: The wrapped MLP gets batch and positions on one axis.
     flat_mlp: bool = False
     #: Entries of the wrapped model's config that change what a site means, with the values proved.
@@ -83,18 +86,20 @@ FAMILIES: tuple[Family, ...] = (
         parallel=True,
         settings={"qk_layernorm": (False,)},
     ),
-    Family("GPT-J", "GPTJForCausalLM", _ROTARY - {"resid_mid"} - _PATTERN, parallel=True),
+    Family("GPT-J", "GPTJForCausalLM", _ROTARY - {"resid_mid"}, parallel=True, softmax=True),
     Family(
         "OPT",
         "OPTForCausalLM",
-        _EVERY - _PATTERN,
+        _EVERY,
+        softmax=True,
         flat_mlp=True,
         settings={"do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,)},
     ),
     Family(
         "BERT",
         "BertForMaskedLM",
-        _EVERY - _PATTERN,
+        _EVERY,
+        softmax=True,
         # ln1 and ln2 stand on the sums, which the block's own hook points do not show.
         places={
             "embed": "embed.hook_out",
@@ -110,9 +115,12 @@ FAMILIES: tuple[Family, ...] = (
 def family_of(wrapped: nn.Module, parallel: bool) -> Family | None:
     """Returns the row of a wrapped model; None for a class that is not in the table, or other settings."""
     config = getattr(wrapped, "config", None)
+    # Embeddings of another width are projected into the stream (OPT-350m).
+    narrow = getattr(config, "word_embed_proj_dim", None)
     for family in FAMILIES:
         if (
             family.wrapped == type(wrapped).__name__
+            and narrow in (None, getattr(config, "hidden_size", None))
             and family.parallel == parallel
             and all(getattr(config, name, values[0]) in values for name, values in family.settings.items())
         ):

@@ -203,6 +203,15 @@ def looks_like_heads(text: str) -> bool:
     return bool(re.match(r"\s*(\d|[Ll]\d+[HhKk]|all\s*$)", text)) or not text.strip()
 
 
+def names_heads(given: Any) -> bool:
+    """Tells whether this is meant as heads: text that looks like them, heads themselves, or a list or tuple of such."""
+    if isinstance(given, str):
+        return looks_like_heads(given)
+    if isinstance(given, tuple | list):
+        return _is_pair(given) or (bool(given) and all(map(names_heads, given)))
+    return isinstance(given, KeyValueGroup | HeadSpec) or hasattr(given, "tolist")
+
+
 @overload
 def heads(spec: Literal["all"], model: Any) -> tuple[Head, ...]: ...
 @overload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -89,13 +90,18 @@ def passed(module: nn.Module, x: Tensor) -> Tensor:
     return x if untouched and torch.equal(copy, x) else output
 
 
+@lru_cache(maxsize=64)
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
 def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all arguments of a call by name, those given by position too.
 
     Args:
         forward: the function that takes them, with `self` first.
     """
-    signature = inspect.signature(forward)
+    signature = _signature(forward)
     try:
         arguments = dict(signature.bind(None, *args, **kwargs).arguments)
     except TypeError:

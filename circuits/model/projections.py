@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.sites import KINDS
@@ -15,15 +15,15 @@ from circuits.model.surface import Surface
 
 # Largest difference allowed between a product of weights and the model's own value, relative to the largest entry.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-_HALF = 5e-2
+_HALF = 5e-2  # of half precision
 #: The site that each component's output is a linear function of.
 OUTPUTS = {"attn_out": "z", "mlp_out": "mlp_post"}
 
 
 @dataclass(frozen=True)
 class Projections:
-    """The norms and weights of one model, as they are at the time of each call: all that is known of its blocks to
-    what follows differences through them.
+    """The norms and weights of one model, as they are at the time of each call; by them path patching follows how a
+    difference in the stream changes what heads and MLPs read and write.
     """
 
     surface: Surface
@@ -34,11 +34,30 @@ class Projections:
         return cls(surface, surface.model.state_dict(keep_vars=True))
 
     def norm(self, layer: int, streams: Tensor) -> Tensor:
-        """Returns the input of a layer's attention for residual streams [row pos d_model], that is their norm."""
+        """Returns what a layer's attention reads of residual streams [row pos d_model]: the streams after its norm."""
         if self.surface.post_norm or self.surface.norms_after_only:
             return streams.clone()  # a caller may keep both
         normed: Tensor = self._block(layer).ln1(streams)
         return normed
+
+    def norms(self, layer: int, streams: Tensor) -> Tensor:
+        """Returns the norms of several residual streams [stream batch pos d_model], as `norm` does."""
+        without = self.surface.post_norm or self.surface.norms_after_only
+        norm: Any = None if without else self._block(layer).ln1
+        inner = (
+            norm._modules.get("_original_component") if self.surface.bridged and norm is not None else None
+        )
+        if (
+            type(inner) is nn.LayerNorm
+            and getattr(norm.config, "eps", None) == inner.eps
+            and not getattr(norm, "uses_weight_offset", False)
+            and not any(map(_has_hooks, norm.modules()))
+        ):
+            # A bridge computes it step by step for its hooks, of which there is none.
+            fused: Tensor = inner(streams)
+            return fused
+        # One by one: hooks inside the norm may depend on the examples in the batch.
+        return torch.stack([self.norm(layer, stream) for stream in streams])
 
     def onward(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
         """Returns the residual stream past a site: normalised in a post-norm model, else the same object."""
@@ -117,6 +136,14 @@ class Projections:
         raise CircuitsError(
             f"patch.path: the model has no weight {names[0]}, so its paths cannot be told apart"
         )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Tells whether anything hangs on a module but what a bridge puts there to keep its input."""
+    return bool(module._forward_hooks) or any(
+        not str(getattr(hook, "__module__", "")).startswith("transformer_lens.model_bridge.")
+        for hook in module._forward_pre_hooks.values()
+    )
 
 
 def check_made(activation: Tensor, computed: Tensor, label: str, what: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from circuits.model.hooks import Function
 from circuits.model.locks import exclusive
+from circuits.model.state import modules_of
 from circuits.model.surface import Surface
 
 
@@ -26,7 +27,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, module.training) for module in modules_of(model)]
     try:
         # Set only where it changes, as setting an attribute of a module is slow.
         for module, training in before:

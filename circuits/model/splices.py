@@ -68,13 +68,14 @@ class Splice(nn.Module):
     def edited(self, x: Tensor) -> Tensor | None:
         """Returns what takes the place of x; None where neither features nor error are changed."""
         sae, flat = self._autoencoder, x.flatten(2)
-        features = sae.encode(sae.like(flat))
-        reconstruction = sae.decode(features)
+        # Copies, as the functions may write to what they are given, and give one buffer again and again.
+        features = sae.encode(sae.like(flat).clone()).clone()
+        reconstruction = sae.decode(features.clone()).clone()
         error = (flat - reconstruction.to(x.dtype)).reshape(x.shape)
         new_features, new_error = self.features(features), self.error(error)
         changes: list[Tensor] = []
         if new_features is not features:
-            changes.append((sae.decode(new_features) - reconstruction).to(x.dtype).reshape(x.shape))
+            changes.append((sae.decode(new_features.clone()) - reconstruction).to(x.dtype).reshape(x.shape))
         if new_error is not error:
             changes.append(new_error - error)
         return sum(changes, x) if changes else None

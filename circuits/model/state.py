@@ -55,7 +55,7 @@ class State:
             parameter
             for parameter, value in replaced_values.items()
             if parameter in self.written
-            and (parameter._version != self.written[parameter] or not _same_bits(parameter, value))
+            and (parameter._version != self.written[parameter] or not same_bits(parameter, value))
         ]
 
 
@@ -87,6 +87,117 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def untouched(model: nn.Module, who: str) -> Iterator[None]:
+    """Refuses, at a normal exit, that a user's function has written to the weights or changed the hooks of the model.
+
+    Blocks of ours may have replaced weights and put them back. Cheap, and so without writes by way of `data`, which
+    torch does not count: see `Contents`.
+    """
+    weights, hooks = _versions(model)
+    yield
+    now, hooks_now = _versions(model)
+    ours = state_of(model).written
+    for tensor, version in now.items():
+        if isinstance(tensor, nn.Parameter):
+            expected = ours.get(tensor) == version[0]
+        else:
+            # A run of the model may make a buffer anew, such as a table that grows.
+            expected = tensor not in weights or weights[tensor][1] != version[1]
+        if weights.get(tensor) != version and not expected:
+            raise CircuitsError(
+                f"{who}: it has written to the model's weights ({_name_of(model, tensor)}), and what runs next has them"
+            )
+    if hooks_now != hooks:
+        raise CircuitsError(f"{who}: it has added or removed hooks on the model, and what runs next has them")
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Returns what `model.modules()` does, each once, in another order and without its generators and names, which cost
+    too much around every call of a metric.
+    """
+    found, seen = [model], {model}
+    for module in found:
+        for inner in module._modules.values():
+            if inner is not None and inner not in seen:
+                seen.add(inner)
+                found.append(inner)
+    return found
+
+
+def _versions(model: nn.Module) -> tuple[dict[Tensor, tuple[int, int]], list[tuple[int, int]]]:
+    """Returns torch's version counter and the address of each parameter and buffer, and each module's hook counts."""
+    versions: dict[Tensor, tuple[int, int]] = {}
+    hooks: list[tuple[int, int]] = []
+    for module in modules_of(model):
+        hooks.append((len(module._forward_hooks), len(module._forward_pre_hooks)))
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    versions[tensor] = (_version(tensor), tensor.data_ptr())
+    return versions, hooks
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _name_of(model: nn.Module, tensor: Tensor) -> str:
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return next((name for name, one in named if one is tensor), "of before")
+
+
+#: Tensors of fewer bytes are compared with a copy, larger ones by sums over rows and columns of so many words: odd, as
+#: an even number of signs that change would change no sum.
+_FEW, _WORDS = 2**16, 1021
+
+
+class Contents:
+    """What a model's parameters and buffers hold, to notice writes that torch does not count: by way of `data`, numpy.
+
+    Of a large tensor the sums of the words of its memory, laid out in rows, along rows and columns: exact in any order,
+    and changed by every write but one that keeps all of them. Two passes through memory.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        tensors = dict.fromkeys((*model.parameters(), *model.buffers()))
+        # Another thread may have a block open that replaces weights.
+        with exclusive(model):
+            self._held = [(tensor, _version(tensor), _summary(tensor)) for tensor in tensors]
+
+    def refuse_writes(self, who: str) -> None:
+        """Raises `CircuitsError` if a tensor holds something else than it did; blocks of ours put back what they
+        replace.
+        """
+        with exclusive(self._model):
+            for tensor, version, summary in self._held:
+                if not isinstance(tensor, nn.Parameter) and _version(tensor) != version:
+                    continue  # a forward may keep something in a buffer
+                if not all(map(torch.equal, _summary(tensor), summary)):
+                    raise CircuitsError(
+                        f"{who}: a metric, the function of an edit or a hook has written to the model's weights "
+                        f"({_name_of(self._model, tensor)}), and what ran after it had them"
+                    )
+
+
+def _summary(tensor: Tensor) -> tuple[Tensor, ...]:
+    memory = tensor.detach().contiguous().flatten().view(torch.uint8)
+    whole = len(memory) // (8 * _WORDS) * (8 * _WORDS)
+    if len(memory) < _FEW or memory.storage_offset() % 8:
+        return (memory.clone(),)
+    words = memory[:whole].view(torch.int64).unflatten(0, (-1, _WORDS))
+    return words.sum(0), words.sum(1), memory[whole:].clone()
+
+
+@contextmanager
+def unwritten(model: nn.Module, who: str) -> Iterator[None]:
+    """Refuses, at a normal exit, that the model's weights are others than before, whoever wrote them and how."""
+    contents = Contents(model)
+    yield
+    contents.refuse_writes(who)
+
+
+@contextmanager
 def editing(model: nn.Module) -> Iterator[None]:
     """Marks a block that edits the model as open."""
     state = state_of(model)
@@ -95,6 +206,12 @@ def editing(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         state.blocks -= 1
+
+
+def inside_block(model: nn.Module) -> bool:
+    """Tells whether a block of this thread edits the model; those of other threads are waited for."""
+    with exclusive(model):
+        return state_of(model).blocks > 0
 
 
 @contextmanager
@@ -175,7 +292,6 @@ def _end(state: State, values: dict[nn.Parameter, Tensor], others: list[nn.Param
     for parameter in originals:
         if parameter not in remaining:
             state.originals.pop(parameter, None)
-            state.written.pop(parameter, None)
 
 
 @contextmanager
@@ -199,7 +315,7 @@ def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.P
             raise
 
 
-def _same_bits(parameter: nn.Parameter, value: Tensor) -> bool:
+def same_bits(parameter: nn.Parameter, value: Tensor) -> bool:
     """Tells whether a parameter holds a value, which may be of another dtype, bit for bit."""
     current, expected = parameter.detach().contiguous(), value.to(parameter).contiguous()
     if current.shape != expected.shape:

@@ -192,6 +192,10 @@ class Surface:
             self.model.get_submodule(f"blocks.{layer}") if self._bridge is None else self._bridge.block(layer)
         )
 
+    def block_module(self, layer: int) -> nn.Module:
+        """Returns the module that the model calls for a block."""
+        return self.model.get_submodule(f"blocks.{layer}")
+
     def is_input_first(self, path: str) -> bool:
         """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
         module: Any = self.model

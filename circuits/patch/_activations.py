@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
-from circuits.interventions.arguments import read_place, read_queries, read_what
+from circuits.interventions.arguments import read_place, read_queries, read_source_positions, read_what
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
-from circuits.model.heads import Head, HeadSpec, KeyValueGroup, looks_like_heads, parse_heads
+from circuits.model.heads import (
+    AnyHead,
+    Head,
+    HeadSpec,
+    KeyValueGroup,
+    looks_like_heads,
+    names_heads,
+    parse_heads,
+)
 from circuits.model.inputs import is_encoding, read_given
 from circuits.model.sites import Site
-from circuits.tensors import Positions, Snapshot, Span, as_dense_tensor, parse_positions
+from circuits.tensors import Positions, Snapshot, Span, as_dense_tensor
 from circuits.validate import read_choice
 
 
@@ -72,7 +82,8 @@ def path(
         sender: heads ("0.1"), or a site that writes to the residual stream: "z", "attn_out.0", "mlp_out.1",
             "mlp_post.1", "embed", "pos_embed".
         receiver: heads (their q, k and v), a key-value group "2.k1" (its k and v), a site "q.2", "k.2", "v.2",
-            "mlp_pre.1", a pair of such a site and heads or groups ("q", "2.3"), or "output": the last residual stream.
+            "mlp_pre.1", a pair of such a site and heads or groups ("q", "2.3"), "output": the last residual stream; or
+            a list or tuple of these, which receive at once: [("q", "2.3"), "mlp_pre.1", "output"].
         source: as in `activations`.
         through: "mlps" or None, see above.
         queries: the positions at which the sender is replaced; `positions` is another name. The direction is
@@ -87,7 +98,7 @@ def path(
         )
     (place,) = places
     targets = _receivers(receiver, caller)
-    check_ends(place.site, [target.site for target in targets])
+    check_ends(place.site, [target.site for target in targets if target is not None])
     if through is not None:
         read_choice(through, ("mlps",), caller, "through")
     chosen = read_queries(queries, positions, caller)
@@ -97,17 +108,68 @@ def path(
     return Path(sender_edit, targets, through)
 
 
-def _receivers(receiver: Any, caller: str) -> tuple[Place, ...]:
+def _receivers(receiver: Any, caller: str) -> tuple[Place | None, ...]:
+    """Reads one receiver, or a set of them; None is the output.
+
+    A list and a tuple mean the same, but where one is a pair of a site and heads: written as a tuple, or inside a set,
+    it is that pair. A list on its own may as well be two receivers, and is refused.
+    """
+    if isinstance(receiver, str | Site) or names_heads(receiver) or not isinstance(receiver, Iterable):
+        return _one_receiver(receiver, caller)
+    given = receiver if isinstance(receiver, tuple) else list(receiver)
+    if _is_pair(given):
+        if isinstance(given, tuple):
+            return _one_receiver(given, caller)
+        site, chosen = given
+        raise CircuitsError(
+            f"{caller}: receivers {given} are {site} of heads {chosen}, or both; write ({site!r}, {chosen!r}) for the "
+            f"one, [({site!r}, 'all'), {chosen!r}] for the other"
+        )
+    if not given:
+        raise CircuitsError(f'{caller}: no receivers; name some, or "output"')
+    named: list[AnyHead] = []  # read together, so that a head which is named twice is one
+    places: list[Place | None] = []
+    for one in given:
+        spec = _read_heads(one, caller) if names_heads(one) else None
+        if spec is None or spec.heads is None:
+            places += _one_receiver(one, caller)
+        else:
+            named += spec.heads
+    if named:
+        places += _inputs(HeadSpec(repr(given), tuple(dict.fromkeys(named))))
+    return tuple(dict.fromkeys(places))
+
+
+def _is_pair(given: Any) -> bool:
+    """Tells whether this is a site that has heads, and heads."""
+    if not isinstance(given, tuple | list) or len(given) != 2 or not names_heads(given[1]):
+        return False
+    site = given[0]
+    if isinstance(site, str) and not looks_like_heads(site):
+        with suppress(CircuitsError):
+            site = Site.parse(site)
+    return isinstance(site, Site) and site.kind.head_axis is not None
+
+
+def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
     if isinstance(receiver, str) and receiver.strip() == "output":
-        return ()
-    if isinstance(receiver, tuple) and len(receiver) == 2 and isinstance(receiver[0], str | Site):
+        return (None,)
+    if _is_pair(receiver):
         return (read_place(receiver[0], receiver[1], caller),)
     if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
         return (read_place(receiver, None, caller),)
+    return _inputs(_read_heads(receiver, caller))
+
+
+def _read_heads(spec: Any, caller: str) -> HeadSpec:
     try:
-        chosen = parse_heads(receiver)
+        return parse_heads(spec)
     except CircuitsError as error:
         raise CircuitsError(f"{caller}: {error}") from error
+
+
+def _inputs(chosen: HeadSpec) -> tuple[Place, ...]:
+    """Returns what heads read (q, k and v), and groups (k and v)."""
     groups = tuple(one for one in chosen.heads or () if isinstance(one, KeyValueGroup))
     if not groups:
         return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
@@ -123,22 +185,11 @@ def _read_source(
     positions: Positions | Span | Snapshot | None,
     source_positions: Any,
 ) -> Replacement:
-    at = parse_positions(source_positions, f"{caller}, source_positions", repeats=True)
-    if at is not None:
-        if "key" in place.site.kind.axes:
-            raise CircuitsError(
-                f"{caller}: source_positions= cannot say which keys go together at {place.site}; patch q, k, v or z"
-            )
-        if positions is None:
-            raise CircuitsError(f"{caller}: source_positions= needs positions=, as many positions of the run")
-        if isinstance(positions, Span):
-            raise CircuitsError(
-                f"{caller}: source_positions= are paired with numbers, got positions={positions}"
-            )
-        if isinstance(at, tuple) and isinstance(positions, tuple) and len(at) != len(positions):
-            raise CircuitsError(
-                f"{caller}: {len(positions)} positions= and {len(at)} source_positions= cannot be paired"
-            )
+    at = read_source_positions(source_positions, positions, caller)
+    if at is not None and "key" in place.site.kind.axes:
+        raise CircuitsError(
+            f"{caller}: source_positions= cannot say which keys go together at {place.site}; patch q, k, v or z"
+        )
     if hasattr(source, "keys") and not is_encoding(source):
         return _from_tensors(place, source, caller, at)
     return FromTokens(read_given(source, caller, "source"), at)

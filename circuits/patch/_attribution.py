@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,13 @@ from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.model.heads import Head, at_index, label_in
 from circuits.model.sites import Site, SiteKind
+from circuits.model.state import unwritten
 from circuits.model.surface import Surface
 from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, difference, ready_for_gradients
-from circuits.statistics import Resampling
+from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import PerExample, read_values
-from circuits.sweeps.table import (
-    BASELINE,
-    Comparison,
-    Measured,
-    Row,
-    SweepResult,
-    adjust,
-    make_result,
-    tabulate,
-)
-from circuits.validate import is_whole, read_choice, read_seed
+from circuits.sweeps.table import SweepResult, Table, read_resampling
+from circuits.validate import read_choice
 
 CALLER = "patch.attribution"
 DIRECTION = "source -> base"
@@ -67,41 +60,35 @@ def attribution(
     """
     place = read_place(site, None, CALLER)
     pair = Pair.read(CALLER, model, base, source, metric, batch)
-    if any(not is_whole(count, 1) for count in (draws, flips)):
-        raise CircuitsError(f"{CALLER}: draws and flips are positive numbers, got {draws} and {flips}")
+    table = Table(read_resampling(seed, draws, flips, CALLER))
     places, kind = pair.surface.at(place.site), place.site.kind
     by = _read_by(by, place.site)
-    seed = read_seed(seed, CALLER)
-    settings = {
-        "seed": seed,
-        "draws": draws,
-        "flips": flips,
-        "engine": "gradient",
-        "n": len(pair.base),
-    }
+    settings: Row = {"engine": "gradient", "n": len(pair.base)}
     settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
 
-    baseline = Measured(BASELINE, {})
-    measured: dict[str, Measured] = {}
+    measured = Measurements([], "gradient")
     for piece in pair.pieces(EXAMPLES_PER_PASS):
-        values, estimates = _estimates(piece, places)
-        baseline.parts.append(values)
+        with ready_for_gradients(piece.surface), unwritten(pair.surface.model, CALLER):
+            values, estimates = _estimates(piece, places)
+        measured.begin(values)
+        numbers = count()
         for layer, hook in places:
             shifts = {name: _summed(shift, kind, by) for name, shift in estimates[hook].items()}
             for index in np.ndindex(next(iter(shifts.values())).shape[1:]):
                 row = _row(pair.surface, kind, layer, by, index)
                 if (row["position"] or 0) >= int(pair.base.lengths.max()):
                     continue
-                candidate = measured.setdefault(row["variant"], Measured(row["variant"], row))
                 entry = (slice(None), *index)
-                candidate.parts.append(
-                    {name: (total + shifts[name][entry], count) for name, (total, count) in values.items()}
-                )
-    comparison = Comparison(baseline, list(measured.values()), "gradient")
-    [(rows, unedited)] = tabulate([comparison], Resampling(seed, draws, flips))
-    adjust(rows)
+                number = next(numbers)
+                if number == len(measured.runs):
+                    measured.runs.append(row)
+                parts = {
+                    name: (sums + shifts[name][entry], entries) for name, (sums, entries) in values.items()
+                }
+                measured.add(number, parts)
+    table.add([measured])
     description = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
-    return make_result(rows, unedited, {name: [description] for name in measured}, settings)
+    return table.result({run["variant"]: [description] for run in measured.runs}, settings)
 
 
 def _estimates(
@@ -109,17 +96,14 @@ def _estimates(
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and (source − base)·gradient, shaped as the activation, by hook and metric."""
     hooks = [hook for _, hook in places]
-    with ready_for_gradients(piece.surface):
-        source_activations = piece.run(piece.source, hooks).activations
-        base_run = piece.run(piece.base, hooks, graph=True)
-        values = piece.values(base_run.output, base_run.output)
-        estimates: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
-        for name, gradients in piece.gradients(base_run, values, hooks).items():
-            for hook, gradient in gradients.items():
-                estimate = (
-                    difference(base_run.activations[hook], source_activations[hook]) * gradient.double()
-                )
-                estimates[hook][name] = piece.finite(piece.in_order(estimate, hook), name, hook)
+    source_activations = piece.patched(hooks)
+    base_run = piece.run(piece.base, hooks, graph=True)
+    values = piece.values(base_run.output, base_run.output)
+    estimates: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
+    for name, gradients in piece.gradients(base_run, values, hooks).items():
+        for hook, gradient in gradients.items():
+            estimate = difference(base_run.activations[hook], source_activations[hook]) * gradient.double()
+            estimates[hook][name] = piece.finite(piece.in_order(estimate, hook), name, hook)
     return read_values(values, "metric", len(piece.base), BASELINE), estimates
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from circuits.model.sites import KINDS
-from circuits.patch._gradients import Run
+from circuits.patch._gradients import Run, vector_jacobian_products
 
 #: Largest difference of a pattern or z from the one computed by hand, relative to the largest entry. Some models
 #: compute the softmax in float32, whatever their own precision.
@@ -132,9 +132,7 @@ def carried(out: Tensor, x: Tensor, changes: Tensor) -> Tensor | None:
         (vjp,) = torch.autograd.grad(out, x, vector, create_graph=True, allow_unused=True)
     if vjp is None:
         return None
-    return torch.stack(
-        [torch.autograd.grad(vjp, vector, change.to(x.dtype), retain_graph=True)[0] for change in changes]
-    ).detach()
+    return vector_jacobian_products(vjp, vector, changes.to(x.dtype)).detach()
 
 
 def attention_hooks(layer: int) -> dict[str, str]:

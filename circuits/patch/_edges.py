@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.cuts import SENDERS, order_of, receivers_of
+from circuits.interventions.base import Replacement
+from circuits.interventions.edges import SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path
-from circuits.interventions.replacements import DIRECTION, FromTokens
+from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import HeadSpec, at_index, index_of, label_in
 from circuits.model.sites import KINDS, Site
+from circuits.model.state import unwritten
 from circuits.model.surface import Surface
 from circuits.patch._doubt import Arrival, Extremes, attention_hooks, carried, recomputed_z
 from circuits.patch._gradients import (
@@ -30,12 +32,13 @@ from circuits.patch._gradients import (
     difference,
     midpoints,
     ready_for_gradients,
+    vector_jacobian_products,
 )
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
 from circuits.patch._screen import INPUTS, LINES, METHODS
+from circuits.sweeps.measurements import BASELINE, Row
 from circuits.sweeps.metrics import PerExample, read_values
-from circuits.sweeps.table import BASELINE, Row
 from circuits.validate import read_choice
 
 CALLER = "patch.edges"
@@ -70,11 +73,13 @@ def edges(
     metric: Any = None,
     *,
     batch: Any = None,
+    how: str = "resample",
     method: str = "integrated",
     steps: int = 5,
     line: str = "input",
     exact: int | str = 10,
     budget: int | None = None,
+    rank: str = "mean",
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
@@ -94,7 +99,10 @@ def edges(
             `steps` passes in all. "site", the sender's site (a layer's heads, an MLP, embed) as a whole, all before it
             as at base: `steps` passes per site.
         base: as in `patch.screen`.
-        source: as in `patch.screen`.
+        source: as in `patch.screen`; for how="mean" any batch, for "zero" None.
+        how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
+            of that over the source's examples, per position; "zero", nothing. "Source" above is then a run in which
+            every sender has that value.
         metric: as in `patch.screen`.
         batch: as in `patch.screen`.
         exact: as in `patch.screen`; or "verified", the `budget` edges whose estimates are the most doubtful, and no
@@ -103,33 +111,38 @@ def edges(
             the gradients at base, on the way and at source agree. `frame` also has `verified`, whether the effect was
             measured, and `doubt`, how far the estimate may be off by that rule, in units of the metric; 0 is trusted.
         budget: the largest number of exact effects of "verified"; by default a third of the edges.
+        rank: as in `patch.screen`.
         seed: as in `patch.screen`.
         draws: as in `patch.screen`.
         flips: as in `patch.screen`.
 
     Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP
-    does not hear the heads of its layer. Position embeddings are equal in both runs and are no senders. Refused inside
-    a block of `intervene` that edits the model.
+    does not hear the heads of its layer. Position embeddings (pos_embed) are a sender under "zero"; on a source, and in
+    the mean over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
-    pair = Pair.read(CALLER, model, base, source, metric, batch)
+    pair = Pair.read(CALLER, model, base, source, metric, batch, how)
     read_choice(method, METHODS, CALLER, "method")
     read_choice(line, LINES, CALLER, "line")
-    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, budget)
+    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank, budget)
     if counts.verified and pair.surface.post_norm:
         raise CircuitsError(
             f'{CALLER}: exact="verified" is not served where the residual stream itself is normalised; give a number '
             'or "all"'
         )
-    senders, receivers = _senders(pair.surface), _receivers(pair.surface)
+    if counts.verified and how != "resample":
+        raise CircuitsError(
+            f'{CALLER}: exact="verified" follows changes to the run of a source; give how="resample", or exact= a '
+            'number or "all"'
+        )
+    senders, receivers = _senders(pair.surface, how), _receivers(pair.surface)
     refuse_inside_blocks(pair)
 
-    source_value = FromTokens(pair.source)
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
     per_example *= 2 * pair.surface.n_layers if counts.verified else 1  # changes of z, of queries and of keys
     for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, NUMBERS // per_example))):
-        with ready_for_gradients(pair.surface):
+        with ready_for_gradients(pair.surface), unwritten(pair.surface.model, CALLER):
             _refuse_edited_streams(piece)
             values, estimates, evidence = _estimates(
                 piece, senders, receivers, steps if method == "integrated" else None, line, counts.verified
@@ -141,13 +154,14 @@ def edges(
                     edge = sender.name, receiver.name
                     if edge not in candidates:
                         candidates[edge] = Candidate(
-                            _description(*edge), partial(_path, sender, receiver, source_value)
+                            _description(*edge, pair.how), partial(_path, sender, receiver, pair.replacement)
                         )
                     candidates[edge].add(name, shift.cpu().numpy())
             for name, rows in evidence.get(receiver.name, {}).items():
                 for sender, row in zip(senders, rows, strict=False):
                     candidates[sender.name, receiver.name].add_evidence(name, row)
-    settings: Row = {"method": method, "direction": DIRECTION}
+    settings: Row = {"method": method, "how": how}
+    settings |= {"direction": DIRECTION} if how == "resample" else {}
     settings |= {"steps": steps, "line": line} if method == "integrated" else {}
     return ranked(pair, list(candidates.values()), baseline, counts, settings)
 
@@ -159,6 +173,7 @@ def _estimates(
     if `verified`, evidence [sender field] for doubts, in the same way.
     """
     streams = {one.hook: _stream(piece.surface, one) for one in receivers}
+    by_hook = {hook: [one for one in receivers if one.hook == hook] for hook in streams}
     sum_sites = _sums(piece.surface)
     sender_hooks = dict.fromkeys([sender.hook for sender in senders])
     attn_outs = [KINDS["attn_out"].hook.format(layer) for layer in range(piece.surface.n_layers)]
@@ -166,9 +181,7 @@ def _estimates(
     normed_hooks = [site.hook() for site in sum_sites[1:] if piece.surface.stream_norm(site.name, site.layer)]
     receiver_hooks = dict.fromkeys([*(stream.hook() for stream in streams.values()), *streams, *normed_hooks])
     read_hooks = [_read_hook(piece.surface, one) for one in receivers] if verified else []
-    source_activations = piece.run(
-        piece.source, dict.fromkeys([*sender_hooks, *input_hooks, *read_hooks])
-    ).activations
+    source_activations = piece.patched(dict.fromkeys([*sender_hooks, *input_hooks, *read_hooks]))
     # Where a norm follows, what a head's change adds depends on the run.
     z_hooks = [KINDS["z"].hook.format(layer) for layer in range(piece.surface.n_layers)]
     bent = piece.surface.sublayer_norm("attn_out", 0) is not None
@@ -228,38 +241,40 @@ def _estimates(
             metric_gaps = {name: np.abs(at_source[name][0] - baseline[name][0]) for name in baseline}
         gradient_hooks = [*streams, *(z_hooks if verified else ())]
         for name, gradients in piece.gradients(run, values, gradient_hooks).items():
-            for receiver in receivers:
-                n_senders = sum(sender.order < receiver.order for sender in senders)
+            for hook, together in by_hook.items():
+                n_senders = sum(sender.order < together[0].order for sender in senders)
                 if on_line.start >= n_senders:
                     continue
-                stream = streams[receiver.hook]
-                gradient = _to_stream(run, receiver, stream.hook(), gradients[receiver.hook])
-                gradient = piece.without_padding(gradient, stream.hook())
-                gradient_at_sum = _at_sums(piece.surface, run, sum_sites, stream, gradient)
-                factors = [
-                    (changes_at_sum, gradient_at_sum[sum_site].double())
+                stream = streams[hook]
+                found = _to_stream(run, together, stream.hook(), gradients[hook])
+                found = torch.stack([piece.without_padding(one, stream.hook()) for one in found])
+                at_sum = _at_sums(piece.surface, run, sum_sites, stream, found)
+                linear = [
+                    (changes_at_sum, at_sum[sum_site].double())
                     for sum_site, changes_at_sum in _by_sum(piece.surface, senders[:n_senders], changes)
                 ]
-                arrival = arrivals.get(receiver.name)
-                if arrival is not None and arrival.z is not None:
-                    # AtP*: what queries and keys make of z, and linear from there.
-                    z_gradient = gradients[z_hooks[receiver.layer or 0]][:, :, arrival.heads]
-                    z_gradient = piece.without_padding(z_gradient, z_hooks[0])
-                    factors = [(arrival.z.double().flatten(3), z_gradient.double().flatten(2))]
-                shift = torch.cat([torch.einsum("s b p d, b p d -> s b", *pair) for pair in factors])
-                elsewhere = torch.ones_like(shift[:, :1], dtype=torch.bool)
+                shifts = torch.cat([_products(*pair) for pair in linear], 1)
+                elsewhere = torch.ones_like(shifts[0, :, :1], dtype=torch.bool)
                 elsewhere[on_line.start : on_line.stop] = False
+                sizes = shifts
                 if verified:
-                    sizes = [
-                        torch.einsum("s b p d, b p d -> s b", *(factor.abs() for factor in pair))
-                        for pair in factors
-                    ]
-                    extremes[receiver.name].setdefault(name, Extremes()).add(
-                        shift, torch.cat(sizes), elsewhere
-                    )
-                shift = shift.masked_fill(elsewhere, 0.0)
-                total = estimates[receiver.name].get(name, 0) + weight * shift
-                estimates[receiver.name][name] = piece.finite(total, name, receiver.name)
+                    sizes = torch.cat([_products(changed.abs(), by.abs()) for changed, by in linear], 1)
+                for receiver, shift, size in zip(together, shifts, sizes, strict=True):
+                    arrival = arrivals.get(receiver.name)
+                    if arrival is not None and arrival.z is not None:
+                        # AtP*: what queries and keys make of z, and linear from there.
+                        z_gradient = gradients[z_hooks[receiver.layer or 0]][:, :, arrival.heads]
+                        z_gradient = piece.without_padding(z_gradient, z_hooks[0]).double()
+                        z_change = arrival.z.double()
+                        shift, size = (
+                            torch.einsum("s b p h d, b p h d -> s b", *pair)
+                            for pair in ((z_change, z_gradient), (z_change.abs(), z_gradient.abs()))
+                        )
+                    if verified:
+                        extremes[receiver.name].setdefault(name, Extremes()).add(shift, size, elsewhere)
+                    shift = shift.masked_fill(elsewhere, 0.0)
+                    total = estimates[receiver.name].get(name, 0) + weight * shift
+                    estimates[receiver.name][name] = piece.finite(total, name, receiver.name)
     evidence = {
         receiver.name: {
             name: np.concatenate(
@@ -393,41 +408,50 @@ def _changes(senders: list[End], run: Run, gaps: dict[str, Tensor]) -> Tensor:
         run: the run in which a change of z is carried to the stream.
         gaps: source − base by hook.
     """
-    changes = [
-        gaps[sender.hook] if sender.head is None else _through_output(run, sender, gaps[sender.hook])
-        for sender in senders
-    ]
-    return torch.stack([gap.expand_as(changes[-1]) for gap in changes])
+    changes: list[Tensor] = []
+    for hook, group in groupby(senders, key=lambda sender: sender.hook):
+        heads = [sender.head for sender in group if sender.head is not None]
+        changes += _through_output(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
+    # In memory each example's changes of all senders lie together, as products with gradients read them.
+    return torch.stack([gap.expand_as(changes[-1]) for gap in changes], 1).transpose(0, 1)
 
 
-def _through_output(run: Run, sender: End, gap: Tensor) -> Tensor:
-    """Carries a change of one head's z forward to attn_out, to first order: through W_O, a norm that follows it, and
-    any hooks on the way.
+def _products(changes: Tensor, gradients: Tensor) -> Tensor:
+    """Returns the sums over positions of changes [sender batch pos d] times gradients [receiver batch pos d], as
+    [receiver sender batch].
     """
-    z, out = (
-        run.activations[sender.hook],
-        run.activations[sender.hook.replace("attn.hook_z", "hook_attn_out")],
-    )
-    head_change = torch.zeros_like(z)
-    head_change[:, :, sender.head] = gap[:, :, sender.head].to(z.dtype)
-    change = carried(out, z, head_change[None])
-    assert change is not None
-    return change[0].double()
+    by_example = changes.transpose(0, 1).flatten(2) @ gradients.flatten(2).permute(1, 2, 0)
+    return by_example.permute(2, 1, 0)
 
 
-def _to_stream(run: Run, receiver: End, stream: str, gradient: Tensor) -> Tensor:
-    """Carries the gradient at a receiver (a head's own part of it) back to the residual stream that it reads."""
-    if stream == receiver.hook:
-        return gradient
-    if receiver.head is not None:
-        head_gradient = torch.zeros_like(gradient)
-        head_gradient[:, :, receiver.head] = gradient[:, :, receiver.head]
-        gradient = head_gradient
+def _through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
+    """Carries changes of z of single heads forward to attn_out, to first order: through W_O, a norm that follows it,
+    and any hooks on the way. [head batch pos d_model]
+    """
+    z, out = run.activations[hook], run.activations[hook.replace("attn.hook_z", "hook_attn_out")]
+    head_changes = z.new_zeros(len(heads), *z.shape)
+    for change, head in zip(head_changes, heads, strict=True):
+        change[:, :, head] = gap[:, :, head].to(z.dtype)
+    changes = carried(out, z, head_changes)
+    assert changes is not None
+    return changes.double()
+
+
+def _to_stream(run: Run, receivers: Sequence[End], stream: str, gradient: Tensor) -> Tensor:
+    """Carries the gradient at receivers of one hook (of heads each its own part) back to the residual stream that they
+    read: [receiver batch pos d_model].
+    """
+    hook = receivers[0].hook
+    if stream == hook:
+        return gradient[None]
+    heads = [one.head for one in receivers if one.head is not None]
+    parts = gradient[None]
+    if heads:
+        parts = gradient.new_zeros(len(heads), *gradient.shape)
+        for part, head in zip(parts, heads, strict=True):
+            part[:, :, head] = gradient[:, :, head]
     # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
-    (stream_gradient,) = torch.autograd.grad(
-        run.activations[receiver.hook], run.activations[stream], gradient, retain_graph=True
-    )
-    return stream_gradient
+    return vector_jacobian_products(run.activations[hook], run.activations[stream], parts)
 
 
 def _stream(surface: Surface, receiver: End) -> Site:
@@ -445,8 +469,8 @@ def _sums(surface: Surface) -> list[Site]:
 def _sum_of(surface: Surface, sender: End) -> Site:
     """Returns the site of the sum to which a sender is added."""
     site = sender.place.site.name
-    if site == "embed":
-        return Site(site)
+    if sender.layer is None:
+        return Site("embed")
     between = Site("resid_mid", sender.layer)
     return between if site == "z" and between.hook() in surface.hooks else Site("resid_post", sender.layer)
 
@@ -463,7 +487,8 @@ def _by_sum(surface: Surface, senders: list[End], changes: Tensor) -> Iterator[t
 def _at_sums(
     surface: Surface, run: Run, sum_sites: list[Site], stream: Site, gradient: Tensor
 ) -> dict[Site, Tensor]:
-    """Carries the gradient at the stream that a receiver reads back to each earlier sum, along the stream only.
+    """Carries gradients [receiver batch pos d_model] at the stream that receivers read back to each earlier sum, along
+    the stream only.
 
     Where the stream itself is normalised after a sum, the gradient passes through that norm, as `patch.path` recomputes
     it.
@@ -482,15 +507,16 @@ def _at_sums(
             assert isinstance(x, Tensor)
             with torch.enable_grad():
                 x.requires_grad_()
-                (gradient,) = torch.autograd.grad(surface.model.get_submodule(path)(x), x, gradient)
+                gradient = vector_jacobian_products(surface.model.get_submodule(path)(x), x, gradient)
         gradient_at_sum[sum_site] = gradient
     return gradient_at_sum
 
 
-def _senders(surface: Surface) -> list[End]:
+def _senders(surface: Surface, how: str = "resample") -> list[End]:
     """Lists the senders in the order in which they are computed."""
     senders: list[End] = []
-    for site in ("embed", "z", "mlp_out"):
+    # Any two prompts, and so their mean, have the same position embeddings.
+    for site in ("embed", *(["pos_embed"] if how == "zero" else []), "z", "mlp_out"):
         if KINDS[site].hook.format(0) in surface.hooks:
             senders += _ends(surface, site, SENDERS)
     return sorted(senders, key=lambda sender: sender.order)
@@ -528,16 +554,16 @@ def _ends(surface: Surface, name: str, table: dict[str, int]) -> list[End]:
     return ends
 
 
-def _description(sender: str, receiver: str) -> Row:
+def _description(sender: str, receiver: str, how: str) -> Row:
     return {
         "variant": f"{sender} -> {receiver}",
-        "intervention": f"patch.path ({DIRECTION})",
+        "intervention": f"patch.path ({DIRECTION if how == 'resample' else how})",
         "sender": sender,
         "receiver": receiver,
     }
 
 
-def _path(sender: End, receiver: End, source_value: FromTokens) -> Path:
+def _path(sender: End, receiver: End, replacement: Replacement) -> Path:
     """Returns the `patch.path` along one edge."""
-    receivers = () if receiver.name == "output" else (receiver.place,)
-    return Path(Edit("patch.path", (sender.place,), source_value), receivers, None)
+    receivers = (None if receiver.name == "output" else receiver.place,)
+    return Path(Edit("patch.path", (sender.place,), replacement), receivers, None)

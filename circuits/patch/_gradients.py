@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_source_positions
+from circuits.interventions.base import Replacement
+from circuits.interventions.reference_runs import MeanOver, Reference, References
+from circuits.interventions.replacements import FromTokens, Mean, Zero, chosen_columns
+from circuits.interventions.sources import at_own_positions, read_source
 from circuits.model.inputs import read_prompts
-from circuits.model.padding import refuse_padding
-from circuits.model.prompts import Prompts, by_row, check_pair
+from circuits.model.prompts import Prompts, by_row
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
-from circuits.sweeps.answers import bound
-from circuits.sweeps.metrics import called, first_choice, is_pair, read_metric, read_values
-from circuits.validate import read_batch
+from circuits.sweeps.metrics import Metric, first_choice, is_pair, read_values
+from circuits.tensors import Positions, Snapshot, parse_positions
 
 #: Examples per gradient; all activations of a backward pass are in memory.
 EXAMPLES_PER_PASS = 512
@@ -41,31 +44,51 @@ class Pair:
     caller: str
     surface: Surface
     base: Prompts
-    source: Prompts  # in the layout of base, or a batch of 1
-    metric: Any
-    batch: Any
+    source: Prompts | None  # in the layout of base, or a batch of 1; for means any batch, for zeros none
+    metric: Metric
+    how: str = "resample"
+    #: Of means over the whole source, which all pieces share.
+    means: References | None = field(default=None, compare=False)
+    at: Positions | Snapshot | None = None  # the positions that are patched; None: all
+    #: Those of the source that go there, in order, and then it is not in the layout of base; None: the same.
+    source_at: Positions | Snapshot | None = None
 
     @classmethod
-    def read(cls, caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any) -> Pair:
+    def read(
+        cls,
+        caller: str,
+        model: Any,
+        base: Any,
+        source: Any,
+        metric: Any,
+        batch: Any,
+        how: str = "resample",
+        positions: Any = None,
+        source_positions: Any = None,
+    ) -> Pair:
         surface = Surface.of(model)
-        prompts, other = (
-            read_prompts(surface, base, caller, "base"),
-            read_prompts(surface, source, caller, "source"),
-        )
+        prompts = read_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")
-        surface.check_prompts(other, f"{caller}: source tokens")
-        metric, batch = bound(metric, batch, surface, prompts, caller)
-        if metric is not None:
-            read_metric(metric, batch is not None)
+        if source_positions is None:
+            other = read_source(source, prompts, surface, how, caller)
         else:
-            everywhere = torch.ones(prompts.shape[:2], dtype=torch.bool)
-            refuse_padding(surface, prompts, everywhere, f"{caller}, without metric=")
-        check_pair(prompts, other, caller)
-        other = other.like(prompts)
-        batch = read_batch(batch, caller)
-        if batch is not None and len(batch) != len(prompts):
-            raise CircuitsError(f"{caller}: base has {len(prompts)} examples, batch has {len(batch)}")
-        return cls(caller, surface, prompts, other, metric, batch)
+            other = read_prompts(surface, source, caller, "source")
+            surface.check_prompts(other, f"{caller}: source tokens")
+            if len(other) not in (1, len(prompts)):
+                raise CircuitsError(f"{caller}: base has {len(prompts)} examples, source {len(other)}")
+        measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
+        at = parse_positions(positions, caller)
+        source_at = read_source_positions(source_positions, at, caller)
+        pair = cls(caller, surface, prompts, other, measured, how, References(surface), at, source_at)
+        pair._columns()  # positions that are not there are refused before anything runs
+        return pair
+
+    @property
+    def replacement(self) -> Replacement:
+        """The patch of an activation."""
+        if self.source is None:
+            return Zero()
+        return FromTokens(self.source, self.source_at) if self.how == "resample" else Mean(self.source)
 
     def pieces(self, size: int) -> Iterator[Pair]:
         """Yields pairs of at most `size` examples, in order."""
@@ -74,26 +97,61 @@ class Pair:
             yield replace(
                 self,
                 base=self.base[rows],
-                source=self.source if len(self.source) == 1 else self.source[rows],
-                batch=None if self.batch is None else self.batch[rows],
+                source=self._source_of(rows),
+                metric=self.metric.at(rows),
+                at=_of_rows(self.at, rows),
+                source_at=self.source_at
+                if self.source is None or len(self.source) == 1
+                else _of_rows(self.source_at, rows),
             )
 
+    def _columns(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the columns of base that are patched, and those of the source that go there, by row."""
+        here = chosen_columns(self.at, self.base.real, f"{self.caller}, positions")
+        if self.source_at is None or self.source is None:
+            return here, here
+        there = chosen_columns(self.source_at, self.source.real, f"{self.caller}, source_positions")
+        there = there * len(here) if len(there) == 1 else there
+        for row, (one, other) in enumerate(zip(here, there, strict=True)):
+            if len(one) != len(other):
+                raise CircuitsError(
+                    f"{self.caller}: example {row} is patched at {len(one)} positions, and source_positions= names "
+                    f"{len(other)} for it"
+                )
+        return here, there
+
+    def at_positions(self, base: Tensor, source: Tensor, hook: str) -> Tensor:
+        """Returns the activation at a hook with the source's at the positions that are patched, base's elsewhere."""
+        if self.at is None:
+            return source
+        axis = Site(hook).kind.query_axis - 1
+        new = base.detach().expand(len(self.base), *base.shape[1:]).clone()
+        values = source.detach().expand(len(self.base), *source.shape[1:])
+        for row, (here, there) in enumerate(zip(*self._columns(), strict=True)):
+            taken = values[row].index_select(axis, there.to(values.device))
+            new[row].index_copy_(axis, here.to(new.device), taken)
+        return new
+
+    def _source_of(self, rows: slice) -> Prompts | None:
+        whole = self.source is None or self.how == "mean" or len(self.source) == 1
+        return self.source if whole or self.source is None else self.source[rows]
+
+    def patched(self, hooks: Iterable[str]) -> dict[str, Tensor]:
+        """Returns what a patch puts in the place of whole activations, by hook; it broadcasts to them."""
+        if self.source is None:
+            return dict.fromkeys(hooks, torch.zeros((), device=self.surface.device))
+        if self.how == "resample":
+            return self.run(self.source, hooks).activations
+        assert self.means is not None
+        means = {hook: Reference(self.source, hook, Site(hook).kind, MeanOver()) for hook in hooks}
+        self.means.fetch(means.values())
+        return {hook: at_own_positions(self.means[mean], self.base) for hook, mean in means.items()}
+
     def values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
-        """Returns the metrics of an output by name; the default one compares base's first choices, from `clean`."""
+        """Returns the metrics of an output by name, with their gradients; `clean` is the output at base."""
         # Gradients are enabled even if the caller has disabled them, because the output may have a graph.
         with torch.enable_grad():
-            kept = self.base.real.to(output.device) if self.base.padded else None
-            if self.metric is None:
-                if output.shape[-1] < 2:
-                    raise CircuitsError(
-                        f"{self.caller}: the model's output has one column, and no first and second choice to take "
-                        "the difference of; give metric="
-                    )
-                return {"logit_diff": first_choice(output, clean.detach(), kept)}
-            if kept is not None:
-                # A metric that reads there fails, instead of taking padding for tokens.
-                output = output.masked_fill(~kept[..., None], torch.nan)
-            return called(self.metric, output, self.batch)
+            return self.metric.values(output, clean)
 
     def run(
         self,
@@ -181,6 +239,11 @@ class Pair:
         return estimate
 
 
+def _of_rows(at: Positions | Snapshot | None, rows: slice) -> Positions | Snapshot | None:
+    """Returns positions for some of the examples: those of a mask [batch pos] are different in each."""
+    return Snapshot(at.tensor[rows]) if isinstance(at, Snapshot) and at.tensor.ndim == 2 else at
+
+
 @contextmanager
 def ready_for_gradients(surface: Surface) -> Iterator[None]:
     """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
@@ -204,6 +267,20 @@ def between(base: Tensor, source: Tensor, fraction: float) -> Tensor:
 def midpoints(steps: int) -> list[float]:
     """Returns the points of the midpoint rule on [0, 1], which is exact for metrics quadratic along the path."""
     return [(step + 0.5) / steps for step in range(steps)]
+
+
+def vector_jacobian_products(out: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
+    """Returns the gradients at x of several vectors [vector ...] at `out`, in one backward pass where all operations
+    between them can be batched.
+    """
+    if len(vectors) > 1:
+        try:
+            (found,) = torch.autograd.grad(out, x, vectors, retain_graph=True, is_grads_batched=True)
+            products: Tensor = found
+            return products
+        except RuntimeError:
+            pass  # a function of the user's, in a hook, may have a backward that knows no batch
+    return torch.stack([torch.autograd.grad(out, x, one, retain_graph=True)[0] for one in vectors])
 
 
 def _recorder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,21 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
-from circuits.model.state import state_of
+from circuits.model.state import inside_block
 from circuits.patch._doubt import Evidence, rounding_of
 from circuits.patch._gradients import Pair
 from circuits.patch._result import EXACT, ScreenResult, make_screen
-from circuits.statistics import LEVEL, bootstrap, interval, ratio, spearman
-from circuits.sweeps.measure import Group
-from circuits.sweeps.metrics import PerExample, own_positions
+from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
+from circuits.sweeps.measurements import Measurements, Row
+from circuits.sweeps.metrics import PerExample, unedited_metrics
 from circuits.sweeps.sweep import swept
-from circuits.sweeps.table import Measured, Row, SweepResult
-from circuits.tensors import Snapshot, parse_positions
-from circuits.validate import is_whole, read_seed
+from circuits.sweeps.table import SweepResult
+from circuits.validate import is_whole, read_choice, read_seed
+
+#: What the largest rows are: of the mean over examples, in absolute value, or of the mean absolute value.
+RANKS = ("mean", "size")
+#: Where means keep less than this of the sizes of effects, signs are said to cancel.
+_KEPT = 0.5
 
 
 @dataclass
@@ -59,9 +63,13 @@ class Counts:
     flips: int
     verified: bool = False  # the most doubtful are measured, not the largest
     budget: int | None = None  # None: a third
+    rank: str = "mean"  # or "size"
 
     @classmethod
-    def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, budget: Any = None) -> Counts:
+    def read(
+        cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any, budget: Any = None
+    ) -> Counts:
+        read_choice(rank, RANKS, caller, "rank")
         verified = caller == "patch.edges" and isinstance(exact, str) and exact == "verified"
         if budget is not None and not verified:
             raise CircuitsError(f'{caller}: budget= is of exact="verified"; else exact= says how many')
@@ -73,9 +81,8 @@ class Counts:
             raise CircuitsError(f'{caller}: exact={exact!r}; give how many top rows to measure, or "all"')
         if not (is_whole(draws, 1) and is_whole(flips, 1)):
             raise CircuitsError(f"{caller}: draws and flips are positive numbers, got {draws} and {flips}")
-        return cls(
-            None if every else int(exact), read_seed(seed, caller), int(draws), int(flips), verified, budget
-        )
+        measured = None if every else int(exact)
+        return cls(measured, read_seed(seed, caller), int(draws), int(flips), verified, budget, rank)
 
 
 def read_steps(steps: Any, caller: str) -> int:
@@ -99,18 +106,21 @@ def ranked(
         for metric in baseline[0]
     }
     tables = {metric: _estimate_table(candidates, metric, unedited[metric], counts) for metric in unedited}
+    settings = settings | {"rank": counts.rank}
+    notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, counts.rank))]
     chosen = list(dict.fromkeys(index for table in tables.values() for index in table.index[: counts.exact]))
     if counts.verified:
         chosen, doubt_settings = _doubtful(pair, candidates, tables, unedited, counts)
         settings = settings | doubt_settings
     if not chosen:
-        return _unmeasured(tables, counts, settings | {"n": len(pair.base)})
-    exact_result, groups = _measure(pair, [candidates[index] for index in chosen], counts)
+        return _unmeasured(tables, counts, settings | {"n": len(pair.base)}, notes)
+    exact_result, measured = _measure(pair, [candidates[index] for index in chosen], counts)
     examples = {
-        (candidate.name, metric): (_joined(candidate, metric), _joined(group.baseline, metric))
-        for group in groups
-        for candidate in group.measured
+        (run["variant"], metric): (values[:, place], values[:, 0])
+        for one in measured
         for metric in unedited
+        for values in (one.of(metric),)
+        for place, run in enumerate(one.runs, start=1)
     }
     agreement: list[Row] = []
     for metric, table in tables.items():
@@ -119,9 +129,11 @@ def ranked(
         exact = [examples[name, metric] for name in names]
         row = _rank_agreement(estimates, unedited[metric][1], exact, counts)
         agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
+        sizes = {name: _effect_size(*values) for name, values in zip(names, exact, strict=True)}
+        table["effect_size"] = table["variant"].map(sizes)
     settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
     settings |= {"n": len(pair.base), "level": LEVEL}
-    return make_screen(tables, exact_result, pd.DataFrame(agreement), settings)
+    return make_screen(tables, exact_result, pd.DataFrame(agreement), settings, notes)
 
 
 def _doubtful(
@@ -151,8 +163,12 @@ def _doubtful(
     return chosen, {"exact": "verified", "budget": budget, "doubtful": len(order), "verified": len(chosen)}
 
 
-def _unmeasured(tables: dict[str, pd.DataFrame], counts: Counts, settings: Row) -> ScreenResult:
+def _unmeasured(
+    tables: dict[str, pd.DataFrame], counts: Counts, settings: Row, notes: Sequence[str]
+) -> ScreenResult:
     """Returns estimates alone, where none is in doubt."""
+    for table in tables.values():
+        table["effect_size"] = np.nan
     columns = ["variant", "metric", *EXACT]
     nothing = SweepResult(pd.DataFrame(columns=columns), pd.DataFrame({"metric": list(tables)}), {}, {})
     rows = [
@@ -160,7 +176,7 @@ def _unmeasured(tables: dict[str, pd.DataFrame], counts: Counts, settings: Row) 
         for metric, table in tables.items()
     ]
     settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "level": LEVEL}
-    return make_screen(tables, nothing, pd.DataFrame(rows), settings)
+    return make_screen(tables, nothing, pd.DataFrame(rows), settings, notes)
 
 
 def _estimate_table(
@@ -183,33 +199,46 @@ def _estimate_table(
     table["n"] = shifts.shape[1]
     table["baseline"] = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
     table["estimate"], table["estimate_ci_low"], table["estimate_ci_high"] = estimate, low, high
-    table = table.iloc[np.argsort(-np.abs(estimate), kind="stable")]
+    table["size"] = ratio(np.abs(shifts).sum(1), shared.sum(1))
+    size = table["size"].to_numpy() if counts.rank == "size" else np.abs(estimate)
+    table = table.iloc[np.argsort(-size, kind="stable")]
     table.insert(0, "rank", np.arange(1, len(table) + 1))
     return table
 
 
-def _measure(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[SweepResult, list[Group]]:
-    """Sweeps patches; returns the result, and its groups, which have a value for every example."""
-    read_positions = parse_positions(own_positions(pair.metric), f"{pair.caller}, read_positions")
-    if isinstance(read_positions, Snapshot):
-        raise CircuitsError(
-            f"{pair.caller}: read_positions of the metric are the same in every example; got a mask [batch pos]"
-        )
-    result, (measurements,) = swept(
-        pair.surface.model,
-        pair.base,
-        {one.name: one.patch() for one in chosen},
-        pair.metric,
-        batch=pair.batch,
-        seed=counts.seed,
-        draws=counts.draws,
-        flips=counts.flips,
+def _cancelled(metric: str, table: pd.DataFrame, rank: str) -> str | None:
+    """Says that effects of either sign cancel in the means over examples by which rows are ranked, if they do."""
+    whole = float(table["size"].sum())
+    kept = float(table["estimate"].abs().sum()) / whole if whole > 0 else 1.0
+    if rank == "size" or kept >= _KEPT:
+        return None
+    return (
+        f"{metric}: signs differ between examples: means over them keep {kept:.0%} of the sizes of the estimated "
+        'effects; rank="size" ranks by mean sizes'
     )
-    return result, measurements.groups
 
 
-def _joined(one: Measured, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    return one.joined(metric, 0), one.joined(metric, 1)
+def _effect_size(edited: np.ndarray, clean: np.ndarray) -> float:
+    """Returns the mean over examples of an effect's absolute value, each example weighted by its entries at base.
+
+    Args:
+        edited: sums and counts [2 example].
+        clean: the same at base.
+    """
+    change = np.abs(ratio(*edited) - ratio(*clean))
+    entries = np.where(np.isnan(change), 0.0, clean[1])
+    return float(ratio((np.nan_to_num(change) * entries).sum(keepdims=True), entries.sum(keepdims=True))[0])
+
+
+def _measure(
+    pair: Pair, chosen: Sequence[Candidate], counts: Counts
+) -> tuple[SweepResult, list[Measurements]]:
+    """Sweeps patches; returns the result, and the measurements, which have a value for every example."""
+    variants = {one.name: one.patch() for one in chosen}
+    metric = replace(pair.metric, default=unedited_metrics)
+    resampling, measured = Resampling(counts.seed, counts.draws, counts.flips), list[Measurements]()
+    result = swept(pair.surface, pair.base, variants, metric, resampling, keep=measured)
+    return result, measured
 
 
 def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:
@@ -241,7 +270,7 @@ def refuse_inside_blocks(pair: Pair) -> None:
 
     This holds even where the edits do not change base, because they may change a patched run.
     """
-    if state_of(pair.surface.model).blocks:
+    if inside_block(pair.surface.model):
         raise CircuitsError(
             f"{pair.caller}: a block around this call edits the model, so that estimates and patches would be of "
             "different models; call it outside"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import pandas as pd
 from circuits.circuit import _rankings
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
-from circuits.sweeps.table import Row, SweepResult
+from circuits.sweeps.measurements import Row
+from circuits.sweeps.table import SweepResult
 
 # The columns of a sweep that hold measurements.
 EXACT = (
@@ -31,42 +32,45 @@ class ScreenResult:
     """The result of `patch.screen` or `patch.edges`.
 
     Attributes:
-        frame: one row per candidate and metric, the largest |estimate| of each metric first (`rank` 1). `estimate` is
-            the estimated effect, with a bootstrap interval over the `n` examples. Where the patch was swept, `value`,
-            `effect` (the exact one) and the following columns are those of the sweep; elsewhere they are empty.
+        frame: one row per candidate and metric, the largest of each metric first (`rank` 1). `estimate` is the
+            estimated effect, with a bootstrap interval over the `n` examples, `size` the mean of its absolute values
+            over them. Where the patch was swept, `value`, `effect` (the exact one) and the following columns are those
+            of the sweep, and `effect_size` is the mean of absolute effects; elsewhere they are empty.
         correlation: one row per metric: `spearman`, the rank correlation of estimate and effect over the `n` rows of
             `of` that were measured, with a percentile interval over examples. NaN for fewer than 3 rows.
         exact: the sweep of the measured rows.
         settings: method, steps, direction, seed and so on.
+        notes: sentences on what the ranking may miss: metrics of which effects cancel over the examples.
     """
 
     frame: pd.DataFrame
     correlation: pd.DataFrame
     exact: SweepResult
     settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> list[str]:
         return list(self.correlation["metric"])
 
     def top(self, count: int, metric: str | None = None, by: str = "best") -> Circuit:
-        """Returns the circuit of the `count` largest rows, in absolute value.
+        """Returns the circuit of the `count` largest rows, by the `rank` of the screening.
 
         Args:
             metric: whose rows; needed where there are several.
             by: "best", the exact effect where it was measured, else the estimate; "estimate"; or "effect", of measured
                 rows alone. Only rows of the screening can be in the circuit: edges of position embeddings never are.
         """
-        return _rankings.top(self.frame, count, metric, by)
+        return _rankings.top(self, count, metric, by)
 
     def above(self, least: float, metric: str | None = None, by: str = "best") -> Circuit:
         """Returns the circuit of all rows whose size, as in `top`, is at least `least`."""
-        return _rankings.above(self.frame, least, metric, by)
+        return _rankings.above(self, least, metric, by)
 
     def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:
         """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
         kind = "edges" if "sender" in self.frame else "nodes"
-        return _rankings.names(_rankings.ranking(self.frame, metric, by, "ranking"), kind, "ranking")
+        return _rankings.names(_rankings.ranking(self, metric, by, "ranking"), kind, "ranking")
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
@@ -79,11 +83,15 @@ class ScreenResult:
 
 
 def make_screen(
-    tables: Mapping[str, pd.DataFrame], exact: SweepResult, correlation: pd.DataFrame, settings: Row
+    tables: Mapping[str, pd.DataFrame],
+    exact: SweepResult,
+    correlation: pd.DataFrame,
+    settings: Row,
+    notes: Sequence[str],
 ) -> ScreenResult:
     """Joins the estimates of all metrics with the exact measurements."""
     measured = exact.frame[["variant", "metric", *EXACT]]
     frame = pd.concat(tables.values()).merge(measured, how="left", on=["variant", "metric"])
     integer_columns = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(integer_columns, "Int64"))
-    return ScreenResult(frame, correlation, exact, settings)
+    return ScreenResult(frame, correlation, exact, settings, tuple(notes))

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place, refuse_other_units
+from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.replacements import DIRECTION, FromTokens
+from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
-from circuits.model.prompts import Prompts, own_positions
+from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site, SiteKind
+from circuits.model.state import unwritten
 from circuits.model.surface import Surface
 from circuits.patch._gradients import (
     EXAMPLES_PER_PASS,
@@ -27,9 +29,9 @@ from circuits.patch._gradients import (
 )
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
+from circuits.sweeps.measurements import BASELINE, Row
 from circuits.sweeps.metrics import PerExample, read_values
-from circuits.sweeps.table import BASELINE, Row
-from circuits.tensors import Positions, Snapshot
+from circuits.tensors import Snapshot
 from circuits.validate import read_choice
 
 CALLER = "patch.screen"
@@ -56,6 +58,9 @@ def screen(
     steps: int = 5,
     line: str = "input",
     exact: int | str = 10,
+    rank: str = "mean",
+    positions: Any = None,
+    source_positions: Any = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
@@ -82,8 +87,15 @@ def screen(
             "site", the activation at one site of one layer is interpolated as a whole, all else is as at base: `steps`
             passes per site and layer; estimates add up to the exact effect of patching that whole site, but for the
             error of the midpoint rule.
-        exact: the number of rows with the largest |estimate| of each metric that are also swept with
-            `patch.activations`; or "all".
+        exact: the number of rows of each metric, the first ones, that are also swept with `patch.activations`; or
+            "all".
+        rank: the first are, "mean", those with the largest |estimate|, or "size", those whose estimates are largest in
+            the mean of absolute values over examples: where an effect's sign differs between examples, as that of a
+            loss may, it cancels in the mean. `notes` of the result says where it does.
+        positions: only these are patched, as in `patch.activations`; by default all.
+        source_positions: those of the source that go there, in order, where prompts and their partners have not one
+            length; as in `patch.activations`. Then there is no line from one input to the other: method is "gradient"
+            or line "site".
         seed: as in `sweep`, for both estimates and effects.
         draws: as in `sweep`.
         flips: as in `sweep`.
@@ -91,19 +103,22 @@ def screen(
     Estimate and effect are the metric of base with the source's activation in it, minus that of base.
     Refused inside a block of `intervene` that edits the model. Raises `CircuitsError` for a metric without a gradient.
     """
-    pair = Pair.read(CALLER, model, base, source, metric, batch)
+    pair = Pair.read(
+        CALLER, model, base, source, metric, batch, positions=positions, source_positions=source_positions
+    )
     read_choice(method, METHODS, CALLER, "method")
     read_choice(line, LINES, CALLER, "line")
     read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
-    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips)
+    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
     layer_sites = _read_sites(sites, pair.surface, by)
     refuse_inside_blocks(pair)
+    if pair.at is not None:
+        _check_positions(pair, layer_sites, by, method, line)
 
-    source_value = FromTokens(pair.source)
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
     for piece in pair.pieces(EXAMPLES_PER_PASS):
-        with ready_for_gradients(pair.surface):
+        with ready_for_gradients(pair.surface), unwritten(pair.surface.model, CALLER):
             values, estimates = _estimates(piece, [hook for _, _, hook in layer_sites], method, steps, line)
         baseline.append(values)
         for site, layer, hook in layer_sites:
@@ -123,7 +138,8 @@ def screen(
                     if label not in candidates:
                         description = _description(label, site, layer, head, parts)
                         candidates[label] = Candidate(
-                            description, partial(_patch, site, layer, head, parts, source_value, pair.base)
+                            description,
+                            partial(_patch, site, layer, head, parts, pair.replacement, pair),
                         )
                     entry = (slice(None), *index)
                     candidates[label].add(name, sums[entry])
@@ -139,16 +155,23 @@ def _estimates(
     """Returns the metrics at base, and (source − base)·gradient, shaped as the activation, by hook and metric."""
     input_hooks = [hook for hook in INPUTS if hook in piece.surface.hooks]
     recorded_hooks = dict.fromkeys((*hooks, *input_hooks))
-    source_activations = piece.run(piece.source, recorded_hooks).activations
+    source_activations = piece.patched(recorded_hooks)
     base_run = piece.run(piece.base, recorded_hooks, graph=method == "gradient")
     clean = base_run.output.detach()
+    patched = {
+        hook: piece.at_positions(base_run.activations[hook], source_activations[hook], hook) for hook in hooks
+    }
     gradient_sums: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
 
     def add(gradient_hooks: list[str], interpolated_hooks: list[str], fraction: float, weight: float) -> None:
         run = base_run
         if interpolated_hooks:
             interpolated = {
-                hook: between(base_run.activations[hook], source_activations[hook], fraction)
+                hook: between(
+                    base_run.activations[hook],
+                    source_activations[hook] if line == "input" else patched[hook],
+                    fraction,
+                )
                 for hook in interpolated_hooks
             }
             run = piece.run(piece.base, gradient_hooks, interpolated, graph=True)
@@ -167,9 +190,7 @@ def _estimates(
     estimates = {
         hook: {
             name: piece.finite(
-                piece.in_order(
-                    difference(base_run.activations[hook], source_activations[hook]) * gradient, hook
-                ),
+                piece.in_order(difference(base_run.activations[hook], patched[hook]) * gradient, hook),
                 name,
                 hook,
             )
@@ -194,6 +215,23 @@ def _read_sites(given: Any, surface: Surface, by: str) -> list[_LayerSite]:
         layer_sites += [(Site(site.name), layer, hook) for layer, hook in surface.at(site)]
     # A layer that is named twice ("z", "z.1") is kept once.
     return list({hook: layer_site for layer_site in layer_sites for hook in (layer_site[2],)}.values())
+
+
+def _check_positions(pair: Pair, layer_sites: list[_LayerSite], by: str, method: str, line: str) -> None:
+    if by == "position":
+        raise CircuitsError(f'{CALLER}: by="position" has a row for each position; leave positions= out')
+    if pair.source_at is None:
+        return
+    if method == "integrated" and line == "input":
+        raise CircuitsError(
+            f'{CALLER}: with source_positions= no line leads from one input to the other; give method="gradient" or '
+            'line="site"'
+        )
+    for site, _, _ in layer_sites:
+        if "key" in site.kind.axes:
+            raise CircuitsError(
+                f"{CALLER}: source_positions= cannot say which keys go together at {site}; screen q, k, v or z"
+            )
 
 
 def _names(layer_sites: list[_LayerSite]) -> list[str]:
@@ -245,16 +283,17 @@ def _patch(
     layer: int | None,
     head: AnyHead | None,
     parts: dict[str, int],
-    source_value: FromTokens,
-    base: Prompts,
+    replacement: Replacement,
+    pair: Pair,
 ) -> Edit:
     """Returns the `patch.activations` edit of one row."""
     units = tuple(parts[unit] for unit in UNITS.values() if unit in parts)
     place = Place(_site(site, layer), neurons=units or None)
     if head is not None:
         place = Place(site, HeadSpec(str(head), (head,)))
-    positions: Positions | Snapshot | None = (parts["position"],) if "position" in parts else None
-    if positions is not None and base.padded:
+    positions = (parts["position"],) if "position" in parts else pair.at
+    if "position" in parts and pair.base.padded:
         # Of the examples that are as long.
-        positions = Snapshot((own_positions(base.real) == parts["position"]) & base.real)
-    return Edit("patch.activations", (place,), source_value, positions)
+        real = pair.base.real
+        positions = Snapshot((own_positions(real) == parts["position"]) & real)
+    return Edit("patch.activations", (place,), replacement, positions)

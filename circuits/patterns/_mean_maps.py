@@ -89,7 +89,7 @@ def attention(
     entropy, uniform_entropy = torch.zeros(2, *shape, dtype=torch.float64)
     for rows, query_mask in reading.chunks(chunk):
         sums = total, entropy, uniform_entropy
-        reading.look(rows, partial(_add, sums, reading.layers, query_mask.double()))
+        reading.visit(rows, partial(_add, sums, reading.layers, query_mask.double()))
     longest = int(prompts.lengths.max())
     mean = (total / reading.selected.sum(0).double()[:, None])[..., :longest, :longest]
     return Maps(mean, entropy / uniform_entropy, reading.layers, len(prompts), _labels(prompts))

@@ -11,6 +11,7 @@ import pandas as pd
 from jaxtyping import Shaped
 from torch import Tensor
 
+from circuits.errors import CircuitsError
 from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval, ratio
@@ -56,7 +57,9 @@ def movement(
 
     The difference within pairs decides what is measured: the same matrices under other masks give the sensitivity to
     the mask, other matrices under the same masks the sensitivity to the values. The control `unpaired` pairs row i of
-    `tokens` with row d(i) of `other`, d one derangement drawn from `seed`: inputs that share neither.
+    `tokens` with row d(i) of `other`, d one derangement drawn from `seed`: inputs that share neither. Pairs may be of
+    unequal lengths; the control compares queries that both its rows have, in causal models, where a query sees as many
+    keys in both.
 
     Args:
         queries: compare these only: positions, or a boolean mask [batch pos].
@@ -65,14 +68,24 @@ def movement(
     """
     caller = "patterns.movement"
     pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
-    sums = pairs.zeros()
+    lengths = pairs.prompts.lengths
+    if int(lengths.min()) < int(lengths.max()) and not pairs.surface.causal:
+        raise CircuitsError(
+            f"{caller}: in bidirectional attention queries of prompts of unequal length see different keys; give "
+            "prompts of one length"
+        )
+    sums, compared = pairs.zeros(), pairs.compared
     for rows, query_mask in pairs.chunks(chunk):
         before: dict[int, Tensor] = {}
-        pairs.look(rows, partial(_keep, before))
-        pairings: tuple[slice | Tensor, ...] = (rows, pairs.order[rows])
-        for distances, other_rows in zip(sums, pairings, strict=True):
-            compare = partial(_compare, distances[..., rows], pairs.layers, before, query_mask.double())
-            pairs.look(other_rows, compare, pairs.other)
+        pairs.visit(rows, partial(_keep, before))
+        control_mask = compared[rows, None].to(query_mask.device)
+        pairings: tuple[tuple[slice | Tensor, Tensor], ...] = (
+            (rows, query_mask),
+            (pairs.order[rows], control_mask),
+        )
+        for distances, (other_rows, queries_compared) in zip(sums, pairings, strict=True):
+            compare = partial(_compare, distances[..., rows], pairs.layers, before, queries_compared.double())
+            pairs.visit(other_rows, compare, pairs.other)
     return Movement(_frame(pairs, sums))
 
 
@@ -95,7 +108,7 @@ def _compare(
 
 
 def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
-    (paired_mean, unpaired_mean), (paired_resamples, unpaired_resamples) = pairs.means(sums)
+    (paired_mean, unpaired_mean), (paired_resamples, unpaired_resamples) = pairs.means(sums, pairs.compared)
     table_columns: dict[str, Any] = {
         "layer": [head.layer for head in pairs.heads],
         "head": [head.head for head in pairs.heads],

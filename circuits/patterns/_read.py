@@ -32,7 +32,7 @@ from circuits.validate import is_whole, read_indices, read_seed
 AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
 
 # Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
-Look = Callable[[int, Tensor, Tensor], None]
+Visitor = Callable[[int, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class PatternPass:
         for rows in chunks(self.surface, self.prompts, self.layers, chunk, self.caller):
             yield rows, self.selected[rows, None].to(self.surface.device)
 
-    def look(self, rows: slice | Tensor, look: Look, prompts: Prompts | None = None) -> None:
-        """Passes the patterns of these rows, of the pass's prompts or of others paired with them, to `look`."""
-        look_at(self.surface, self.prompts if prompts is None else prompts, rows, self.layers, look)
+    def visit(self, rows: slice | Tensor, visitor: Visitor, prompts: Prompts | None = None) -> None:
+        """Passes the patterns of these rows, of the pass's prompts or of others paired with them, to `visitor`."""
+        visit_patterns(self.surface, self.prompts if prompts is None else prompts, rows, self.layers, visitor)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PairedPass(PatternPass):
     """The inputs of passes over two inputs that are compared row by row, with a control that pairs other rows.
 
     Attributes:
-        other: the second input, of the shape of `prompts`.
+        other: the second input, in the layout of `prompts`.
         order: [batch], the row of the control's pair: a derangement drawn from `seed`.
         seed: also of the bootstrap, of `draws` resamples.
     """
@@ -104,8 +104,8 @@ class PairedPass(PatternPass):
         seed: Any,
         draws: Any,
     ) -> PairedPass:
-        """Reads the arguments; raises `CircuitsError` unless both inputs have one shape, of at least 2 rows, and all
-        prompts one length.
+        """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
+        rows.
         """
         prompts, second = _read_pairs(Surface.of(model), tokens, other, caller)
         seed, draws = read_seed(seed, caller), read_draws(draws, caller)
@@ -116,24 +116,33 @@ class PairedPass(PatternPass):
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
         return np.zeros((2, len(self.layers), self.surface.n_heads, len(self.prompts)))
 
-    def means(self, sums: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    @property
+    def compared(self) -> Tensor:
+        """The queries that count which a row and the other row of its control both have, bool [batch pos]."""
+        return self.selected & self.other.reached[self.order]
+
+    def means(
+        self, sums: np.ndarray, control: Tensor | None = None
+    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Returns means over queries and examples [pairing head], and their resamples [draw head] for each pairing.
 
         Args:
             sums: over queries, [pairing layer head example].
+            control: the queries of the control, bool [batch pos]; None: those of the pairs.
         """
         series = sums.reshape(-1, len(self.prompts))
-        entries = np.broadcast_to(self.selected.sum(1).double().numpy(), series.shape)
+        queries = torch.stack([self.selected, self.selected if control is None else control]).sum(2).double()
+        entries = np.broadcast_to(queries[:, None, None].numpy(), sums.shape).reshape(series.shape)
         resampled = bootstrap(series, entries, self.seed, self.draws)
         paired, unpaired = np.split(resampled, 2, axis=1)
         return ratio(series.sum(1), entries.sum(1)).reshape(2, -1), (paired, unpaired)
 
 
-def look_at(
-    surface: Surface, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...], look: Look
+def visit_patterns(
+    surface: Surface, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...], visitor: Visitor
 ) -> None:
-    """Runs `rows` (a slice or indices) of the prompts in eval mode, without gradients; passes each pattern to `look`,
-    each prompt's own tokens first.
+    """Runs `rows` (a slice or indices) of the prompts in eval mode, without gradients; passes each pattern to
+    `visitor`, each prompt's own tokens first.
 
     Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
     """
@@ -143,7 +152,7 @@ def look_at(
     for layer in layers:
         hook = KINDS["scores"].hook.format(layer)
         functions.append((hook, keep_in(scores, hook)))
-        pass_on = partial(_show, surface, prompts[rows], layer, look, scores, seen_layers)
+        pass_on = partial(_show, surface, prompts[rows], layer, visitor, scores, seen_layers)
         functions.append((KINDS["pattern"].hook.format(layer), pass_on))
     model = surface.model
     with (
@@ -162,18 +171,18 @@ def _show(
     surface: Surface,
     prompts: Prompts,
     layer: int,
-    look: Look,
+    visitor: Visitor,
     scores: dict[str, Tensor],
     seen_layers: list[int],
     pattern: Tensor,
 ) -> None:
-    """Passes a pattern to `look`, with the visible keys as read from the layer's scores, which precede the pattern."""
+    """Passes a pattern to `visitor`, with the visible keys that the layer's scores show, which precede it."""
     visible_keys = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
     seen_layers.append(layer)
     pattern = pattern.detach().double()
     axes = KINDS["pattern"].position_axes
     seen = prompts.in_order(visible_keys.expand_as(pattern).to(torch.uint8), axes).bool()
-    look(layer, prompts.in_order(pattern, axes), seen)
+    visitor(layer, prompts.in_order(pattern, axes), seen)
 
 
 def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
@@ -215,17 +224,19 @@ def read_run(surface: Surface, tokens: Any, caller: str) -> Prompts:
 def _read_pairs(surface: Surface, tokens: Any, other: Any, caller: str) -> tuple[Prompts, Prompts]:
     """Reads two inputs that are compared row by row, and each with rows of the other."""
     one, two = read_run(surface, tokens, caller), read_run(surface, other, caller)
-    if one.shape != two.shape or len(one) < 2:
+    if len(one) != len(two) or len(one) < 2 or (one.shape != two.shape and not (one.padded or two.padded)):
         raise CircuitsError(
             f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(one.shape)} and "
             f"{list(two.shape)}"
         )
-    lengths = {*one.lengths.tolist(), *two.lengths.tolist()}
-    if len(lengths) > 1:
+    differs = one.lengths != two.lengths
+    if bool(differs.any()):
+        row = int(differs.nonzero()[0])
         raise CircuitsError(
-            f"{caller}: compared prompts have one length; these have {min(lengths)} to {max(lengths)} tokens"
+            f"{caller}: example {row} has {int(one.lengths[row])} tokens, the one it is compared with "
+            f"{int(two.lengths[row])}; give pairs of one length"
         )
-    return one, two
+    return one, two.like(one)
 
 
 def selected_queries(surface: Surface, queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:

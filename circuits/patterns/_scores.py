@@ -112,7 +112,7 @@ def scores(
             template_keys(name, template, examples, rows, prompts[rows]).to(query_mask.device)
             for name, template in by_name.items()
         ]
-        reading.look(rows, partial(_take, sums[..., rows], reading.layers, keys, query_mask))
+        reading.visit(rows, partial(_take, sums[..., rows], reading.layers, keys, query_mask))
     measured = sums.reshape(3, len(heads), len(by_name), len(tokens))
     mass, chance, counts = measured
     frame = _frame(heads, tuple(by_name), measured, _resampled(mass, chance, counts, seed, draws))

@@ -94,7 +94,7 @@ def follow(
     sums = pairs.zeros()
     for rows, query_mask in pairs.chunks(chunk):
         attended: dict[int, Tensor] = {}
-        pairs.look(rows, partial(_keep, attended, member))
+        pairs.visit(rows, partial(_keep, attended, member))
         for follow_counts, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
             places = group_before[judged_by][rows].to(device), group_after[judged_by][rows].to(device)
             compare = partial(
@@ -106,7 +106,7 @@ def follow(
                 places,
                 query_mask.double(),
             )
-            pairs.look(rows, compare, pairs.other)
+            pairs.visit(rows, compare, pairs.other)
     return Following(_frame(pairs, sums))
 
 

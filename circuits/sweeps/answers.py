@@ -65,9 +65,7 @@ class LogitDifference:
     def answers(self, real: Tensor, surface: Surface | None) -> Answers:
         """Returns the answers of a batch whose tokens the mask [n pos] tells."""
         batch = len(real)
-        for name, given in (("right", self.right), ("wrong", self.wrong), ("position", self.positions)):
-            if len(given) not in (1, batch):
-                raise CircuitsError(f"{CALLER}: {name} is given for {len(given)} examples, there are {batch}")
+        self.check_count(batch)
         positions = torch.tensor(self.positions).expand(batch)
         counts = real.sum(1).cpu()
         outside = (positions >= counts) | (positions < -counts)
@@ -81,7 +79,13 @@ class LogitDifference:
         right, wrong = (_ids(given, batch, surface) for given in (self.right, self.wrong))
         return Answers(columns, *right, *wrong)
 
-    def at(self, rows: slice) -> LogitDifference:
+    def check_count(self, batch: int) -> None:
+        """Refuses answers or positions of another number of examples."""
+        for name, given in (("right", self.right), ("wrong", self.wrong), ("position", self.positions)):
+            if len(given) not in (1, batch):
+                raise CircuitsError(f"{CALLER}: {name} is given for {len(given)} examples, there are {batch}")
+
+    def __getitem__(self, rows: slice) -> LogitDifference:
         """Returns the metric of some of the examples."""
 
         def cut(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -115,8 +119,8 @@ class BoundDifference:
     def __init__(self, read_positions: tuple[int, ...] | None) -> None:
         self.read_positions = read_positions
 
-    def __call__(self, output: Tensor, answers: Answers) -> Tensor:
-        return _difference(output, answers)
+    def __call__(self, output: Tensor, answers: Answers | LogitDifference) -> Tensor:
+        return answers(output) if isinstance(answers, LogitDifference) else _difference(output, answers)
 
 
 def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDifference:
@@ -142,8 +146,11 @@ def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDiffere
     return LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
 
 
-def bound(metric: Any, batch: Any, surface: Surface, prompts: Prompts, caller: str) -> tuple[Any, Any]:
-    """Returns a metric and its batch, a logit difference with its answers for these prompts."""
+def bound(metric: Any, batch: Any, inputs: tuple[Surface, Prompts] | None, caller: str) -> tuple[Any, Any]:
+    """Returns a metric and its batch; of a logit difference, a function and the answers of these prompts.
+
+    Without prompts, answers are those of the outputs that the function gets.
+    """
     if metric is logit_difference:
         raise CircuitsError(
             f"{caller}: logit_difference(right, wrong) makes the metric; give metric=logit_difference(right, wrong)"
@@ -152,6 +159,9 @@ def bound(metric: Any, batch: Any, surface: Surface, prompts: Prompts, caller: s
         return metric, batch
     if batch is not None:
         raise CircuitsError(f"{caller}: logit_difference has its answers with it; leave out batch=")
+    if inputs is None:
+        return BoundDifference(None), metric
+    surface, prompts = inputs
     read = (
         None if prompts.padded and len(set(metric.positions)) > 1 else tuple(dict.fromkeys(metric.positions))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,9 +18,11 @@ from circuits.engine.replay import NotReplayed
 from circuits.errors import CircuitsError
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating
-from circuits.model.state import holding, state_of
+from circuits.model.state import holding, same_bits, state_of
 from circuits.model.surface import Surface
-from circuits.sweeps.measure import Measurements, ModelSweep, SweepInputs, Variant, measure_stacked
+from circuits.sweeps.inputs import SweepInputs, Variant
+from circuits.sweeps.measure import ModelSweep, measure_stacked
+from circuits.sweeps.measurements import Measurements
 
 
 def measure_checkpoints(
@@ -27,8 +30,8 @@ def measure_checkpoints(
     variants: Callable[[Surface], list[Variant]],
     inputs: SweepInputs,
     engine: str,
-) -> Iterator[list[tuple[str | None, Measurements]]]:
-    """Yields (label, measurements) of each checkpoint in their order; those measured together in one list.
+) -> Iterator[list[Measurements]]:
+    """Yields the measurements of each checkpoint in their order; those measured together in one list.
 
     Each is compared with its own replay. Checkpoints that differ from the first only in their parameters are stacked,
     as many as fit. The first runs alone, so that errors of the metric show before the second is loaded.
@@ -40,22 +43,26 @@ def measure_checkpoints(
             raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
         seen.add(label)
         checkpoint = load()
+        # Where they are not stacked, one is gone before the next is made.
+        del load
         if pending is not None and pending.take(label, checkpoint):
+            del checkpoint
             if pending.full:
                 yield pending.measured()
             continue
         with checkpoint.loaded() as surface:
-            job = ModelSweep.of(surface, variants(surface), inputs, engine)
+            job = ModelSweep.of(surface, variants(surface), inputs, engine, label)
             measurements = job.run()
         if pending is not None and pending.jobs:
             yield pending.measured()
-        yield [(label, measurements)]
+        yield measurements
         max_stacked = job.max_stacked() if checkpoint.values is not None else 1
         pending = (
             _PendingCheckpoints(job, engine, max_stacked, Weights(checkpoint, max_stacked))
             if max_stacked > 1
             else None
         )
+        del checkpoint
     if pending is not None and pending.jobs:
         yield pending.measured()
 
@@ -68,7 +75,6 @@ class _PendingCheckpoints:
     engine: str  # the caller's choice
     max_stacked: int
     weights: Weights
-    labels: list[str | None] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     jobs: list[ModelSweep] = field(default_factory=list)
 
@@ -80,31 +86,29 @@ class _PendingCheckpoints:
         """Adds a checkpoint; returns False where it cannot be stacked with the others."""
         if checkpoint.values is None or checkpoint.surface is not self.like.surface:
             return False
-        kept, job = self.weights.put(len(self.jobs), checkpoint), self.like.another()
-        self.labels.append(label)
+        kept, job = self.weights.put(len(self.jobs), checkpoint), self.like.another(label)
         self.checkpoints.append(kept)
         self.jobs.append(job)
         return True
 
-    def measured(self) -> list[tuple[str | None, Measurements]]:
-        labels, checkpoints, jobs = self.labels, self.checkpoints, self.jobs
-        self.labels, self.checkpoints, self.jobs = [], [], []
+    def measured(self) -> list[Measurements]:
+        checkpoints, jobs = self.checkpoints, self.jobs
+        self.checkpoints, self.jobs = [], []
         try:
             engine = self._engine(checkpoints, jobs)
             with checkpoints[0].loaded():
-                measurements = measure_stacked(engine, jobs, lambda at: checkpoints[at].load_into_model())
+                return measure_stacked(engine, jobs, lambda at: checkpoints[at].load_into_model())
         except NotReplayed:
             # At least one cannot be replayed; measuring each alone shows which.
-            each = zip(labels, checkpoints, jobs, strict=True)
-            return [(label, self._alone(checkpoint, job)) for label, checkpoint, job in each]
-        return list(zip(labels, measurements, strict=True))
+            each = zip(checkpoints, jobs, strict=True)
+            return [one for checkpoint, job in each for one in self._alone(checkpoint, job)]
 
     def _engine(self, checkpoints: list[Checkpoint], jobs: list[ModelSweep]) -> Engine:
         """Returns the engine of all their weights, each compared with the model itself; clean passes are run along the
         way.
         """
-        like, together = self.like.engine, self.weights.first(len(checkpoints))
-        assert like is not None
+        like, together = self.like.parts[0].engine, self.weights.first(len(checkpoints))
+        assert isinstance(like, Engine)
         with evaluating(self.like.surface.model), torch.no_grad():
             seen = like.observed_together(self.weights.parameters(len(checkpoints)))
             observations = []
@@ -119,10 +123,10 @@ class _PendingCheckpoints:
                 seen = side_by_side(observations)
             return like.of(together, seen)
 
-    def _alone(self, checkpoint: Checkpoint, job: ModelSweep) -> Measurements:
-        variants = [one for group in job.groups for one in group.variants]
+    def _alone(self, checkpoint: Checkpoint, job: ModelSweep) -> list[Measurements]:
+        label = job.parts[0].measurements.checkpoint
         with checkpoint.loaded() as surface:
-            return ModelSweep.of(surface, variants, job.inputs, self.engine).run()
+            return ModelSweep.of(surface, job.variants, job.inputs, self.engine, label).run()
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,8 @@ class Checkpoint:
     surface: Surface
     what: str = "sweep"
     values: tuple[tuple[str, nn.Parameter, Tensor], ...] | None = None
+    #: Names of parameters that share memory: tied ones, and views of each other.
+    shared: frozenset[str] = frozenset()
 
     @contextmanager
     def loaded(self) -> Iterator[Surface]:
@@ -150,12 +156,22 @@ class Checkpoint:
                 "undo; put the transplant among the variants, or give models"
             )
         with holding((parameter, value) for _, parameter, value in self.values):
+            self._refuse_lost()
             yield self.surface
 
     def load_into_model(self) -> None:
         """Replaces the parameters inside a block that holds another checkpoint of the same model."""
         for _, parameter, value in self.values or ():
             parameter.copy_(value)
+        self._refuse_lost()
+
+    def _refuse_lost(self) -> None:
+        """Refuses values of which the model cannot hold all, as some of its parameters are one."""
+        for name, parameter, value in self.values or ():
+            if name in self.shared and not same_bits(parameter, value):
+                raise CircuitsError(
+                    f"{self.what}: {name} is tied to another parameter of the model, and they differ in the state_dict"
+                )
 
 
 class Weights:
@@ -203,7 +219,7 @@ def read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
     if isinstance(given, Mapping):
         return iter([_read(pair, model) for pair in given.items()])
     if isinstance(given, Iterable) and not isinstance(given, str):
-        return (_read(pair, model) for pair in given)
+        return _read_as_it_goes(given, model)
     raise CircuitsError(f"sweep, checkpoints: give a dict of labels and models or state_dicts, got {given!r}")
 
 
@@ -221,6 +237,12 @@ class _Model:
     def state_dict(self) -> dict[str, Tensor]:
         return self.surface.model.state_dict()
 
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        memory = {name: weight.untyped_storage().data_ptr() for name, weight in self.weights.items()}
+        counts = Counter(memory.values())
+        return frozenset(name for name, address in memory.items() if counts[address] > 1)
+
 
 def _read(pair: Any, model: _Model) -> LabelledLoader:
     if not isinstance(pair, tuple) or len(pair) != 2:
@@ -230,6 +252,14 @@ def _read(pair: Any, model: _Model) -> LabelledLoader:
         return str(label), partial(_loaded, label, given, model)
     checkpoint = _checkpoint(label, given, model)
     return str(label), lambda: checkpoint
+
+
+def _read_as_it_goes(given: Iterable[Any], model: _Model) -> Iterator[LabelledLoader]:
+    for pair in given:
+        found = [_read(pair, model)]
+        # A local would keep it in memory until the next one is there.
+        del pair
+        yield found.pop()
 
 
 def _loaded(label: Any, load: Callable[[], Any], model: _Model) -> Checkpoint:
@@ -246,7 +276,7 @@ def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
         return Checkpoint(Surface.of(given), what)
     if not isinstance(given, Mapping):
         raise CircuitsError(f"{what}: expected a model or a state_dict, got {type(given).__name__}")
-    return Checkpoint(model.surface, what, _read_weights(given, model, what))
+    return Checkpoint(model.surface, what, _read_weights(given, model, what), model.shared)
 
 
 def _read_weights(

@@ -17,7 +17,7 @@ _SHARED = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, Modul
 def private(thing: Any) -> Any:
     """Returns a copy with tensors and arrays of its own, as deep as they lie in containers and objects.
 
-    Models and functions are shared; so is what cannot be copied, such as an open file.
+    Models and functions are shared; so is what cannot be copied, such as an open file or a lock.
     """
     if isinstance(thing, Tensor):
         return thing.clone()
@@ -25,6 +25,7 @@ def private(thing: Any) -> Any:
         return thing.copy()
     memo: dict[int, Any] = {}
     pending, seen = [thing], {id(thing)}
+    kept: list[Any] = []
     while pending:
         one = pending.pop()
         # deepcopy refuses tensors with a gradient history.
@@ -36,7 +37,20 @@ def private(thing: Any) -> Any:
             unseen = [part for part in gc.get_referents(one) if id(part) not in seen]
             seen.update(map(id, unseen))
             pending += unseen
+            kept.append(one)
+    try:
+        return copy.deepcopy(thing, dict(memo))
+    except Exception:
+        memo |= {id(one): one for one in kept if not _can_be_copied(one)}
     try:
         return copy.deepcopy(thing, memo)
     except Exception:
         return thing
+
+
+def _can_be_copied(thing: Any) -> bool:
+    """Tells whether an object can be taken apart, whatever its parts are."""
+    try:
+        return hasattr(thing, "__deepcopy__") or bool(thing.__reduce_ex__(4))
+    except Exception:
+        return False

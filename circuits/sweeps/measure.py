@@ -1,107 +1,38 @@
-"""Measures every variant of a sweep on every chunk of examples, by the fast engine where possible, else by
+"""Measures every variant of a sweep on every chunk of examples: replayed where possible, else resumed, else by
 plain hooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.engine.branches import Branch, branch_of
+from circuits.engine.branches import Branch
 from circuits.engine.engine import Engine
+from circuits.engine.memory import Meter, known_peaks
 from circuits.engine.replay import NotReplayed
+from circuits.engine.resume import Resume
+from circuits.engine.tails import NotResumed, Tail
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
-from circuits.interventions.base import Intervention
+from circuits.interventions.base import ActivationEdit
 from circuits.interventions.reference_runs import References
-from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
-from circuits.model.state import running_rows
+from circuits.model.state import running_rows, untouched, unwritten
 from circuits.model.surface import Surface
-from circuits.sweeps.metrics import PerExample, called, metric_name, read_values, unedited_metrics
-from circuits.sweeps.table import BASELINE, Measured, about
-from circuits.tensors import Positions, select_positions
+from circuits.sweeps.engine_choice import FAST, RESUMED, Part, parts_of, refusal
+from circuits.sweeps.inputs import SweepInputs, Variant
+from circuits.sweeps.measurements import BASELINE, Measurements, titled
+from circuits.sweeps.metrics import Metric, PerExample
 
-_WHAT = "sweep, positions"
-NAIVE, FAST = "naive", "fast"
+_FUNCTION = "sweep, the function of an edit or a hook"
 # Share of the examples in a chunk whose effect may be within rounding by chance.
 _BY_CHANCE = 0.02
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One row of the grid, or one draw of it."""
-
-    name: str
-    draw: int | None
-    interventions: tuple[Intervention, ...]
-    plan: Plan
-
-    @property
-    def title(self) -> str:
-        return f"variant {self.name!r}" + ("" if self.draw is None else f", draw {self.draw}")
-
-
-@dataclass(frozen=True)
-class SweepInputs:
-    """The inputs that are common to all variants."""
-
-    prompts: Prompts
-    metric: Any
-    batch: Any
-    read: Positions | None
-    step: int  # examples per forward
-    chunk: int  # tokens per forward, of all variants in it
-
-    @property
-    def tokens(self) -> Tensor:
-        return self.prompts.tokens
-
-    def kept(self, rows: slice) -> Tensor | None:
-        """Returns where the output of some rows is read, bool [batch pos]; None: everywhere."""
-        if not self.prompts.padded:
-            if self.read is None:
-                return None
-            length = self.prompts.shape[1]
-            return select_positions(self.read, length, _WHAT).expand(rows.stop - rows.start, -1)
-        real = self.prompts.real
-        return (real if self.read is None else select_positions(self.read, real.shape[1], _WHAT, real))[rows]
-
-    def pieces(self) -> Iterator[slice]:
-        """Yields the examples of each forward."""
-        for start in range(0, len(self.tokens), self.step):
-            yield slice(start, min(start + self.step, len(self.tokens)))
-
-
-@dataclass
-class Group:
-    """The variants that one engine runs, with that engine's own unedited output as the baseline."""
-
-    engine: str
-    variants: list[Variant]
-    baseline: Measured = field(default_factory=lambda: Measured(BASELINE, {}))
-    measured: list[Measured] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.measured = [
-            Measured(one.name, about(one.interventions, one.plan), one.draw) for one in self.variants
-        ]
-
-
-@dataclass
-class Measurements:
-    """The measurements on one model."""
-
-    groups: list[Group]
-    names: list[str]
-    naive: dict[str, str]  # by variant, why it did not run on the fast engine
-    nbytes: int
-    stacked: int = 1  # number of checkpoints in each forward
 
 
 @dataclass
@@ -110,70 +41,83 @@ class ModelSweep:
 
     surface: Surface
     inputs: SweepInputs
-    references: References
-    groups: list[Group]
-    names: list[str]
-    naive: dict[str, str]
-    engine: Engine | None
-    branches: list[Branch]
+    variants: Sequence[Variant]
     asked: str  # the engine that the caller chose
+    references: References
+    parts: list[Part]
+    meter: Meter
 
     @classmethod
-    def of(cls, surface: Surface, variants: list[Variant], inputs: SweepInputs, engine: str) -> ModelSweep:
+    def of(
+        cls,
+        surface: Surface,
+        variants: Sequence[Variant],
+        inputs: SweepInputs,
+        engine: str,
+        checkpoint: str | None = None,
+    ) -> ModelSweep:
+        meter, known = Meter(), known_peaks(surface.model)
         with evaluating(surface.model), torch.no_grad():
-            fast, naive, branches = _choose_engines(surface, variants, inputs, engine)
-        names = list(dict.fromkeys(one.name for one in variants))
-        groups = _grouped(variants, naive)
-        return cls(surface, inputs, References(surface), groups, names, naive, fast, branches, engine)
-
-    def run(self) -> Measurements:
-        with evaluating(self.surface.model), torch.no_grad():
             try:
-                self._run()
-            except NotReplayed as reason:
-                # One chunk failed: all of them then run naive, as effects of two engines cannot be pooled.
-                if self.asked == FAST:
-                    raise CircuitsError(f"sweep, engine='fast': {reason}; use engine='auto'") from reason
-                variants = [one for group in self.groups for one in group.variants]
-                self.naive = {name: self.naive.get(name, str(reason)) for name in self.names}
-                self.groups, self.engine = _grouped(variants, self.naive), None
-                self._run()
-        return Measurements(self.groups, self.names, self.naive, self.engine.bytes_held if self.engine else 0)
+                if _sizes(variants, inputs, engine) not in known:
+                    meter.start()
+                parts = parts_of(surface, variants, inputs, engine, checkpoint)
+            finally:
+                meter.stop()
+        return cls(surface, inputs, variants, engine, References(surface), parts, meter)
+
+    def run(self) -> list[Measurements]:
+        """Returns the measurements, those of plain forwards last."""
+        with evaluating(self.surface.model), torch.no_grad(), unwritten(self.surface.model, "sweep"):
+            failed: dict[str, str] = {}
+            while True:
+                try:
+                    self._run()
+                    break
+                except (NotReplayed, NotResumed) as reason:
+                    # One chunk failed: all of them then run on another engine, as effects of two cannot be pooled.
+                    failed[FAST if isinstance(reason, NotReplayed) else RESUMED] = str(reason)
+                    if self.asked in failed:
+                        raise refusal(self.asked, str(reason)) from reason
+                checkpoint = self.parts[-1].measurements.checkpoint
+                self.parts = parts_of(
+                    self.surface, self.variants, self.inputs, self.asked, checkpoint, failed
+                )
+        peaks = known_peaks(self.surface.model)
+        peak = peaks.setdefault(_sizes(self.variants, self.inputs, self.asked), self.meter.peak)
+        return [replace(part.measurements, bytes_held=peak) for part in self.parts]
 
     def _run(self) -> None:
+        measure = _sizes(self.variants, self.inputs, self.asked) not in known_peaks(self.surface.model)
         for rows in self.inputs.pieces():
-            for group in self.groups:
-                if group.engine == NAIVE:
-                    _run_naive(self, group, rows)
-                else:
-                    _run_fast(self, group, rows)
+            for part in self.parts:
+                if measure and rows == self.inputs.first:
+                    self.meter.start()
+                    if part.engine is not None:
+                        part.engine.meter = self.meter
+                try:
+                    _run(self, part, rows)
+                finally:
+                    self.meter.stop()
 
-    def another(self) -> ModelSweep:
+    def another(self, checkpoint: str | None) -> ModelSweep:
         """Returns the same sweep, to be measured on other weights of the model."""
-        groups = [Group(group.engine, group.variants) for group in self.groups]
-        references = References(self.surface)
-        return ModelSweep(
-            self.surface,
-            self.inputs,
-            references,
-            groups,
-            self.names,
-            {},
-            self.engine,
-            self.branches,
-            self.asked,
-        )
+        parts = [
+            replace(part, measurements=part.measurements.again(checkpoint=checkpoint)) for part in self.parts
+        ]
+        return replace(self, references=References(self.surface), parts=parts)
 
     def max_stacked(self) -> int:
         """Returns with how many checkpoints of its shape, itself included, it can be stacked."""
-        if self.engine is None or self.naive:
+        part = self.parts[0]
+        if not isinstance(part.engine, Engine) or len(self.parts) > 1:
             return 1
-        return self.engine.max_stacked(self.inputs.tokens, self.branches, self.inputs.chunk)
+        return part.engine.max_stacked(self.inputs.tokens, _of_type(Branch, part), self.inputs.chunk)
 
     @property
     def plan(self) -> Plan:
         """The steps of all variants."""
-        return tuple(step for group in self.groups for one in group.variants for step in one.plan)
+        return tuple(step for one in self.variants for step in one.plan)
 
     @property
     def needs_clean_passes(self) -> bool:
@@ -181,10 +125,6 @@ class ModelSweep:
 
     def fetch(self) -> None:
         self.references.fetch(wanted(self.plan))
-
-
-def measure_all(surface: Surface, variants: list[Variant], inputs: SweepInputs, engine: str) -> Measurements:
-    return ModelSweep.of(surface, variants, inputs, engine).run()
 
 
 def measure_stacked(
@@ -197,188 +137,203 @@ def measure_stacked(
         load_into_model: copies the weights of the checkpoint of this index into the model.
     """
     first, inputs = jobs[0], jobs[0].inputs
-    rows = slice(0, len(inputs.tokens))
+    rows, branches = slice(0, len(inputs.tokens)), _of_type(Branch, first.parts[0])
     tokens = inputs.tokens.to(first.surface.device)
+    meter, peaks = Meter(), known_peaks(first.surface.model)
+    sizes = (_sizes(first.variants, inputs, first.asked), len(jobs))
     with torch.no_grad():
-        outputs, cache = engine.clean(tokens, first.branches)
-        assert engine.output is not None
-        engine.check(tokens, engine.output, outputs)
-        references = [job.references for job in jobs]
-        edited: list[list[tuple[Branch, bool, Tensor]]] = [[] for _ in jobs]
-        for at, branch, output in engine.run(
-            tokens, rows, first.branches, references, cache, len(first.branches)
-        ):
-            edited[at].append((branch, branch.changed[at], output))
+        try:
+            if sizes not in peaks:
+                meter.start()
+            outputs, cache = engine.clean(tokens, branches, rows)
+            assert engine.output is not None
+            engine.check(tokens, engine.output, outputs, rows)
+            references = [job.references for job in jobs]
+            edited: list[list[tuple[Branch, bool, Tensor]]] = [[] for _ in jobs]
+            for at, branch, output in engine.run(tokens, rows, branches, references, cache, len(branches)):
+                edited[at].append((branch, branch.changed[at], output))
+        finally:
+            meter.stop()
         with evaluating(first.surface.model):
             for at, (job, clean) in enumerate(zip(jobs, outputs.split(len(tokens)), strict=True)):
                 load_into_model(at)
-                compared = _Compared(job, job.groups[0], rows, engine, clean)
-                for each in edited[at]:
-                    compared.add(*each)
-    return [Measurements(job.groups, job.names, {}, engine.bytes_held, len(jobs)) for job in jobs]
+                part = replace(job.parts[0], engine=engine)
+                with unwritten(first.surface.model, "sweep"):
+                    compared = _Compared(job, part, rows, clean)
+                    for each in edited[at]:
+                        compared.add(*each)
+    measured = [job.parts[0].measurements for job in jobs]
+    # Their weights are in memory twice, in the stack and to be copied into the model.
+    held = peaks.setdefault(sizes, meter.peak + 2 * engine.replay.nbytes)
+    return [replace(one, bytes_held=held, stacked=len(jobs)) for one in measured]
 
 
-def _choose_engines(
-    surface: Surface, variants: list[Variant], inputs: SweepInputs, engine: str
-) -> tuple[Engine | None, dict[str, str], list[Branch]]:
-    """Returns the fast engine, if it can be used; by variant, why it cannot; and the branches of the other variants."""
-    naive: dict[str, str] = {}
-    branches: list[Branch] = []
-    fast: Engine | None = None
-    if engine == NAIVE:
-        return None, {one.name: 'engine="naive"' for one in variants}, []
-    for one in variants:
-        try:
-            branch_of(0, one.plan, surface.n_layers)
-        except NotReplayed as reason:
-            # All draws of a variant run on one engine, as they are pooled.
-            naive[one.name] = str(reason)
-    if len(naive) < len({one.name for one in variants}):
-        try:
-            fast = Engine(surface, inputs.prompts, inputs.read, inputs.step)
-        except NotReplayed as reason:
-            naive = {one.name: str(reason) for one in variants}
-    if naive and engine == FAST:
-        name, reason_text = next(iter(naive.items()))
-        raise CircuitsError(f"sweep, engine='fast': variant {name!r}: {reason_text}; use engine='auto'")
-    kept = [one for one in variants if one.name not in naive]
-    branches = [branch_of(index, one.plan, surface.n_layers) for index, one in enumerate(kept)]
-    return fast, naive, branches
+def _of_type(kind: type[Any], part: Part) -> list[Any]:
+    return [branch for branch in part.branches if isinstance(branch, kind)]
 
 
-def _grouped(variants: list[Variant], naive: dict[str, str]) -> list[Group]:
-    parts = [(FAST, [one for one in variants if one.name not in naive])]
-    parts += [(NAIVE, [one for one in variants if one.name in naive])]
-    return [Group(name, part) for name, part in parts if part]
+def _sizes(variants: Sequence[Variant], inputs: SweepInputs, asked: str) -> Hashable:
+    """Returns what decides how much memory a sweep of one model takes."""
+    places = frozenset(
+        (step.hook, type(step.replacement)) if isinstance(step, ActivationEdit) else type(step)
+        for one in variants
+        for step in one.plan
+    )
+    metric = inputs.metric
+    sizes = (inputs.prompts.shape, inputs.prompts.padded, inputs.step, inputs.chunk, metric.positions)
+    return (asked, len(variants), places, metric.name, *sizes)
 
 
-def _run_naive(job: ModelSweep, group: Group, rows: slice) -> None:
+def _run(job: ModelSweep, part: Part, rows: slice) -> None:
+    if part.engine is None:
+        _run_naive(job, part, rows)
+    elif isinstance(part.engine, Resume):
+        _run_resumed(job, part, rows, part.engine)
+    else:
+        _run_fast(job, part, rows, part.engine)
+
+
+def _run_naive(job: ModelSweep, part: Part, rows: slice) -> None:
     """Runs one full forward per variant."""
-    surface, inputs = job.surface, job.inputs
+    metric, found = job.inputs.metric.at(rows), part.measurements
     # A model may overwrite its output in the next run.
-    clean = _output(surface, inputs, rows, BASELINE).clone()
-    group.baseline.parts.append(_measure(inputs, clean, clean, rows, BASELINE))
+    clean = _output(job, metric, rows, BASELINE).clone()
+    found.begin(metric.measure(clean, clean, BASELINE))
     # Fetched after the metric has been tried, and all at once, so that references on the same tokens share a pass.
     job.fetch()
-    for variant, measured in zip(group.variants, group.measured, strict=True):
-        output = _edited(surface, variant, inputs, rows, job.references)
-        measured.parts.append(_measure(inputs, output, clean, rows, variant.title))
+    with untouched(job.surface.model, _FUNCTION):
+        for index, variant in enumerate(part.variants):
+            title = titled(found.runs[index])
+            found.add(index, metric.measure(_edited(job, variant, metric, rows, title), clean, title))
 
 
-def _run_fast(job: ModelSweep, group: Group, rows: slice) -> None:
-    engine = job.engine
-    assert engine is not None
-    tokens = job.inputs.tokens[rows].to(job.surface.device)
+def _run_resumed(job: ModelSweep, part: Part, rows: slice, engine: Resume) -> None:
+    """Runs the model, checks its blocks one by one, and goes on from them."""
+    inputs, metric = job.inputs, job.inputs.metric.at(rows)
+    prompts = inputs.prompts[rows]
+    with running_rows(job.surface.model, rows, len(inputs.tokens)):
+        clean = engine.clean(prompts)
+    output = _checked(clean.output, metric, BASELINE)
+    compared = _Compared(job, part, rows, output, output)
+    job.fetch()
+    runs = engine.run(
+        prompts, rows, len(inputs.tokens), _of_type(Tail, part), job.references, clean, inputs.chunk
+    )
+    with untouched(job.surface.model, _FUNCTION):
+        for tail, changed, edited in runs:
+            compared.add(tail, changed, _checked(edited, metric, titled(part.measurements.runs[tail.index])))
+
+
+def _run_fast(job: ModelSweep, part: Part, rows: slice, engine: Engine) -> None:
+    """Runs the clean pass of an engine, compares it with the model's own output, and runs its branches from there."""
+    branches = _of_type(Branch, part)
+    tokens, metric = job.inputs.tokens[rows].to(job.surface.device), job.inputs.metric.at(rows)
     if engine.output is None:
-        model_output = _output(job.surface, job.inputs, rows, BASELINE).clone()
+        model_output = _output(job, metric, rows, BASELINE).clone()
     else:
-        model_output, engine.output = _checked(engine.output, job.inputs, rows, BASELINE), None
-    output, cache = engine.clean(tokens, job.branches)
-    engine.check(tokens, model_output, output)
-    compared = _Compared(job, group, rows, engine, output, model_output)
+        model_output, engine.output = _checked(engine.output, metric, BASELINE), None
+    output, cache = engine.clean(tokens, branches, rows)
+    engine.check(tokens, model_output, output, rows)
+    compared = _Compared(job, part, rows, output, model_output)
     job.fetch()
     width = max(1, job.inputs.chunk // tokens.numel())
-    for _, branch, edited in engine.run(tokens, rows, job.branches, [job.references], cache, width):
-        compared.add(branch, branch.changed[0], edited)
+    with untouched(job.surface.model, _FUNCTION):
+        for _, branch, edited in engine.run(tokens, rows, branches, [job.references], cache, width):
+            compared.add(branch, branch.changed[0], edited)
 
 
 class _Compared:
-    """Measures the fast engine's outputs for some examples, and compares them with the unedited output."""
+    """Measures a fast engine's outputs for some examples beside its unedited output.
+
+    Stacked and single forwards differ by rounding, which would count as an effect, with a sign in the sign-flip test.
+    So a variant with effects within rounding is run once more with plain hooks, as is the model; in these examples it
+    gets the effect between those two runs, which may be none.
+    """
 
     def __init__(
-        self,
-        job: ModelSweep,
-        group: Group,
-        rows: slice,
-        engine: Engine,
-        output: Tensor,
-        model_output: Tensor | None = None,
+        self, job: ModelSweep, part: Part, rows: slice, output: Tensor, model_output: Tensor | None = None
     ) -> None:
         """
         Args:
             model_output: the model's own output, bit for bit as in a run of its own.
         """
-        self._inputs, self._group, self._rows, self._engine = job.inputs, group, rows, engine
-        self._output = output
+        assert part.engine is not None
+        self._job, self._part, self._rows, self._engine = job, part, rows, part.engine
+        self._metric = job.inputs.metric.at(rows)
+        self._output, self._plain_clean = output, model_output
         self._clean = self._at_all_positions(output, BASELINE)
-        self._near = engine.tolerance * float(_finite(output).abs().max())
-        self._base = _measure(self._inputs, self._clean, self._clean, rows, BASELINE)
-        group.baseline.parts.append(self._base)
-        self._rounding_check = _RoundingCheck(
-            job.surface, self._inputs, rows, job.references, engine.tolerance, model_output
-        )
+        self._near = self._engine.tolerance * float(self._where_read(output).abs().max())
+        self._base = self._metric.measure(self._clean, self._clean, BASELINE)
+        self._plain_base: PerExample | None = None
+        part.measurements.begin(self._base)
 
-    def add(self, branch: Branch, changed: bool, output: Tensor) -> None:
-        variant = self._group.variants[branch.index]
+    def add(self, branch: Branch | Tail, changed: bool, output: Tensor) -> None:
+        title = titled(self._part.measurements.runs[branch.index])
+        # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
+        edited = self._at_all_positions(output, title) if changed else self._clean
+        values = self._metric.measure(edited, self._clean, title)
         if changed:
-            difference = (output - self._output).abs().flatten(1).nan_to_num(nan=0.0).amax(1)
-            near = (difference <= self._near).cpu().numpy()
-            edited = self._at_all_positions(output, variant.title)
-            part = _measure(self._inputs, edited, self._clean, self._rows, variant.title)
-            part = self._rounding_check.part(variant, part, self._base, near)
-        else:
-            # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
-            part = _measure(self._inputs, self._clean, self._clean, self._rows, variant.title)
-        self._group.measured[branch.index].parts.append(part)
+            # Where all of an output [example pos out] is within rounding, it may be what it was.
+            near = self._where_read(output - self._output).abs().amax(-1) <= self._near
+            read = self._read()
+            partly = (near if read is None else near & read).any(1).cpu().numpy()
+            whole = near.all(1).cpu().numpy()
+            values = self._without_rounding(self._part.variants[branch.index], values, whole, partly, title)
+        self._part.measurements.add(branch.index, values)
 
-    def _at_all_positions(self, output: Tensor, variant: str) -> Tensor:
-        """Returns the output at all positions, with NaN where it is not read."""
-        _refuse_nan(output, variant)
-        read = self._engine.read
-        if read is None:
-            return output
-        whole = output.new_full((len(output), self._inputs.tokens.shape[1], output.shape[-1]), torch.nan)
-        whole[:, read] = output
-        return whole
+    def _where_read(self, output: Tensor) -> Tensor:
+        """Returns an output, or a difference of two, with zeros where the metric does not read it."""
+        read = self._read()
+        return _finite(output if read is None else output.masked_fill(~read[..., None], 0.0))
 
+    def _read(self) -> Tensor | None:
+        """Returns where the metric reads an output of the engine, bool [example pos]; None: everywhere."""
+        kept, columns = self._metric.kept, None if isinstance(self._engine, Resume) else self._engine.read
+        if kept is None:
+            return None
+        kept = kept.to(self._output.device)
+        return kept if columns is None else kept[:, columns]
 
-class _RoundingCheck:
-    """Finds the examples that an edit leaves unchanged. Stacked and single forwards differ by rounding, which would
-    count as an effect, with a sign in the sign-flip test.
+    def _at_all_positions(self, output: Tensor, title: str) -> Tensor:
+        """Returns an output at all positions, with NaN where it is not read."""
+        if isinstance(self._engine, Resume):
+            return output  # that of all positions, and checked already
+        read, whole = self._engine.read, output
+        if read is not None:
+            length = self._job.inputs.tokens.shape[1]
+            whole = output.new_full((len(output), length, output.shape[-1]), torch.nan)
+            whole[:, read] = output
+        return _checked(whole, self._metric, title)
 
-    A variant with effects within rounding is run once more with plain hooks, as is the model; in these examples it gets
-    the effect between those two runs, which may be none.
-    """
-
-    def __init__(
-        self,
-        surface: Surface,
-        inputs: SweepInputs,
-        rows: slice,
-        references: References,
-        tolerance: float,
-        clean: Tensor | None,
-    ) -> None:
-        self._surface, self._inputs, self._rows, self._references = surface, inputs, rows, references
-        self._tolerance, self._clean = tolerance, clean
-        self._base: PerExample | None = None
-
-    def part(self, variant: Variant, part: PerExample, base: PerExample, near: np.ndarray) -> PerExample:
+    def _without_rounding(
+        self, variant: Variant, values: PerExample, near: np.ndarray, partly: np.ndarray, title: str
+    ) -> PerExample:
         """Returns the variant's values, with effects within rounding replaced.
 
         Args:
             near: examples (boolean) whose output is within rounding of the unedited one.
+            partly: those in which it is at some position, which may be all that a metric reads.
         """
+        base, metric = self._base, self._metric
         doubtful = {
-            name: near | _within_rounding(part[name][0], base[name][0], self._tolerance)
-            for name in part
+            name: near | (partly & _within_rounding(values[name][0], base[name][0], self._engine.tolerance))
+            for name in values
             if name in base
         }
         # Among many effects some are small by chance.
         if not near.any() and all(one.mean() < _BY_CHANCE for one in doubtful.values()):
-            return part
-        if self._clean is None:
-            self._clean = _output(self._surface, self._inputs, self._rows, BASELINE).clone()
-        clean = self._clean
-        if self._base is None:
-            self._base = _measure(self._inputs, clean, clean, self._rows, BASELINE)
-        plain_base = self._base
-        output = _edited(self._surface, variant, self._inputs, self._rows, self._references)
-        plain = _measure(self._inputs, output, clean, self._rows, variant.title)
+            return values
+        if self._plain_clean is None:
+            self._plain_clean = _output(self._job, metric, self._rows, BASELINE).clone()
+        clean = self._plain_clean
+        if self._plain_base is None:
+            self._plain_base = metric.measure(clean, clean, BASELINE)
+        plain_base = self._plain_base
+        plain = metric.measure(_edited(self._job, variant, metric, self._rows, title), clean, title)
         return {
-            **part,
+            **values,
             **{
-                name: _substituted_effect(where, part[name], base[name], plain[name], plain_base[name])
+                name: _substituted_effect(where, values[name], base[name], plain[name], plain_base[name])
                 for name, where in doubtful.items()
                 if name in plain and name in plain_base
             },
@@ -411,53 +366,32 @@ def _within_rounding(edited: np.ndarray, base: np.ndarray, tolerance: float) -> 
     return (difference > 0) & (difference <= tolerance * (largest + 1e-4))
 
 
-def _edited(
-    surface: Surface, variant: Variant, inputs: SweepInputs, rows: slice, references: References
-) -> Tensor:
-    with attached(surface, variant.plan, references):
-        return _output(surface, inputs, rows, variant.title)
+def _edited(job: ModelSweep, variant: Variant, metric: Metric, rows: slice, title: str) -> Tensor:
+    with attached(job.surface, variant.plan, job.references):
+        return _output(job, metric, rows, title)
 
 
-def _output(surface: Surface, inputs: SweepInputs, rows: slice, variant: str) -> Tensor:
-    with running_rows(surface.model, rows, len(inputs.tokens)):
-        return _checked(surface.call(inputs.prompts[rows]), inputs, rows, variant)
+def _output(job: ModelSweep, metric: Metric, rows: slice, title: str) -> Tensor:
+    with running_rows(job.surface.model, rows, len(job.inputs.tokens)):
+        return _checked(job.surface.call(job.inputs.prompts[rows]), metric, title)
 
 
-def _checked(output: Any, inputs: SweepInputs, rows: slice, variant: str) -> Tensor:
-    """Returns the output, checked to be finite where it is read, with NaN elsewhere."""
+def _checked(output: Any, metric: Metric, title: str) -> Tensor:
+    """Returns a model's output, checked to be finite where the metric reads it."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         raise CircuitsError(
-            f"{variant}: the model's output is {type(output).__name__}, not a tensor of numbers"
+            f"{title}: the model's output is {type(output).__name__}, not a tensor of numbers"
         )
-    kept = inputs.kept(rows)
-    if kept is None:
-        _refuse_nan(output, variant)
-        return output
-    kept = kept.to(output.device)
-    if output.shape[:2] != kept.shape:
+    kept = metric.kept
+    if kept is not None and output.shape[:2] != kept.shape:
         raise CircuitsError(
-            f"{variant}: the model's output is {list(output.shape)}, without a row for each of the positions "
+            f"{title}: the model's output is {list(output.shape)}, without a row for each of the positions "
             f"{list(kept.shape)}"
         )
-    _refuse_nan(output[kept], variant)
-    output = output.clone()
-    output[~kept] = torch.nan
+    _refuse_nan(output if kept is None else output[kept.to(output.device)], title)
     return output
 
 
-def _refuse_nan(output: Tensor, variant: str) -> None:
+def _refuse_nan(output: Tensor, title: str) -> None:
     if bool(output.isnan().any()):
-        raise CircuitsError(f"{variant}: the output is not finite")
-
-
-def _measure(inputs: SweepInputs, output: Tensor, clean: Tensor, rows: slice, variant: str) -> PerExample:
-    metric = inputs.metric
-    if metric is not None:
-        examples = None if inputs.batch is None else inputs.batch[rows]
-        return read_values(called(metric, output, examples), metric_name(metric), len(output), variant)
-    kept = inputs.kept(rows)
-    if inputs.prompts.padded:
-        return read_values(unedited_metrics(output, clean, kept), "unedited", len(output), variant)
-    if kept is not None:
-        output, clean = output[:, kept[0]], clean[:, kept[0]]
-    return read_values(unedited_metrics(output, clean), "unedited", len(output), variant)
+        raise CircuitsError(f"{title}: the output is not finite")

@@ -1,27 +1,138 @@
-"""Reads the results of metrics as sums and counts per example; defines the metrics used when none is given."""
+"""Measures outputs: the sum and count of a metric for every example, by a user's function or a default one."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.padding import refuse_padding
+from circuits.model.prompts import Prompts
+from circuits.model.state import untouched
+from circuits.model.surface import Surface
+from circuits.sweeps.answers import bound
 from circuits.sweeps.copies import private
-from circuits.tensors import as_dense_tensor
-
-#: Metrics that are distances from the unedited output.
-UNTESTED = ("kl", "mse")
+from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
+from circuits.validate import read_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 
 
-def read_metric(metric: Any, has_batch: bool) -> Callable[..., Any]:
-    """Checks that `metric` can be called with the arguments that it will be given."""
+@dataclass(frozen=True)
+class Metric:
+    """A metric, with all that is needed to measure an output of given examples.
+
+    Attributes:
+        function: of an output, and of the examples' rows of `batch` where there is one; None: `default`.
+        batch: of all examples.
+        default: compares an output with the unedited one, given where it is read or None for everywhere.
+        positions: what is read, in each example's own tokens; None: all.
+        kept: bool [n pos], where the output is read; None: everywhere.
+        aligned: whether that is the same in all examples, which then have no padding.
+        model: what runs; the function must leave it as it is. None where outputs come from elsewhere.
+    """
+
+    function: Callable[..., Any] | None
+    batch: Any
+    default: Callable[[Tensor, Tensor, Tensor | None], Mapping[str, Any]]
+    positions: Positions | None = None
+    kept: Tensor | None = None
+    aligned: bool = True
+    model: nn.Module | None = None
+
+    @classmethod
+    def of(
+        cls,
+        metric: Any,
+        batch: Any,
+        inputs: tuple[Surface, Prompts] | None,
+        caller: str,
+        positions: Any = None,
+        default: Callable[[Tensor, Tensor, Tensor | None], Mapping[str, Any]] | None = None,
+    ) -> Metric:
+        """Reads and checks the metric, batch and positions that a user gave.
+
+        Args:
+            inputs: the model and its prompts; None where outputs come from elsewhere.
+            positions: those that the metric reads; by default what it says itself.
+            default: what is measured without a metric; by default `unedited_metrics`.
+        """
+        function, batch = bound(metric, read_batch(batch, caller), inputs, caller)
+        if function is not None:
+            read_metric(function, batch is not None)
+        read = cls(function, batch, default or unedited_metrics)
+        return read if inputs is None else read._on(*inputs, caller, positions)
+
+    def _on(self, surface: Surface, prompts: Prompts, caller: str, positions: Any) -> Metric:
+        what = f"{caller}, positions"
+        if positions is None:
+            positions, what = own_positions(self.function), f"{caller}, read_positions of the metric"
+        positions = parse_positions(positions, what)
+        if isinstance(positions, Snapshot):
+            raise CircuitsError(
+                f"{what}: the same positions are read in every example; got a mask [batch pos]"
+            )
+        kept = prompts.real if prompts.padded else None
+        if positions is not None:
+            kept = select_positions(positions, prompts.shape[1], what, kept).expand(prompts.shape[:2])
+        if self.function is None:
+            used = prompts.real if kept is None else kept
+            refuse_padding(surface, prompts, used, f"{caller}, without metric=")
+        if self.batch is not None and len(self.batch) != len(prompts):
+            raise CircuitsError(f"{caller}: tokens have {len(prompts)} examples, batch has {len(self.batch)}")
+        return replace(self, positions=positions, kept=kept, aligned=not prompts.padded, model=surface.model)
+
+    @property
+    def name(self) -> str:
+        return "unedited" if self.function is None else metric_name(self.function)
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """The metrics that are distances from the unedited output."""
+        return ("kl", "mse") if self.function is None else ()
+
+    def at(self, rows: slice) -> Metric:
+        """Returns the metric of some of the examples."""
+        batch, kept = (None if one is None else one[rows] for one in (self.batch, self.kept))
+        return replace(self, batch=batch, kept=kept)
+
+    def measure(self, output: Tensor, clean: Tensor, title: str) -> PerExample:
+        """Returns sum and count of every example, by metric, for an output [n pos out] and the unedited one.
+
+        Args:
+            title: whose output it is, for error messages.
+        """
+        return read_values(self.values(output, clean), self.name, len(output), title)
+
+    def values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
+        """Returns what the function returns, by name; with a gradient where the output has one.
+
+        The function gets copies, so that its writes reach no other variant and nobody's tensors. Its output is NaN at
+        padding and where it said that it does not read; one of half precision comes as float32, in which differences of
+        logits keep their digits.
+        """
+        kept = None if self.kept is None else self.kept.to(output.device)
+        if self.function is None:
+            if kept is not None and self.aligned:
+                output, clean, kept = output[:, kept[0]], clean[:, kept[0]], None
+            return dict(self.default(output, clean.detach(), kept))
+        half = output.dtype in (torch.bfloat16, torch.float16)
+        copy = output.float() if half else output.clone() if kept is None else output
+        copy = copy if kept is None else copy.masked_fill(~kept[..., None], torch.nan)
+        given = () if self.batch is None else (private(self.batch),)
+        with nullcontext() if self.model is None else untouched(self.model, f"metric {self.name}"):
+            return by_name(self.function(copy, *given), self.name)
+
+
+def read_metric(metric: Any, has_batch: bool) -> None:
+    """Refuses a metric that cannot be called with the arguments that it will be given."""
     if not callable(metric):
         raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
     try:
@@ -33,7 +144,6 @@ def read_metric(metric: Any, has_batch: bool) -> Callable[..., Any]:
         ) from error
     except ValueError:
         pass  # built in C, without a signature: calling it will tell
-    return metric
 
 
 def own_positions(metric: Any) -> Any:
@@ -45,18 +155,6 @@ def own_positions(metric: Any) -> Any:
 def metric_name(metric: Any) -> str:
     name = getattr(metric, "__name__", type(metric).__name__)
     return "metric" if name == "<lambda>" else str(name)
-
-
-def called(metric: Any, output: Tensor, examples: Any = None) -> dict[str, Any]:
-    """Returns a metric's values by name, for an output and its rows of the batch, where one is given.
-
-    The metric gets copies, so that its writes reach no other variant and nobody's tensors, and an output of half
-    precision as float32, in which differences of logits keep their digits.
-    """
-    half = output.dtype in (torch.bfloat16, torch.float16)
-    copy = output.float() if half else output.clone()
-    values = metric(copy) if examples is None else metric(copy, private(examples))
-    return by_name(values, metric_name(metric))
 
 
 def by_name(values: Any, name: str) -> dict[str, Any]:
@@ -117,14 +215,20 @@ def unedited_metrics(
     return metrics
 
 
-def first_choice(output: Tensor, clean: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def first_choice(
+    output: Tensor, clean: Tensor, kept: Tensor | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns `logit_diff` alone, differentiable in `output`, as (sum, count) per example."""
+    if output.shape[-1] < 2:
+        raise CircuitsError(
+            "the model's output has one column, and no first and second choice to take the difference of; give metric="
+        )
     rows = torch.full((len(output),), float(output[0].numel() // output.shape[-1]), dtype=torch.float64)
     if kept is not None:
         kept = kept.to(output.device)
         output, clean = (x.masked_fill(~kept[..., None], 0.0) for x in (output, clean))
         rows = kept.sum(1).double().cpu()
-    return _first_two(output.double(), clean.double()), rows
+    return {"logit_diff": (_first_two(output.double(), clean.double()), rows)}
 
 
 def _first_two(output: Tensor, clean: Tensor) -> Tensor:

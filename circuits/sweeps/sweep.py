@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import islice
 from typing import Any
 
-import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from circuits.engine.memory import divided
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
 from circuits.model.inputs import read_prompts
-from circuits.model.padding import refuse_padding
+from circuits.model.locks import exclusive
+from circuits.model.prompts import Prompts
+from circuits.model.state import inside_block
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
-from circuits.sweeps.answers import LogitDifference, bound
+from circuits.sweeps.answers import LogitDifference
 from circuits.sweeps.checkpoints import measure_checkpoints, read_checkpoints
-from circuits.sweeps.measure import Measurements, SweepInputs, Variant
-from circuits.sweeps.metrics import (
-    UNTESTED,
-    called,
-    metric_name,
-    own_positions,
-    read_metric,
-    read_values,
-    unedited_metrics,
-)
-from circuits.sweeps.table import (
-    BASELINE,
-    Comparison,
-    Measured,
-    Row,
-    SweepResult,
-    adjust,
-    make_result,
-    tabulate,
-)
-from circuits.tensors import Snapshot, parse_positions, select_positions
-from circuits.validate import is_whole, read_batch, read_choice, read_seed
+from circuits.sweeps.executors import Across
+from circuits.sweeps.inputs import SweepInputs, Variant
+from circuits.sweeps.measurements import BASELINE, Measurements, Row
+from circuits.sweeps.metrics import Metric
+from circuits.sweeps.table import SweepResult, Table, read_resampling
+from circuits.validate import is_whole, read_choice
 
 # Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
 # clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
@@ -61,6 +46,10 @@ def sweep(
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
+    memory: int | None = None,
+    executor: Any = None,
+    split: Any = None,
+    done: Any = None,
 ) -> SweepResult:
     """Runs every variant on the same tokens and compares each with the unedited model.
 
@@ -76,12 +65,13 @@ def sweep(
             `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited
             model's two highest logits: means over all positions read but padding. `logit_difference` makes a metric of
             given answers.
-        engine: "naive", one full forward per variant with plain hooks; "fast", one clean pass, then each variant from
-            its first edit on, many of them stacked; "auto", fast where it can. The column `engine` says which it was,
-            and `settings["naive"]` why, by variant: weights are edited, there are hooks on the model, prompts have
-            padding, it is not a plain pre-norm transformer of the library's own code, or the replay of a chunk differed
-            from the model's own.
-        chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only.
+        engine: "fast", one clean pass, then each variant from its first edit on, computed from the weights, many of
+            them stacked; "resumed", the model's own blocks from the first edit on, many variants in one batch; "naive",
+            one full forward per variant with plain hooks; "auto", for each variant the first of these that can run it.
+            The column `engine` says which it was, `settings["engines"]` why not those before it, by variant, and
+            `settings["naive"]` why those with plain hooks were not replayed.
+        chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only. "auto"
+            keeps to `memory`.
         positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
             there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
         checkpoints: label -> a model, a state_dict that is loaded into `model` for it, or a function that returns one
@@ -91,135 +81,103 @@ def sweep(
             the sign-flip test (at most `flips` flips; exact where 2^n is no more than that).
         draws: see `seed`.
         flips: see `seed`.
+        memory: bytes that tensors of the sweep may take beside the model, an error where one example takes more.
+            Default: together with the model half as much again as a loop over the variants, or what stacks need to be
+            worth their calls.
+            `settings["bytes"]` is what it took.
+        executor: where units of the sweep run, in place of this process: an executor of `concurrent.futures`, or
+            Dask's `client.get_executor()`. `model` is then a function that returns the model, called once in every
+            process; it, the variants and the metric must be such that they can be pickled. The table is the one that
+            a sweep in one process gives.
+        split: the most examples and variants of a unit, such as {"examples": 64, "variants": 12}; by default the
+            examples of one forward, and all variants.
+        done: a dict, or any mapping that can be filled: what units have measured, as JSON-able data. Units that are in
+            it are not run again, so that a sweep that was stopped goes on from there. Functions, that of the model too,
+            are known by their names: where what they do has changed, give another mapping.
 
     Inside a block of `intervene`, the edits of that block belong to the model that is compared with, while
     clean passes still run without them. Raises `CircuitsError` before any run for variants, batch or
     arguments that do not fit, and after the first one for a metric that returns another shape or a value
     that is not finite.
     """
+    across = None if executor is None else Across.of(executor, model, split, done)
+    if across is None and (split is not None or done is not None):
+        raise CircuitsError("sweep: split= and done= are of a sweep with executor=")
+    if across is not None and checkpoints is not None:
+        raise CircuitsError("sweep, executor=: one model at a time; leave checkpoints= out")
+    surface = Surface.of(model if across is None else across.load())
+    if across is not None:
+        with exclusive(surface.model):  # a block of another thread is none around this call
+            if inside_block(surface.model) or surface.spliced:
+                raise CircuitsError(
+                    "sweep, executor=: a block around it edits the model of this process, and workers load their own; "
+                    "leave the block, or put its edits among the variants"
+                )
+    read_choice(engine, ("auto", "fast", "resumed", "naive"), "sweep", "engine")
+    prompts = read_prompts(surface, tokens, "sweep")
+    surface.check_prompts(prompts, "sweep: tokens")
+    measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
+    resampling = read_resampling(seed, draws, flips, "sweep")
     return swept(
-        model,
-        tokens,
-        variants,
-        metric,
-        batch=batch,
-        engine=engine,
-        chunk=chunk,
-        positions=positions,
-        checkpoints=checkpoints,
-        seed=seed,
-        draws=draws,
-        flips=flips,
-        keep=False,
-    )[0]
+        surface, prompts, variants, measured, resampling, engine, chunk, checkpoints, memory, across=across
+    )
 
 
 def swept(
-    model: Any,
-    tokens: Any,
+    surface: Surface,
+    prompts: Prompts,
     variants: Any,
-    metric: Any,
-    *,
-    batch: Any = None,
+    metric: Metric,
+    resampling: Resampling,
     engine: str = "auto",
     chunk: int | str = "auto",
-    positions: Any = None,
     checkpoints: Any = None,
-    seed: int = 0,
-    draws: int = 1000,
-    flips: int = 9999,
-    keep: bool = True,
-) -> tuple[SweepResult, list[Measurements]]:
-    """Returns the result of `sweep`, and with `keep`, for each checkpoint, the values of every example behind it."""
-    surface = Surface.of(model)
-    read_choice(engine, ("auto", "fast", "naive"), "sweep", "engine")
-    seed = read_seed(seed, "sweep")
-    prompts = read_prompts(surface, tokens, "sweep")
-    surface.check_prompts(prompts, "sweep: tokens")
-    metric, batch = bound(metric, batch, surface, prompts, "sweep")
-    read = parse_positions(own_positions(metric) if positions is None else positions, "sweep, positions")
-    if isinstance(read, Snapshot):
-        raise CircuitsError(
-            "sweep, positions: the same positions are read in every example; got a mask [batch pos]"
-        )
-    if read is not None:
-        select_positions(read, prompts.shape[1], "sweep, positions", prompts.real if prompts.padded else None)
-    if metric is None:
-        used = torch.ones(prompts.shape[1], dtype=torch.bool)
-        used = used if read is None else select_positions(read, prompts.shape[1], "sweep, positions")
-        refuse_padding(surface, prompts, used.expand(prompts.shape[:2]), "sweep, without metric=")
-    batch = read_batch(batch, "sweep")
-    size = _read_chunk(prompts.tokens, batch, chunk)
-    inputs = SweepInputs(prompts, metric, batch, read, max(1, size // prompts.tokens[0].numel()), size)
-    if metric is not None:
-        read_metric(metric, batch is not None)
-    if not all(is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
-        raise CircuitsError(
-            f"sweep: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"
-        )
-    settings: dict[str, Any] = {
-        "seed": seed,
-        "draws": draws,
-        "flips": flips,
-        "chunk": chunk,
-        "n": len(prompts),
-    }
+    memory: int | None = None,
+    keep: list[Measurements] | None = None,
+    across: Across | None = None,
+) -> SweepResult:
+    """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
+    division = divided(surface, prompts, _read_chunk(chunk), _read_memory(memory), chunk != "auto")
+    inputs = SweepInputs(prompts, metric, division.step, division.tokens, division.not_replayed)
+    settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
-    settings |= {"positions": None if read is None else list(read), "engine": engine, "naive": {}}
-    settings |= {"bytes": 0, "stacked": 1}
-    untested: Collection[str] = UNTESTED if metric is None else ()
+    settings |= {"positions": None if metric.positions is None else list(metric.positions), "engine": engine}
+    naive: dict[str, str] = {}
+    engines: dict[str, dict[str, str]] = {}
+    settings |= {"naive": naive, "engines": engines, "bytes": 0, "stacked": 1}
 
-    described = _described(_read_variants(variants, surface))
-    rows: list[Row] = []
-    unedited: list[Row] = []
-    kept: list[Measurements] = []
-    read_them = partial(_read_variants, variants)
-    resampling = Resampling(seed, draws, flips)
-    for measured_together in measure_checkpoints(
-        read_checkpoints(checkpoints, surface), read_them, inputs, engine
-    ):
-        for variant_rows, baseline_rows in _tables(measured_together, resampling, untested):
-            rows += variant_rows
-            unedited += baseline_rows
-        for _, measurements in measured_together:
-            if keep:
-                kept.append(measurements)
-            settings["naive"] |= measurements.naive
-            settings["bytes"] = max(settings["bytes"], measurements.nbytes)
-            settings["stacked"] = max(settings["stacked"], measurements.stacked)
-    if not rows:
+    read = _read_variants(variants)
+    if checkpoints is not None:
+        # Before one is loaded, so that what does not fit the model shows at once.
+        _planned(read, surface)
+    table = Table(resampling, metric.untested)
+    if across is None:
+        found = measure_checkpoints(
+            read_checkpoints(checkpoints, surface), partial(_planned, read), inputs, engine
+        )
+    else:
+        found = across.measure(surface, variants, _read_and_planned, inputs, engine)
+    for together in found:
+        table.add(together)
+        for one in together:
+            naive |= one.naive
+            engines |= {name: refused for name, refused in one.refused.items() if refused}
+            settings["bytes"] = max(settings["bytes"], one.bytes_held)
+            settings["stacked"] = max(settings["stacked"], one.stacked)
+        if keep is not None:
+            keep += together
+    if not table.rows:
         raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
-    adjust(rows)
-    return make_result(rows, unedited, described, settings), kept
+    return table.result(_described(read), settings)
 
 
-def _tables(
-    measured_together: Sequence[tuple[str | None, Measurements]],
-    resampling: Resampling,
-    untested: Collection[str],
-) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Yields, for each checkpoint, the rows of its variants in their given order, and those of the unedited model."""
-    comparisons = [
-        Comparison(group.baseline, group.measured, group.engine, label)
-        for label, measurements in measured_together
-        for group in measurements.groups
-    ]
-    tables = iter(tabulate(comparisons, resampling, untested))
-    for _, measurements in measured_together:
-        rows: list[Row] = []
-        unedited: list[Row] = []
-        for variant_rows, baseline_rows in islice(tables, len(measurements.groups)):
-            rows += variant_rows
-            unedited = baseline_rows
-        order = {name: place for place, name in enumerate(measurements.names)}
-        rows.sort(key=lambda row: order[row["variant"]])
-        yield rows, unedited
+_Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interventions that act together
 
 
-def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:
+def _read_variants(variants: Any) -> _Given:
     if not isinstance(variants, Mapping) or not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
-    parsed: list[Variant] = []
+    read: _Given = []
     names: set[str] = set()
     for name, given in variants.items():
         is_draws = isinstance(given, Draws)
@@ -230,25 +188,34 @@ def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Varian
             together = tuple(one) if isinstance(one, tuple | list) else (one,)
             if not together:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
-            try:
-                plan = planned(together, surface)
-            except CircuitsError as error:
-                raise CircuitsError(f"variant {name!r}: {error}") from error
-            parsed.append(Variant(str(name), draw if is_draws else None, together, plan))
+            read.append((str(name), draw if is_draws else None, together))
+    return read
+
+
+def _planned(read: _Given, surface: Surface) -> list[Variant]:
+    """Returns the variants as steps on a model with its current weights."""
+    parsed: list[Variant] = []
+    for name, draw, together in read:
+        try:
+            parsed.append(Variant(name, draw, together, planned(together, surface)))
+        except CircuitsError as error:
+            raise CircuitsError(f"variant {name!r}: {error}") from error
     return parsed
 
 
-def _described(variants: list[Variant]) -> dict[str, list[Row]]:
+def _read_and_planned(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:
+    return _planned(_read_variants(variants), surface)
+
+
+def _described(read: _Given) -> dict[str, list[Row]]:
     descriptions: dict[str, list[Row]] = {}
-    for variant in variants:
-        descriptions.setdefault(variant.name, []).extend(one.describe() for one in variant.interventions)
+    for name, _, together in read:
+        descriptions.setdefault(name, []).extend(one.describe() for one in together)
     return descriptions
 
 
-def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
+def _read_chunk(chunk: int | str) -> int:
     """Returns the number of tokens per forward."""
-    if batch is not None and len(batch) != len(tokens):
-        raise CircuitsError(f"sweep: tokens have {len(tokens)} examples, batch has {len(batch)}")
     if isinstance(chunk, str) and chunk == "auto":
         chunk = AUTO_CHUNK
     if not is_whole(chunk) or int(chunk) < 1:
@@ -256,6 +223,12 @@ def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
             f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
     return int(chunk)
+
+
+def _read_memory(memory: Any) -> int | None:
+    if memory is not None and not (is_whole(memory) and int(memory) > 0):
+        raise CircuitsError(f"sweep: memory={memory!r}; give a number of bytes, or None")
+    return None if memory is None else int(memory)
 
 
 def compare(
@@ -283,39 +256,32 @@ def compare(
 
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
     """
-    seed, batch = read_seed(seed, "compare"), read_batch(batch, "compare")
-    if metric is not None and not isinstance(metric, LogitDifference):
-        read_metric(metric, batch is not None)
-    baseline = Measured(BASELINE, {})
-    measured: dict[str, Measured] = {}
+    resampling = read_resampling(seed, draws, flips, "compare")
+    measured = Metric.of(metric, batch, None, "compare")
+    found: Measurements | None = None
     done = 0
     for clean, outputs in parts:
-        example_rows = slice(done, done + len(clean))
-        done = example_rows.stop
-        if baseline.parts and list(outputs) != list(measured):
-            raise CircuitsError(
-                f"compare: a lot has {', '.join(outputs)}; the first had {', '.join(measured)}"
+        if found is None:
+            found = Measurements(
+                [{"variant": name, **(columns or {}).get(name, {})} for name in outputs], "given"
             )
-        for name, output in {BASELINE: clean, **outputs}.items():
+        names = [run["variant"] for run in found.runs]
+        if list(outputs) != names:
+            raise CircuitsError(f"compare: a lot has {', '.join(outputs)}; the first had {', '.join(names)}")
+        of_chunk = measured.at(slice(done, done + len(clean)))
+        done += len(clean)
+        found.begin(of_chunk.measure(clean, clean, BASELINE))
+        for index, (name, output) in enumerate(outputs.items()):
             if output.shape != clean.shape:
                 raise CircuitsError(
                     f"compare: {name} is {list(output.shape)}, the unedited {list(clean.shape)}"
                 )
-            if metric is None:
-                values: Any = unedited_metrics(output, clean)
-            elif isinstance(metric, LogitDifference):
-                values = metric.at(example_rows)(output)
-            else:
-                values = called(metric, output, None if batch is None else batch[example_rows])
-            about = {"variant": name, **(columns or {}).get(name, {})}
-            one = baseline if name == BASELINE else measured.setdefault(name, Measured(name, about))
-            one.parts.append(read_values(values, metric_name(metric), len(output), name))
-    if not measured or (batch is not None and len(batch) != done):
-        got = "no outputs" if not measured else f"{done} examples, batch has {len(batch)}"
+            found.add(index, of_chunk.measure(output, clean, name))
+    if isinstance(measured.batch, LogitDifference):
+        measured.batch.check_count(done)
+    if found is None or not found.runs or (batch is not None and len(batch) != done):
+        got = "no outputs" if found is None or not found.runs else f"{done} examples, batch has {len(batch)}"
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
-    settings = {"seed": seed, "draws": draws, "flips": flips, "engine": "given", "n": done}
-    untested: Collection[str] = UNTESTED if metric is None else ()
-    given = Comparison(baseline, list(measured.values()), "given")
-    [(rows_with_p, unedited)] = tabulate([given], Resampling(seed, draws, flips), untested)
-    adjust(rows_with_p)
-    return make_result(rows_with_p, unedited, {}, settings)
+    table = Table(resampling, measured.untested)
+    table.add([found])
+    return table.result({}, {"engine": "given", "n": done})

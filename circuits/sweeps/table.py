@@ -13,7 +13,8 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups
-from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.measurements import Measurements, Row
+from circuits.validate import is_whole, read_seed
 
 # fmt: off
 COLUMNS = (
@@ -24,6 +25,7 @@ COLUMNS = (
 BASELINE_COLUMNS = ("checkpoint", "metric", "value", "ci_low", "ci_high", "n")
 # fmt: on
 _WHOLE = ("draw", "layer", "head", "position", "n")
+_NAMES = ("variant", "checkpoint", "intervention", "site", "metric", "engine")
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,6 @@ class SweepResult:
         self.frame.to_json(path, orient="records", indent=2, double_precision=15)
 
 
-def make_result(
-    rows: Sequence[Row], unedited: Sequence[Row], described: dict[str, Any], settings: dict[str, Any]
-) -> SweepResult:
-    return SweepResult(
-        _frame(rows, COLUMNS), _frame(unedited, BASELINE_COLUMNS), described, settings | {"level": LEVEL}
-    )
-
-
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
     # Built column by column in the final dtype, as this is much faster for many rows.
     absent = float("nan")
@@ -109,125 +103,81 @@ def _column(name: str, values: list[Any]) -> Any:
         missing = np.array([value is None or value != value for value in values], dtype=bool)
         numbers = [0 if gone else value for value, gone in zip(values, missing, strict=True)]
         return pd.arrays.IntegerArray(np.array(numbers, dtype=np.int64), missing)
-    return values
+    return values if name in _NAMES else np.array(values)
 
 
-BASELINE = "the unedited model"
-
-Row = dict[str, Any]
+def read_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resampling:
+    seed = read_seed(seed, caller)
+    if not all(is_whole(count, 1) and count <= 10**7 for count in (draws, flips)):
+        raise CircuitsError(
+            f"{caller}: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"
+        )
+    return Resampling(seed, int(draws), int(flips))
 
 
 @dataclass
-class Measured:
-    """One variant, or one draw of it: the places it edits (as columns), and its values by chunk in order."""
+class Table:
+    """The rows of a sweep: of the variants, and of the unedited model.
 
-    name: str
-    about: Row
-    draw: int | None = None
-    parts: list[PerExample] = field(default_factory=list)
-
-    def joined(self, metric: str, which: int) -> np.ndarray:
-        if any(metric not in part for part in self.parts):
-            raise CircuitsError(f"metric {metric}: returned for {BASELINE} but not for {self.title}")
-        return np.concatenate([part[metric][which] for part in self.parts])
-
-    @property
-    def title(self) -> str:
-        if self.name == BASELINE:
-            return BASELINE
-        return f"variant {self.name!r}" + ("" if self.draw is None else f", draw {self.draw}")
-
-
-@dataclass(frozen=True)
-class _Series:
-    """The data of one row: sums and counts [example], and whether the row is tested."""
-
-    about: Row
-    sums: np.ndarray
-    counts: np.ndarray
-    tested: bool
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Variants and the baseline they are compared with, all of one checkpoint and one engine."""
-
-    baseline: Measured
-    variants: Sequence[Measured]
-    engine: str
-    checkpoint: str | None = None
-
-    def series(self) -> dict[str, list[_Series]]:
-        """Returns the series by metric, the baseline first."""
-        for variant in self.variants:
-            names = [name for part in variant.parts for name in part if name not in self.baseline.parts[0]]
-            if names:
-                raise CircuitsError(
-                    f"metric {min(names)}: returned for {variant.title} but not for {BASELINE}"
-                )
-        by_metric = {}
-        for metric in self.baseline.parts[0]:
-            clean = _Series({}, self.baseline.joined(metric, 0), self.baseline.joined(metric, 1), False)
-            by_metric[metric] = [clean, *_series(self.variants, metric, clean)]
-        return by_metric
-
-
-def tabulate(
-    comparisons: Sequence[Comparison], resampling: Resampling, untested: Collection[str] = ()
-) -> list[tuple[list[Row], list[Row]]]:
-    """Returns, for each comparison, the rows of its variants in their order, and those of its baseline, one per metric.
-
-    Draws of one variant come after a row that pools them: per example the sums and counts of all draws together.
-    Only that row is tested. Metrics in `untested` get no p-value: a distance from the unedited output cannot be
-    less than the unedited one's 0, so a test of "no change" would reject for any edit at all.
+    Draws of one variant come after a row that pools them: per example the sums and counts of all draws together. Only
+    that row is tested. Metrics in `untested` get no p-value: a distance from the unedited output cannot be less than
+    the unedited one's 0, so a test of "no change" would reject for any edit at all.
     """
-    series_by_place = [
-        (place, metric, series)
-        for place, one in enumerate(comparisons)
-        for metric, series in one.series().items()
-    ]
-    groups = [
-        (np.stack([one.sums for one in series]), np.stack([one.counts for one in series]))
-        for *_, series in series_by_place
-    ]
-    tables: list[tuple[list[Row], list[Row]]] = [([], []) for _ in comparisons]
-    summaries = summarise_groups(groups, resampling, LEVEL)
-    for (place, metric, series), group, summary in zip(series_by_place, groups, summaries, strict=True):
-        rows, unedited = tables[place]
-        common = {"checkpoint": comparisons[place].checkpoint, "n": group[0].shape[1]}
-        unedited.append({"metric": metric, **_estimate(summary, 0), **common})
-        unchanged = _unchanged(*group)
-        for index, one in enumerate(series[1:], start=1):
-            rows.append(
-                {
-                    **one.about,
-                    "metric": metric,
-                    **_estimate(summary, index),
-                    **common,
-                    "baseline": summary.value[0],
+
+    resampling: Resampling
+    untested: Collection[str] = ()
+    rows: list[Row] = field(default_factory=list)
+    unedited: list[Row] = field(default_factory=list)
+
+    def add(self, together: Sequence[Measurements]) -> None:
+        """Adds the rows of measurements, of which those of one shape are resampled together."""
+        series = [(one, metric, *_with_pooled(one, metric)) for one in together for metric in one.metrics]
+        summaries = summarise_groups(
+            [(values[0], values[1]) for *_, values in series], self.resampling, LEVEL
+        )
+        unedited: dict[tuple[str | None, str], Row] = {}
+        for (one, metric, runs, values), summary in zip(series, summaries, strict=True):
+            common = {"metric": metric, "checkpoint": one.checkpoint, "n": values.shape[-1]}
+            # Of two engines the last is the model's own forward.
+            unedited[one.checkpoint, metric] = {**_estimate(summary, 0), **common}
+            common |= {"baseline": summary.value[0], "engine": one.engine}
+            unchanged = _unchanged(*values)
+            for index, run in enumerate(runs, start=1):
+                is_draw = run.get("draw") is not None
+                effect = {
                     "effect": summary.effect[index],
                     "effect_ci_low": summary.effect_low[index],
                     "effect_ci_high": summary.effect_high[index],
                     "ratio": summary.ratio[index],
                     "ratio_ci_low": summary.ratio_low[index],
                     "ratio_ci_high": summary.ratio_high[index],
-                    "p_value": summary.p_value[index] if one.tested and metric not in untested else np.nan,
-                    "engine": comparisons[place].engine,
+                    "p_value": np.nan if is_draw or metric in self.untested else summary.p_value[index],
                     "null_effect": unchanged[index],
                 }
-            )
-    for compared, (rows, _) in zip(comparisons, tables, strict=True):
-        order = {
-            name: index for index, name in enumerate(dict.fromkeys(one.name for one in compared.variants))
+                self.rows.append({**run, **_estimate(summary, index), **common, **effect})
+        self.unedited += unedited.values()
+
+    def result(self, described: dict[str, Any], settings: dict[str, Any]) -> SweepResult:
+        """Returns the table: by checkpoint as they came, by variant in the order of `described`, and by draw."""
+        checkpoints = _places(row["checkpoint"] for row in self.rows)
+        variants = _places([*described, *(row["variant"] for row in self.rows)])
+
+        def place(row: Row) -> tuple[int, int, int]:
+            draw = -1 if row.get("draw") is None else row["draw"]
+            return checkpoints[row["checkpoint"]], variants[row["variant"]], draw
+
+        rows = sorted(self.rows, key=place)
+        adjusted = holm(np.array([row["p_value"] for row in rows]))
+        frame = _frame([{**row, "p_adjusted": p} for row, p in zip(rows, adjusted, strict=True)], COLUMNS)
+        drawn = self.resampling
+        settings = {
+            "seed": drawn.seed,
+            "draws": drawn.draws,
+            "flips": drawn.flips,
+            **settings,
+            "level": LEVEL,
         }
-        rows.sort(key=lambda row: (order[row["variant"]], -1 if row["draw"] is None else row["draw"]))
-    return tables
-
-
-def adjust(rows: Sequence[Row]) -> None:
-    """Fills in `p_adjusted`, Holm's adjustment over all the rows of one grid."""
-    for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
-        row["p_adjusted"] = adjusted
+        return SweepResult(frame, _frame(self.unedited, BASELINE_COLUMNS), described, settings)
 
 
 def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
@@ -259,30 +209,33 @@ def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     }
 
 
-def _series(variants: Sequence[Measured], metric: str, clean: _Series) -> list[_Series]:
-    all_series: list[_Series] = []
-    pooled: dict[str, list[_Series]] = {}
-    for one in variants:
-        row = {"variant": one.name, "draw": one.draw, **one.about}
-        series = _Series(row, one.joined(metric, 0), one.joined(metric, 1), one.draw is None)
-        all_series.append(series)
-        if one.draw is not None:
-            pooled.setdefault(one.name, []).append(series)
-    return all_series + [_pooled(draws, clean) for draws in pooled.values()]
+def _places(names: Iterable[Any]) -> dict[Any, int]:
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 
-def _pooled(draws: Sequence[_Series], clean: _Series) -> _Series:
-    """Returns the mean draw per example, so that an example weighs as much as in the baseline it is paired with."""
-    first = draws[0].about
-    # Columns in which the draws differ (heads drawn at random) stay empty.
-    common = {
-        key: value if all(draw.about[key] == value for draw in draws) else None
-        for key, value in first.items()
-    }
-    # Computed as a change from the baseline, so that draws without any effect pool to exactly none.
-    sums = clean.sums + np.mean([draw.sums - clean.sums for draw in draws], axis=0)
-    counts = clean.counts + np.mean([draw.counts - clean.counts for draw in draws], axis=0)
-    return _Series(common | {"draw": None}, sums, counts, True)
+def _with_pooled(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
+    """Returns the runs and their sums and counts [2 run example], the unedited run first, and after them the mean draw
+    of each variant that has draws.
+    """
+    values, runs = one.of(metric), list(one.runs)
+    by_variant: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        if run.get("draw") is not None:
+            by_variant.setdefault(run["variant"], []).append(index)
+    pooled = []
+    for indices in by_variant.values():
+        first = runs[indices[0]]
+        # Columns in which the draws differ (heads drawn at random) stay empty.
+        alike = {
+            key: value if all(runs[index][key] == value for index in indices) else None
+            for key, value in first.items()
+        }
+        runs.append(alike | {"draw": None})
+        # The mean draw of each example, so that it weighs as much as in the baseline it is paired with; computed as a
+        # change from the baseline, so that draws without any effect pool to exactly none.
+        changes = values[:, [1 + index for index in indices]] - values[:, :1]
+        pooled.append(values[:, :1] + changes.mean(1, keepdims=True))
+    return runs, np.concatenate([values, *pooled], axis=1) if pooled else values
 
 
 def _estimate(summary: Summary, index: int) -> Row:

@@ -1,36 +1,78 @@
-"""docs/images/demo.png: the first figure of the page of `interp-run demo`, as a browser shows it.
+"""docs/images/demo.png: a matrix that the shipped model fills in before and after its drop, below its training curve.
 
-    python docs/scripts/demo_picture.py
+    python -P docs/scripts/demo_picture.py
 
-runs the demo in a folder of its own. Needs playwright, which brings no browser here, and Debian's chromium.
+measures and draws as `interp-run demo` does. Needs playwright, which brings no browser here, and Debian's chromium.
 """
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from interp_tasks.experiments._demo import figure as draw
+from interp_tasks.experiments._demo.matrices import Filled, fill_in
+from interp_tasks.experiments._demo.measure import MATRIX_RUN
+from interp_tasks.measurement.run_logs import Run, find_runs, plateau_levels, read_one
+from interp_tasks.pages import Beside, Figure, Page
+
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 CHROMIUM = "/usr/bin/chromium"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-WIDTH, MARGIN = 1000, 12
+WIDTH, SCALE, CURVE, MATRICES = 1180, 1.4, 230, 345
+#: Which of the matrices of the demo, and the checkpoints before and after the drop.
+MATRIX, BEFORE, AFTER = 0, 1, -1
+
+
+def curve(log: Run, filled: Filled) -> Figure:
+    level = plateau_levels(log)["mse_masked"]
+    says = f"answering 0 at every blank: {level:.4f}"
+    figure = draw.curve({"": log.points("mse_masked")}, None, level, says, "error at the blanks")
+    figure.update_layout(showlegend=False, margin={"t": 12, "b": 40}, height=CURVE)
+    # The first is the slider's line.
+    figure.layout.shapes = figure.layout.shapes[1:]
+    for at in (BEFORE, AFTER):
+        step = filled.steps[at]
+        figure.add_vline(x=step, line={"color": draw.GREY, "width": 2})
+        side = "left" if at == BEFORE else "right"
+        figure.add_annotation(
+            x=step, y=0.1, text=f" step {step:,} ", showarrow=False, xanchor=side, yanchor="bottom"
+        )
+    return Figure(figure, height=CURVE)
+
+
+def matrices(filled: Filled) -> Beside:
+    blanks = int(filled.hidden[MATRIX].sum())
+    shown = {
+        f"the truth; the {blanks} strong entries<br>are hidden from the model": filled.truth[MATRIX],
+        f"what it fills in<br>at step {filled.steps[BEFORE]:,}": filled.trained[BEFORE, MATRIX],
+        f"what it fills in<br>at step {filled.steps[AFTER]:,}": filled.trained[AFTER, MATRIX],
+        "the same, with every head made<br>to look everywhere alike": filled.uniform[AFTER, MATRIX],
+    }
+    largest = float(abs(filled.truth[MATRIX]).max())
+    figures = []
+    for title, values in shown.items():
+        figure = draw.matrix(values, filled.hidden[MATRIX], largest)
+        figure.update_layout(title_text=title, margin={"t": 56})
+        figures.append(Figure(figure, height=MATRICES))
+    return Beside(figures, narrowest=14)
 
 
 def main() -> None:
+    ((name, path),) = find_runs(MATRIX_RUN).items()
+    filled = fill_in(MATRIX_RUN, samples=256, seed=0, tell=lambda _: None)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as player:
-        command = [str(Path(sys.executable).with_name("interp-run")), "demo", "--quiet"]
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        sections = [curve(read_one(name, path), filled), matrices(filled)]
+        written = Page("", sections).write(Path(folder) / "picture.html")
         browser = player.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        page = browser.new_page(viewport={"width": WIDTH, "height": 900})
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE)
         page.set_default_timeout(120_000)
-        page.goto((Path(folder) / "interp-demo.html").as_uri(), wait_until="domcontentloaded")
-        page.wait_for_selector(".main-svg")
-        figure = page.locator("figure").first.bounding_box()
-        assert figure, "no figure"
-        clip = {"x": 0, "y": figure["y"], "width": WIDTH, "height": figure["height"] + MARGIN}
-        page.add_style_tag(content=".modebar { display: none !important; }")
+        page.goto(written.as_uri(), wait_until="domcontentloaded")
+        page.wait_for_selector("html[data-drawn]", state="attached")
+        page.add_style_tag(content=".modebar, h1, figcaption { display: none !important; }")
+        box = page.locator("main").bounding_box()
+        assert box, "nothing to see"
+        clip = {"x": 0, "y": box["y"], "width": WIDTH, "height": box["height"]}
         page.screenshot(path=PICTURE, clip=clip, full_page=True)
         browser.close()
     print(PICTURE, PICTURE.stat().st_size, "bytes")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.published import Paper, read_paper
-from interp_tasks.reproduction.page import claims_markdown, summary_of
+from interp_tasks.reproduction.page import paper_markdown
 
 RESULTS = Path(__file__).parents[1] / "results"
 #: Where a page has the tables of a paper.
 PLACE = re.compile(r"^<!-- claims of ([a-z-]+) -->$", re.MULTILINE)
 #: What of an outcome the tables show; entries that are empty are left out of the file.
-NUMBERS = ("value", "ci_low", "ci_high", "untrained", "shuffled", "p_holm", "hours")
+NUMBERS = ("value", "ci_low", "ci_high", "at_least", "at_most", "untrained", "shuffled", "p_holm", "hours")
 EMPTY: dict[str, Any] = {**dict.fromkeys(NUMBERS, math.nan), "reason": "", "command": "", "runs": []}
 
 
@@ -32,7 +32,7 @@ def tables(name: str) -> str:
     """All claims of a paper, under headings of the third level."""
     paper = read_paper(name)
     outcomes = outcomes_of(paper, (RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return f"{summary_of(outcomes)}\n\n{claims_markdown(paper, outcomes, paper.row, level=3)}"
+    return paper_markdown(paper, outcomes, paper.row, level=3)
 
 
 def outcomes_of(paper: Paper, text: str) -> list[dict[str, Any]]:

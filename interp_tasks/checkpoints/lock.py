@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
-from interp_tasks.errors import UserError
+from interp_tasks.errors import UserError, file_locks
 
 LOCK_FILE = ".lock"
 
@@ -14,12 +13,13 @@ LOCK_FILE = ".lock"
 class RunLock:
     """An exclusive flock on ``RUN/.lock``; the file stays: removing it would race with another opener."""
 
-    def __init__(self, run: Path) -> None:
-        """Takes the lock.
+    def __init__(self, run: Path, instead: str = "choose another --out") -> None:
+        """Takes the lock; `instead` is what else a user can do where it is held.
 
         Raises:
-            UserError: naming the holder, if it is held.
+            UserError: naming the holder, if it is held; where the system has no such locks.
         """
+        fcntl = file_locks()
         self._descriptor = os.open(run / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,8 +29,7 @@ class RunLock:
             holder = os.read(self._descriptor, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
             raise UserError(
-                f"{run} is being written by another process (pid {holder}): "
-                "wait for it, or choose another --out"
+                f"{run} is being written by another process (pid {holder}): wait for it, or {instead}"
             ) from None
         except BaseException:
             os.close(self._descriptor)

@@ -113,7 +113,7 @@ class RunFolder:
             lock = RunLock(folder)
         try:
             with writing(folder):
-                _sweep(folder)
+                _remove_unfinished(folder)
                 replace_file(
                     folder / RUN_FILE, json_bytes(run_json(folder, config, info, defaults, schedule))
                 )
@@ -299,7 +299,7 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _sweep(folder: Path) -> None:
+def _remove_unfinished(folder: Path) -> None:
     """Removes files that a killed writer left half-written."""
     for parent in (folder, folder / CHECKPOINTS_FOLDER):
         for entry in parent.iterdir() if parent.is_dir() else ():

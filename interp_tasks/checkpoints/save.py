@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
+from circuits import __version__
 from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
 from interp_tasks.checkpoints.atomic import (
     digest,
@@ -138,5 +139,7 @@ def parameter_dtype(model: HookedTransformer) -> torch.dtype:
 
 
 def versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("interp-tasks", "torch", "transformer-lens")}
-    return {**packages, "python": platform.python_version()}
+    """Returns the versions of what made a checkpoint: of this code, and of the packages as they are installed."""
+    packages = {name: version(name) for name in ("torch", "transformer-lens")}
+    # Of the code that runs, which need not be the copy that is installed.
+    return {"interp-tasks": __version__, **packages, "python": platform.python_version()}

@@ -5,12 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from interp_tasks.errors import UserError, file_locks
+
 #: 128 + SIGINT, as in ``boundary``.
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, see :func:`interp_tasks.cli.app.main`."""
+    try:
+        # Before modules are imported that other systems lack.
+        file_locks()
+    except UserError as error:
+        sys.stderr.write(f"interp-run: {error}\n")
+        return 2
     try:
         from interp_tasks.cli.app import main as run
 

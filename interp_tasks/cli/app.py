@@ -31,7 +31,7 @@ GROUPS = {
     "tasks": ("Train", "Tasks before any training: a list, their data, what training takes.", "list"),
     "runs": (
         "Look",
-        "Whole runs: their checkpoints, curves and drops, a page of each, and those that ship.",
+        "Whole runs: their checkpoints, curves and drops, a page of each, searches, those that ship.",
         None,
     ),
     "matrix": (

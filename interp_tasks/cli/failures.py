@@ -29,7 +29,6 @@ WITHOUT_MODELS = (
     "circuits alone works without it, also beside transformer-lens 4"
 )
 #: BadParameter -> UsageError -> ClickException, whether typer brings its own click or uses the installed one.
-USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 #: Errors of packages that know nothing of the command line; looked up only where those are loaded already.
 USER_ERRORS_ELSEWHERE = (("tasks.base", "TaskError"), ("circuits.errors", "CircuitsError"))

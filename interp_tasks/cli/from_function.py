@@ -64,7 +64,8 @@ def command_of(experiment: Experiment) -> type[Command]:
             given["progress"] = progress
         return EXPERIMENTS[experiment.name].function(self.ckpt if of_runs else self.examined, **given)
 
-    base = RunsCommand if of_runs else ExperimentCommand if experiment.part("table") else ComparisonCommand
+    examining = ComparisonCommand if experiment.compares_metrics else ExperimentCommand
+    base = RunsCommand if of_runs else examining
     doc = help_of(experiment.function)
     return make_dataclass(
         experiment.name,

@@ -45,7 +45,7 @@ def check_targets(name: str, out: Path | None, plot: str | None) -> None:
 
 def print_as(result: Result, format: str, metric: str | None = None) -> None:
     """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is."""
-    from interp_tasks.measurement.table import of_metric, view_of
+    from interp_tasks.measurement.table import compares_metrics, of_metric
 
     if format != "table":
         chosen = (
@@ -59,20 +59,21 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         from interp_tasks.measurement.header import header_parts
         from interp_tasks.measurement.table import shown_columns, shown_rows
 
-        plain = view_of(result.frame) is None
-        frame = of_metric(result.frame, metric, result.config) if plain else result.frame
+        of_one_metric = compares_metrics(result.frame)
+        frame = of_metric(result.frame, metric, result.config) if of_one_metric else result.frame
         rows, notes = shown_rows(frame), list(result.notes)
         columns = shown_columns(rows)
-        if plain:
+        if of_one_metric:
             if result.experiment in OF_HEADS and set(rows["variant"]) == {"all"}:
                 rows = rows.assign(variant="all heads")
-            left = [
-                name for name in dict.fromkeys(result.frame["metric"]) if name not in set(frame["metric"])
-            ]
+            every = dict.fromkeys(shown_rows(result.frame)["metric"])
+            left = [name for name in every if name not in set(frame["metric"])]
             notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
             without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
             notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
-        print_result(rows, columns, notes, header_parts(result.experiment, result.config), together=plain)
+        print_result(
+            rows, columns, notes, header_parts(result.experiment, result.config), together=of_one_metric
+        )
 
 
 def emit(

@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 from interp_tasks.texts import LAYOUT, printable
 
 #: What stands in for a character of ours that an encoding lacks; one for one, so that columns still line up.
-PLAINER = str.maketrans("·–−—…×→’", "|---.x>'")
+PLAINER = str.maketrans("·–−—…×→’▁▂▃▄▅▆▇█", "|---.x>'_.-:=+*#")
 #: What an error of it names in place of a file.
 STDOUT = "<stdout>"
 #: Error handlers of codecs: for text that people read, and for data (JSON's own escapes).

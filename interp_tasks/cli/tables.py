@@ -3,7 +3,7 @@
 A table is a :class:`Sheet` of texts. What all rows of a block have in common is taken out of it and written in
 the block's head. Where it is too wide then, it is made narrower by what costs a reader least, in this order: headers
 in several lines, names without what they have in common, the first column as lines above groups of rows, fewer blanks;
-then either words in several lines, or columns in a further table below, whichever takes fewer lines.
+then columns in a further table below. Only where a text is too long for that, it stands in several lines.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ if TYPE_CHECKING:
 WIDEST = 120
 #: Blanks between columns, and where room is short.
 GAP, TIGHT = 2, 1
-#: Rows of a checkpoint up to which several checkpoints share a block, and how long their names in it are.
-FEW, LONGEST_SHORT = 4, 12
-#: From what length on names are broken at their marks, and how wide names are made beside columns that stand in parts.
-LONG, CAPS = 24, (24, 18, 12)
-#: Of what share of rows intervals may stand below their numbers, so that the others need no second table.
-FEW_ROWS = 0.25
+#: Several checkpoints share a block where none has more rows than this.
+MAX_ROWS_SHARED = 4
+#: Longer names may be broken into lines, at their hyphens, slashes and the like.
+LONG_NAME = 24
+#: Widths tried for the first columns, where the others stand in several tables below each other.
+LABEL_WIDTHS = (WIDEST, 24, 18, 12)
 #: Blanks before the rows of a group.
 INDENT = 2
 #: Keys of columns that hold names of runs and checkpoints.
 REFERENCES = ("checkpoint", "run", "ref", "name")
-#: Keys of columns that say nothing beside a single row which the head does not say as well.
-SAID_OF_ONE = ("variant", "metric", "p_adjusted")
+#: Keys of columns that a single row does without, as its head says the same.
+IN_HEAD_OF_ONE = ("variant", "metric", "p_adjusted")
 #: Keys of columns of numbers that stand at the right edge.
 NUMBERS = ("baseline", "value", "effect", "p_adjusted")
-#: Words of a text, where what stands in brackets is one; and where a number and its interval are one.
-WITHIN = re.compile(r"\[[^]]*\]|\S+")
-WITH_INTERVAL = re.compile(r"[-+]?\d\S*(?: \[[^]]*\])|\[[^]]*\]|\S+")
+#: The parts of a text that no line break divides: words and brackets; or, with a number and its interval as one.
+WORDS = re.compile(r"\[[^]]*\]|\S+")
+WORDS_AND_INTERVALS = re.compile(r"[-+]?\d\S*(?: \[[^]]*\])|\[[^]]*\]|\S+")
 #: Texts of cells in which there is nothing.
 NOTHING = ("", "–")
 
 
 def console(at_least: int = 0) -> Console:
-    """Stdout; colour only on terminals, and a fixed width where there is none. A number is never cropped: what
-    needs more room than there is makes the line longer than the terminal.
+    """Returns stdout, with colour only on terminals and a fixed width where there is none.
+
+    A number is never cropped: what needs more room than there is makes the line longer than the terminal.
     """
     from rich.console import Console
     from rich.text import Text
@@ -87,7 +88,9 @@ def print_result(
     """
     refs = [str(ref) for ref in dict.fromkeys(frame["ref"])]
     heads: list[list[list[str]]] = []
-    if together and len(refs) > 1 and frame["ref"].value_counts().max() <= FEW:
+    if together and len(refs) > 1 and frame["ref"].value_counts().max() <= MAX_ROWS_SHARED:
+        # Not above, as --help loads this file and no `circuits`.
+        from circuits.figures.names import short_names
         from interp_tasks.pages import Column
 
         short = short_names(refs)
@@ -235,7 +238,7 @@ def folded(sheet: Sheet) -> Sheet:
     for at, (header, key) in enumerate(zip(sheet.headers, sheet.keys, strict=True)):
         found = [{sheet.cells[row][at] for row in block} for block in sheet.blocks]
         texts = set().union(*found)
-        own = key in SAID_OF_ONE and (header == key or key == "p_adjusted")
+        own = key in IN_HEAD_OF_ONE and (header == key or key == "p_adjusted")
         if any(len(each) > 1 for each in found) or any("[" in text for text in texts) or not (several or own):
             kept.append(at)
         elif not texts <= {*NOTHING}:
@@ -247,13 +250,19 @@ def folded(sheet: Sheet) -> Sheet:
 
 
 def phrase(header: str, key: str, text: str) -> str:
-    """Returns ``baseline 0.02``; of a variant or a metric its name alone."""
+    """Returns ``baseline 0.02``; of a variant or a metric, and of what is called as its column, its name alone."""
     name = " ".join(re.sub(r"\[.*?\]", "", header).split())
-    return text if key in ("variant", "metric") and name in ("", key) else f"{name} {text}".strip()
+    return (
+        text
+        if name == text or (key in ("variant", "metric") and name in ("", key))
+        else f"{name} {text}".strip()
+    )
 
 
 def shortened(sheet: Sheet) -> Sheet:
     """Removes from names of runs and checkpoints what they have in common, and writes that in the heads."""
+    from circuits.figures.names import LONGEST_SHORT, in_common
+
     for at, key in enumerate(sheet.keys):
         names = list(dict.fromkeys(sheet.column(at)))
         if key not in REFERENCES or len(names) < 2 or max(map(len, names)) <= LONGEST_SHORT:
@@ -312,14 +321,14 @@ class Layout:
     Attributes:
         widths: of the columns.
         gap: blanks between them.
-        about: how many columns say what a row is about.
+        labels: how many of the first columns tell rows apart; they are repeated in every part of a divided table.
         loose: 1 where intervals stand below their numbers; 2 where they and long names are broken too.
     """
 
     sheet: Sheet
     widths: tuple[int, ...]
     gap: int = GAP
-    about: int = 0
+    labels: int = 0
     loose: int = 0
 
     @property
@@ -343,7 +352,7 @@ class Layout:
         group = ""
         for row in self.sheet.blocks[block]:
             cells = self.sheet.cells[row]
-            if partly and {*cells[self.about :]} <= {*NOTHING}:
+            if partly and {*cells[self.labels :]} <= {*NOTHING}:
                 continue
             if self.sheet.groups[row] != group:
                 group, above = self.sheet.groups[row], None
@@ -367,16 +376,13 @@ class Layout:
             lines.append((" " * self.gap).join(parts).rstrip())
         return lines
 
-    def few_are_broken(self) -> bool:
-        """Returns whether all but a few rows take one line."""
-        broken = sum(
-            any(
-                len(in_lines(text, width, self.loose)) > 1
-                for text, width in zip(row, self.widths, strict=True)
-            )
+    def is_broken(self) -> bool:
+        """Returns whether some row takes more than one line."""
+        return any(
+            len(in_lines(text, width, self.loose)) > 1
             for row in self.sheet.cells
+            for text, width in zip(row, self.widths, strict=True)
         )
-        return broken <= FEW_ROWS * len(self.sheet.cells)
 
     def length(self, *, partly: bool) -> int:
         bodies = [self.body(block, partly=partly) for block in range(len(self.sheet.blocks))]
@@ -384,37 +390,40 @@ class Layout:
 
 
 def arranged(sheet: Sheet, width: int) -> list[Layout]:
-    """Returns the table in so much room, or, where it fits in no other way or is shorter so, some columns at a time."""
+    """Returns the layouts that show a table within a width: one, or several below each other with some columns each."""
     natural = Layout(sheet, tuple(map(max, needed(sheet), map(longest, sheet.headers))))
     if natural.width <= width:
         return [natural]
-    plain, over = [[way, shortened(way)] for way in (sheet, grouped(sheet))]
-    found: list[list[Layout]] = []
-    for ways in (plain, over):
-        lines = [Layout(way, needed(way), gap) for gap in (GAP, TIGHT) for way in ways]
+    plain, in_groups = [[each, shortened(each)] for each in (sheet, grouped(sheet))]
+    candidates: list[list[Layout]] = []
+    for sheets in (plain, in_groups):
+        lines = [Layout(each, needed(each), gap) for gap in (GAP, TIGHT) for each in sheets]
         fitting = [layout for layout in lines if layout.width <= width]
-        if fitting and ways is plain:
+        if fitting and sheets is plain:
             return [relaxed(fitting[0], width)]
-        found += [[layout] for layout in fitting[:1]]
-    every = list(dict.fromkeys([*plain, *over]))
-    broken = [one for loose in (1, 2) for way in every if (one := squeezed(way, width, loose))]
-    found += [[one] for way in every if (one := squeezed(way, width, loose=0))]
-    found += [
+        candidates += [[layout] for layout in fitting[:1]]
+    every = list(dict.fromkeys([*plain, *in_groups]))
+    candidates += [
         parts
-        for way in every
+        for each in every
         for gap in (GAP, TIGHT)
-        for cap in CAPS
-        if (parts := parted(way, width, cap, gap))
+        for cap in LABEL_WIDTHS
+        if (parts := parted(each, width, cap, gap))
     ]
-    # Intervals below their numbers in a few rows only, so that the others need no second table.
-    found += [[one] for one in broken if one.few_are_broken()]
-    found = (
-        found
-        or [[one] for one in broken]
-        or [parted(way, width, CAPS[-1], TIGHT, wider=True) for way in every]
+    # A row has one line wherever there is a way.
+    candidates = [layouts for layouts in candidates if not any(layout.is_broken() for layout in layouts)] or [
+        *candidates,
+        *([layout] for each in every if (layout := squeezed(each, width, loose=0))),
+    ]
+    candidates = (
+        candidates
+        or [[layout] for loose in (1, 2) for each in every if (layout := squeezed(each, width, loose))]
+        or [parted(each, width, LABEL_WIDTHS[-1], TIGHT, wider=True) for each in every]
     )
-    best = min(found, key=lambda some: sum(one.length(partly=len(some) > 1) for one in some))
-    return [relaxed(one, width) for one in best]
+    best = min(
+        candidates, key=lambda layouts: sum(layout.length(partly=len(layouts) > 1) for layout in layouts)
+    )
+    return [relaxed(layout, width) for layout in best]
 
 
 def relaxed(layout: Layout, width: int) -> Layout:
@@ -483,29 +492,32 @@ def parted(sheet: Sheet, width: int, cap: int, gap: int, *, wider: bool = False)
         return len({(number[row], sheet.groups[row], *sheet.cells[row][:count]) for row in number})
 
     # Rows that are equal throughout need not be told apart.
-    about = next((n for n in range(1, len(widths)) if told_apart(n) == told_apart(len(widths))), 1)
-    for at in range(about):
+    labels = next((n for n in range(1, len(widths)) if told_apart(n) == told_apart(len(widths))), 1)
+    for at in range(labels):
         widths[at] = max(min(widths[at], cap), smallest[at])
-    room = width - sum(widths[:about]) - gap * about
-    most = max(widths[about:], default=0)
+    room = width - sum(widths[:labels]) - gap * labels
+    most = max(widths[labels:], default=0)
     if most > room and not wider:
         return []
     room = max(room, most)
-    filled = {room: list(fill(widths, about, room, gap)) for room in range(most, room + 1)}
+    filled = {room: list(fill(widths, labels, room, gap)) for room in range(most, room + 1)}
     # As few parts as there is room for, none wider than it has to be.
     parts = min(filled.values(), key=len)
     return [
         Layout(
-            sheet.only([*range(about), *part]), tuple(widths[at] for at in [*range(about), *part]), gap, about
+            sheet.only([*range(labels), *part]),
+            tuple(widths[at] for at in [*range(labels), *part]),
+            gap,
+            labels,
         )
         for part in parts
     ]
 
 
-def fill(widths: Sequence[int], about: int, room: int, gap: int) -> Iterator[list[int]]:
-    """Yields the columns after those that rows are ``about``, as many at a time as there is room for."""
+def fill(widths: Sequence[int], labels: int, room: int, gap: int) -> Iterator[list[int]]:
+    """Yields the columns after the first ``labels``, as many at a time as there is room for."""
     part: list[int] = []
-    for at in range(about, len(widths)):
+    for at in range(labels, len(widths)):
         if part and sum(widths[one] + gap for one in part) + widths[at] > room:
             yield part
             part = []
@@ -525,9 +537,11 @@ def pieces(text: str, loose: int = 0) -> tuple[str, ...]:
     With ``loose`` 1 an interval by itself, with 2 its ends and parts of long names.
     """
     if loose > 1:
-        words = [part for word in text.split() for part in (at_marks(word) if len(word) > LONG else [word])]
+        words = [
+            part for word in text.split() for part in (at_marks(word) if len(word) > LONG_NAME else [word])
+        ]
     else:
-        words = (WITHIN if loose else WITH_INTERVAL).findall(text)
+        words = (WORDS if loose else WORDS_AND_INTERVALS).findall(text)
     return tuple(words) or ("",)
 
 
@@ -552,10 +566,10 @@ def in_lines(text: str, width: int, loose: int = 0) -> tuple[str, ...]:
 
 
 def at_marks(name: str) -> list[str]:
-    """Returns a name in parts that end at a mark of it, none longer than ``LONG`` that need not be."""
+    """Returns a name in parts that end at a mark of it, none longer than ``LONG_NAME`` that need not be."""
     lines = [""]
     for part in re.findall(r"[^-,/_@:]*[-,/_@:]|[^-,/_@:]+", name):
-        if lines[-1] and len(lines[-1]) + len(part) > LONG:
+        if lines[-1] and len(lines[-1]) + len(part) > LONG_NAME:
             lines.append("")
         lines[-1] += part
     return lines
@@ -568,36 +582,6 @@ def padded(text: str, width: int, right: bool) -> str:
 
 def longest(text: str) -> int:
     return max(map(cell_len, text.split("\n")))
-
-
-def short_names(refs: Sequence[str]) -> dict[str, str]:
-    """Shortens REFs to their differences: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
-    common = in_common(refs)
-    short = [] if common is None else [ref[len(common[0]) : len(ref) - len(common[1])] for ref in refs]
-    if not short or max(map(len, short)) > LONGEST_SHORT:
-        short = [chr(ord("A") + at) if len(refs) <= 26 else str(at + 1) for at in range(len(refs))]
-    return dict(zip(refs, short, strict=True))
-
-
-def in_common(names: Sequence[str]) -> tuple[str, str] | None:
-    """Returns what all names begin with and what they end with, in whole parts; ``None`` where too much is left.
-
-    A part ends before ``@``, ``/`` or ``:``; where the rest of that is still long, at ``-`` too.
-    """
-    for marks in ("@/:", "@/:-"):
-        parts = [re.findall(f"[{marks}]?[^{marks}]+|[{marks}]", name) for name in names]
-        fewest = min(map(len, parts))
-        begin = next((at for at in range(fewest) if len({each[at] for each in parts}) > 1), fewest - 1)
-        end = next((at for at in range(fewest - begin) if len({each[-at - 1] for each in parts}) > 1), 0)
-        before = "".join(parts[0][:begin])
-        rests = ["".join(each[begin:]) for each in parts]
-        if all(rest[:1] in "/:-" and len(rest) > 1 for rest in rests) and len({r[0] for r in rests}) == 1:
-            before += rests[0][0]
-        after = "".join(parts[0][len(parts[0]) - end :])
-        left = [name[len(before) : len(name) - len(after)] for name in names]
-        if len({*left}) == len({*names}) and all(left) and max(map(len, left)) <= LONGEST_SHORT:
-            return before, after
-    return None
 
 
 def print_sentences(sentences: Sequence[str]) -> None:

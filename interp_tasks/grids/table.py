@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.drops.measure import over_runs
+from interp_tasks.experiments._drops.measure import over_runs
 from interp_tasks.grids.unit import read_result
 from interp_tasks.measurement.run_logs import family
 from interp_tasks.measurement.table import COLUMNS, tidy

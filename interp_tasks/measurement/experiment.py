@@ -37,6 +37,11 @@ class Experiment:
     samples: int | None = None
     metrics: Callable[[Any], Sequence[str]] | None = None
 
+    @property
+    def compares_metrics(self) -> bool:
+        """Whether its rows are metrics of a task, of which people see one if they do not ask for more."""
+        return self.metrics is not None or self.part("table") is None
+
     def part(self, kind: str) -> ModuleType | None:
         """Imports ``table`` or ``figure`` of the experiment's folder; ``None`` where there is none."""
         folder, _, file = self.function.__module__.rpartition(".")
@@ -46,9 +51,22 @@ class Experiment:
 
 
 def metrics_of_task(task: Any) -> Sequence[str]:
-    """Returns the names of a task's own metrics; nothing for a task that does not say."""
-    found: Sequence[str] = task.metric_names
-    return found
+    """Returns the names of a task's own metrics: those it says, else those its metrics give zeros on two examples.
+
+    Nothing where they cannot be told without a model's output.
+    """
+    declared: Sequence[str] = task.metric_names
+    if declared:
+        return declared
+    import torch
+
+    try:
+        batch = task.sample(2, seed=0)
+        found = task.metrics(torch.zeros(len(batch), task.sequence_length, task.d_vocab_out), batch)
+        return [str(name) for name in found]
+    except Exception:
+        # What is wrong with a task of the user's own, if anything is, its measurement says.
+        return ()
 
 
 def experiment(

@@ -113,11 +113,12 @@ def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str,
     symbol = SYMBOLS[index % len(SYMBOLS)]
     colour = COLOURS["light"][index % len(COLOURS["light"])]
     several = part.duplicated(["variant", "draw"]).any()
-    marker = {
+    styles: dict[str, dict[str, Any]] = {
         "edited": {"symbol": symbol, "size": 10},
         "draws": {"symbol": symbol, "size": 5, "opacity": 0.5},
-        "unedited": {"symbol": f"{symbol}-open", "size": 10},
-    }[kind]
+        "unedited": {"symbol": f"{symbol}-open"},
+    }
+    marker = styles[kind]
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers",

@@ -144,9 +144,22 @@ class Result:
 
     def page(self, title: str | None = None) -> Page:
         """Returns the figures and the table on one self-contained page."""
+        from circuits.figures.names import LONGEST_SHORT, means, short_names
+
         rows = shown_rows(self.frame)
-        columns = [Column("ref", "ref"), *shown_columns(rows)]
-        notes = " ".join(self.notes)
+        columns, notes = shown_columns(rows), " ".join(self.notes)
+        refs = list(dict.fromkeys(map(str, rows["ref"])))
+        # A name that all rows share, or the part of it, is said once and takes no column.
+        short = short_names(refs) if len(refs) > 1 and max(map(len, refs)) > LONGEST_SHORT else {}
+        if len(refs) == 1:
+            notes = f"All rows: {refs[0]}. {notes}"
+        else:
+            columns = [
+                Column("ref", "ref", lambda row: short.get(str(row["ref"]), str(row["ref"]))),
+                *columns,
+            ]
+        if short:
+            notes = f"{means(short)} {notes}"
         table = Table(rows, "Table", notes, columns, name=self.experiment, download=self.frame)
         return Page(title or self.page_title(), [*self.figures(), table], self.config, self.versions)
 
@@ -158,6 +171,16 @@ class Result:
     def figures(self) -> list[Figure]:
         """Returns the figures of the page, in order: that of :meth:`plot`, unless an experiment has others."""
         return [Figure(self.plot(), self.heading(), self.caption())]
+
+    def edits(self) -> str:
+        """Returns ", NAME" of the edit where there is one; else the table and the variants name them."""
+        names = [name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"]
+        return f", {names[0]}" if len(names) == 1 else ""
+
+    def examples(self) -> str:
+        """Returns on how many examples the rows were measured, in a sentence, where all were on the same number."""
+        numbers = self.frame["n"].dropna().unique()
+        return f"n = {int(numbers[0]):,} examples." if len(numbers) == 1 else ""
 
     def heading(self) -> str:
         """Returns the figure's heading."""
@@ -171,7 +194,11 @@ class Result:
         """Returns how to read the figure."""
         from interp_tasks.measurement.figure import in_map
 
-        sentences = ["Filled: under the edit, with the 95% interval. Open: the unedited model."]
+        sentences = [
+            f"Filled: under the edit{self.edits()}, with the 95% interval. Open: the unedited model, the baseline."
+        ]
+        if examples := self.examples():
+            sentences.append(examples)
         if self.frame["draw"].notna().any():
             sentences.append("Small: single draws.")
         if in_map(self.frame).any():

@@ -37,7 +37,7 @@ def measure(
     experiment: str,
     refs: str | Sequence[str],
     options: Options,
-    look: Callable[[Subject], Measured],
+    measure_checkpoint: Callable[[Subject], Measured],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
@@ -60,7 +60,7 @@ def measure(
     for subject in subjects(refs, examples, device, options.get("progress"), check):
         if subject.task is not None:
             own_notes.setdefault(subject.task.drop_metric.name)
-        measured = look(subject)
+        measured = measure_checkpoint(subject)
         frames.append(measured.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
         same = [group for group in done if group["interventions"] == measured.interventions]
         if not same:

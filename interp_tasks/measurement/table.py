@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
 from interp_tasks.measurement.options import unknown
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
@@ -170,8 +170,19 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
     return cell
 
 
+def experiment_of(frame: pandas.DataFrame) -> Experiment | None:
+    """Returns the experiment that rows are of; ``None`` where they are of several, or of none that is registered."""
+    experiments = set(frame["experiment"])
+    return EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
+
+
 def view_of(frame: pandas.DataFrame) -> ModuleType | None:
     """Returns an experiment's module ``table`` with ``view_rows`` and ``view_columns``, where it has one."""
-    experiments = set(frame["experiment"])
-    known = EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
+    known = experiment_of(frame)
     return None if known is None else known.part("table")
+
+
+def compares_metrics(frame: pandas.DataFrame) -> bool:
+    """Tells whether people see one metric of these rows if they do not ask for more."""
+    known = experiment_of(frame)
+    return known is None or known.compares_metrics

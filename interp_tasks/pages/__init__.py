@@ -7,15 +7,19 @@ from interp_tasks.pages.files import (
     write_together,
 )
 from interp_tasks.pages.numbers import number, p_value, signed, with_interval
+from interp_tasks.pages.package_versions import versions
 from interp_tasks.pages.page import Page, is_page
-from interp_tasks.pages.sections import Column, Figure, Section, Table, Text
-from interp_tasks.pages.slider import Beside, Slider, Stepped, SteppedTable
-from interp_tasks.pages.versions import versions
+from interp_tasks.pages.sections import Chapter, Column, Figure, Fold, Section, Table, Text
+from interp_tasks.pages.slider import Beside, Choice, Controls, Slider, Stepped, SteppedTable
 
 __all__ = [
     "Beside",
+    "Chapter",
+    "Choice",
     "Column",
+    "Controls",
     "Figure",
+    "Fold",
     "Page",
     "Section",
     "Slider",

@@ -1,7 +1,18 @@
 // Figures: drawn in the reader's colour scheme, and again when it changes; those that step, also when the slider moves.
 const templates = JSON.parse(textOf("plot-templates") ?? "null");
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-let step = Number(document.querySelector(".stepper input")?.value ?? 0);
+// What the reader has set: sliders and buttons, each with a name, in the order of the page.
+const controls = [...document.querySelectorAll("[data-control]")].map((element) => ({
+  element,
+  name: element.dataset.control,
+  labels: JSON.parse(textOf(element.dataset.labels)),
+  index: Number(element.dataset.start),
+}));
+const controlled = (name) => controls.find((control) => control.name === name);
+const setting = () => controls.map(({ index }) => index).join() || "0";
+// Frames are in the order of the settings of the controls that a part follows, the last one's changing fastest.
+const frameOf = ({ follows, at }) =>
+  at[follows.map(controlled).reduce((flat, { labels, index }) => flat * labels.length + index, 0)];
 
 // Packed numbers [frame ...]: first the low bytes of all, then the high bytes; the last level stands for NaN.
 async function unpacked({ shape, low, unit, levels, data }) {
@@ -26,15 +37,16 @@ async function prepared(moves) {
       Array.isArray(values) ? (frame) => values[frame] : await unpacked(values),
     ]),
   );
-  return { at: moves.at, made };
+  return { ...moves, made };
 }
 const figures = [...document.querySelectorAll(".plot")].map((plot) => ({
   plot,
   source: textOf(plot.id + "-data"),
-  steps: document.getElementById(plot.id + "-moves") !== null,
+  follows: [],
 }));
 for (const shown of figures) {
   const moves = JSON.parse(textOf(shown.plot.id + "-moves") ?? "null");
+  shown.follows = moves?.follows ?? [];
   shown.ready = prepared(moves).then((moving) => Object.assign(shown, { moving }));
 }
 // Plotly takes longer to start than all the rest: words and tables are there before it.
@@ -54,25 +66,41 @@ const shade = (source) =>
   );
 // The button that uploads a chart could never work here: nothing leaves the page.
 const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["sendChartToCloud"] };
+// One panel whose cells keep their shape would leave a gap below itself where it is narrower than it was made for.
+function heightFor({ plot, height }, layout) {
+  const most = parseFloat(plot.style.maxWidth);
+  if (!layout.yaxis?.scaleanchor || layout.yaxis2 || !(plot.clientWidth < most)) return height;
+  const { l, r, t, b } = { ...templates.light.layout.margin, ...layout.margin };
+  return Math.round(t + b + ((height - t - b) * (plot.clientWidth - l - r)) / (most - l - r));
+}
 // Nothing waits in here: a page about to be printed has no time for that.
 function draw(shown) {
   const { plot, source, moving } = shown;
   shown.dark = dark.matches;
   const figure = JSON.parse(shown.dark ? shade(source) : source);
-  for (const [path, values] of moving?.made ?? []) put(figure, path, values(moving.at[step]));
+  const fades = figure.layout.meta?.fading;
+  if (fades) delete figure.layout.updatemenus;
+  for (const [path, values] of moving?.made ?? []) put(figure, path, values(frameOf(moving)));
   // What a trace says of itself in the dark: text on a colour of the scale, which is another one there.
   const traces = figure.data.map((trace) => (shown.dark ? { ...trace, ...trace.meta?.dark } : trace));
   // Numbers in cells that are too narrow for them would run into each other; they are in the hover text as well.
-  for (const trace of traces) if (trace.meta?.roomFrom > plot.clientWidth) trace.texttemplate = "";
+  for (const trace of traces)
+    if (trace.meta?.roomFrom > plot.clientWidth) Object.assign(trace, trace.mode === "text" ? { visible: false } : { texttemplate: "" });
   const template = templates[shown.dark ? "dark" : "light"];
+  shown.height ??= parseFloat(plot.style.height);
+  // Said to plotly as well, which looks at the element's own size only when the window changes.
+  const height = heightFor(shown, figure.layout);
+  plot.style.height = `${height}px`;
   // A zoom of the reader's outlives the next step.
-  const drawn = Plotly.react(plot, traces, { uirevision: "kept", ...figure.layout, template }, OPTIONS);
+  const drawn = Plotly.react(plot, traces, { uirevision: "kept", ...figure.layout, height, template }, OPTIONS);
+  if (fades && !shown.fades) fadeOnClick(plot);
+  shown.fades = Boolean(fades);
   shown.firstDrawn?.();
   delete shown.firstDrawn;
   return drawn;
 }
 // One at a time, the nearest to what the reader sees first, and those out of sight when the browser has nothing else to
-// do. `shown` says the step of all in sight, `drawn` that of all.
+// do. `shown` says the setting of all in sight, `drawn` that of all.
 const stale = new Set();
 let drawing = false;
 const whenIdle = () =>
@@ -92,7 +120,7 @@ async function redraw(wanted) {
   await started;
   while (stale.size) {
     if (away(nearest()) > 0) {
-      state.shown = step;
+      state.shown = setting();
       await whenIdle();
     }
     // It may have been printed meanwhile.
@@ -106,7 +134,7 @@ async function redraw(wanted) {
     if (!stale.size) for (const late of figures) if (late.dark !== dark.matches) stale.add(late);
   }
   drawing = false;
-  state.shown = state.drawn = step;
+  state.shown = state.drawn = setting();
 }
 redraw(figures);
 window.addEventListener("beforeprint", () => {

@@ -13,8 +13,8 @@ from typing import Any
 from interp_tasks.files import open_regular
 from interp_tasks.pages.files import write_atomically
 from interp_tasks.pages.pack import deflated
+from interp_tasks.pages.package_versions import versions
 from interp_tasks.pages.sections import Section, embed
-from interp_tasks.pages.versions import versions
 
 # The browser itself refuses whatever would leave the page. Plotly builds its style sheet and its image
 # downloads at run time, hence the inline styles, data: and blob:.
@@ -46,14 +46,15 @@ class Page:
             f'<section id="s{index}"{self._label(section, index)}>\n{section.html(f"s{index}-x")}\n</section>'
             for index, section in enumerate(self.sections)
         )
-        plotly, scripts = "", ["tables.js"]
+        plotly, scripts = "", [asset("tables.js")]
         if any(section.needs_plotly for section in self.sections):
             from plotly.offline import get_plotlyjs
 
+            from circuits.figures.export import fading_script
             from circuits.figures.palette import template
 
             templates = embed(json.dumps({"light": template("light"), "dark": template("dark")}))
-            scripts += ["figures.js", "stepper.js"]
+            scripts += [fading_script(), asset("figures.js"), asset("stepper.js")]
             code = get_plotlyjs()
             plotly = (
                 f"<!-- {licence(code)} -->\n"
@@ -83,7 +84,7 @@ class Page:
                 f"<p>{escape(made_with)}</p>",
                 f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n</footer>",
                 plotly,
-                f"<script>{''.join(map(asset, scripts))}</script>",
+                f"<script>{''.join(scripts)}</script>",
                 "</body>\n</html>\n",
             ]
         )

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -40,23 +40,64 @@ def embed(data: str) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, divided by blank lines; a paragraph whose lines all begin with ``- `` is a list."""
+    """Paragraphs, divided by blank lines; a paragraph whose lines all begin with ``- `` is a list.
+
+    Attributes:
+        links: words of it -> the address that they lead to.
+    """
 
     needs_plotly: ClassVar[bool] = False
 
     body: str
     title: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)
 
     def html(self, identifier: str) -> str:
         parts = [heading(self.title, identifier)]
         for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", self.body))):
             lines = paragraph.splitlines()
             if all(line.startswith("- ") for line in lines):
-                items = "".join(f"<li>{escape(line[2:])}</li>" for line in lines)
+                items = "".join(f"<li>{self.linked(line[2:])}</li>" for line in lines)
                 parts.append(f"<ul>{items}</ul>")
             else:
-                parts.append(f"<p>{escape(paragraph)}</p>")
+                parts.append(f"<p>{self.linked(paragraph)}</p>")
         return "\n".join(parts)
+
+    def linked(self, text: str) -> str:
+        shown = escape(text)
+        for words, address in self.links.items():
+            link = f'<a href="{escape(address)}" rel="noreferrer">{escape(words)}</a>'
+            shown = shown.replace(escape(words), link)
+        return shown
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Words and tables behind one line that opens them. (A figure would have no width while it is folded.)"""
+
+    needs_plotly: ClassVar[bool] = False
+    title: ClassVar[str] = ""
+
+    summary: str
+    sections: Sequence[Section]
+
+    def html(self, identifier: str) -> str:
+        parts = "".join(each.html(f"{identifier}-{index}") for index, each in enumerate(self.sections))
+        return f"<details><summary>{escape(self.summary)}</summary>{parts}</details>"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Sections below one heading; controls among them stay in view until its end."""
+
+    needs_plotly: ClassVar[bool] = True
+
+    title: str
+    sections: Sequence[Section]
+
+    def html(self, identifier: str) -> str:
+        parts = "\n".join(each.html(f"{identifier}-{index}") for index, each in enumerate(self.sections))
+        return f"{heading(self.title, identifier)}\n{parts}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +183,22 @@ class Table:
 def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
     shown, key = cell_parts(column, row)
     kind = ' class="sentences"' if column.sentences else number_class(numeric)
-    return f'<td{kind} data-value="{escape(key)}">{escape(shown)}</td>'
+    return f'<td{kind} data-value="{escape(key)}">{breakable(shown)}</td>'
+
+
+#: Where a name may be broken: behind these marks. An interval is one part, and so is a number.
+MARKS = re.compile(r"(?<=[/:_=])(?=\S)|(?<=\w\()(?=\S)|(?<=\D,)(?=\S)")
+WHOLE = re.compile(r"(\[[^]]*\]|[-+]?\d[\d.]*e[-+]\d+)")
+
+
+def breakable(text: str) -> str:
+    """Returns the HTML of a cell's text: names may be broken behind their marks, an interval or a number may not."""
+    return "".join(
+        f'<span class="whole">{escape(part)}</span>'
+        if at % 2
+        else "<wbr>".join(map(escape, MARKS.split(part)))
+        for at, part in enumerate(WHOLE.split(text))
+    )
 
 
 def cell_parts(column: Column, row: Mapping[str, Any]) -> tuple[str, str]:
@@ -185,23 +241,39 @@ class Figure:
     width: int | None = None
 
     def html(self, identifier: str) -> str:
-        from circuits.plots import untitled
+        from circuits.figures.layout import NARROW, laid_out, least_width
+        from circuits.figures.style import untitled
 
         # The page says the title itself.
         figure = untitled(self.figure)
+        own_width = figure.layout.width
+        short_labels = laid_out(figure)
         own_height = self.figure.layout.height
         height = self.height or int(own_height or USUAL_HEIGHT)
         # Without its title a figure is lower.
         height -= (own_height or 0) - (figure.layout.height or 0)
         specification = json.loads(figure.to_json())
         specification.get("layout", {}).pop("template", None)
+        # A figure of a width of its own is that wide where there is room, and narrower where there is not.
+        specification.get("layout", {}).pop("width", None)
         data = embed(json.dumps(specification))
-        wide = f";max-width:{self.width}px" if self.width is not None else ""
+        widest = self.width if self.width is not None else own_width
+        wide = f";max-width:{int(widest)}px" if widest is not None else ""
         alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
+        around, after = "", ""
+        if (least := least_width(figure)) > NARROW:
+            wide += f";min-width:{least}px"
+            around, after = (
+                f'<div class="scroll wide" tabindex="0" role="region" aria-label="{alt}">',
+                "</div>",
+            )
+        caption = (
+            f"{self.caption} {short_labels}".strip() if short_labels not in self.caption else self.caption
+        )
         return (
-            f"{heading(self.title, identifier)}\n<figure>"
+            f"{heading(self.title, identifier)}\n<figure>{around}"
             f'<div class="plot" id="{identifier}" role="img" aria-label="{alt}" '
-            f'style="height:{height}px{wide}"></div>'
-            f"<figcaption>{escape(self.caption)}</figcaption></figure>"
+            f'style="height:{height}px{wide}"></div>{after}'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
             f'<script type="application/json" id="{identifier}-data">{data}</script>'
         )

@@ -9,6 +9,17 @@ async function inflate(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 const inflateText = async (text) => new TextDecoder().decode(await inflate(text));
+// A table that is wider than its page becomes a list: each row a block, each cell behind the name of its column.
+function fit(table) {
+  const names = [...table.tHead.rows[0].cells].map((header) => header.innerText.trim());
+  table.classList.remove("stacked");
+  if (table.scrollWidth <= table.parentElement.clientWidth + 1) return;
+  for (const row of table.tBodies[0].rows)
+    for (const [at, cell] of [...row.cells].entries()) cell.dataset.label = names[at];
+  table.classList.add("stacked");
+}
+const widths = new ResizeObserver((changed) => changed.forEach(({ target }) => fit(target.querySelector("table"))));
+for (const region of document.querySelectorAll(".scroll:has(> table)")) widths.observe(region);
 // Tables: a click on a header sorts, numbers as numbers and blanks last; the button saves the data behind the table.
 function sortRows(table) {
   const headers = [...table.tHead.rows[0].cells];
@@ -35,19 +46,36 @@ for (const table of document.querySelectorAll("table")) {
     });
   }
 }
-// A table of what the slider is at: its rows are made from data that came deflated.
+// As sections.py breaks names: behind their marks, and an interval or a number never.
+function* breakable(text) {
+  for (const [index, part] of text.split(/(\[[^\]]*\]|[-+]?\d[\d.]*e[-+]\d+)/).entries()) {
+    if (index % 2) {
+      const whole = document.createElement("span");
+      whole.className = "whole";
+      whole.textContent = part;
+      yield whole;
+    } else {
+      for (const [at, name] of part.split(/(?<=[/:_=])(?=\S)|(?<=\w\()(?=\S)|(?<=\D,)(?=\S)/).entries()) {
+        if (at) yield document.createElement("wbr");
+        yield name;
+      }
+    }
+  }
+}
+// A table of what its slider is at: its rows are made from data that came deflated.
 const steppedTables = [...document.querySelectorAll("table[data-stepped]")].map((table) => ({
   table,
   rows: inflateText(textOf(table.id + "-rows")).then(JSON.parse),
 }));
-async function fillTables(index) {
+async function fillTables(control, index) {
   for (const { table, rows } of steppedTables) {
+    if (table.dataset.stepped !== control) continue;
     const { classes, frames, cells } = await rows;
     const made = cells.slice(...frames[index]).map((row) => {
       const line = document.createElement("tr");
       row.forEach(([shown, value], column) => {
         const cell = line.insertCell();
-        cell.textContent = shown;
+        cell.append(...breakable(shown));
         cell.dataset.value = value;
         if (classes[column]) cell.className = classes[column];
       });
@@ -55,6 +83,7 @@ async function fillTables(index) {
     });
     table.tBodies[0].replaceChildren(...made);
     sortRows(table);
+    fit(table);
   }
 }
 for (const button of document.querySelectorAll("button.download")) {

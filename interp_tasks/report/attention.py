@@ -26,6 +26,10 @@ MAP, MARGIN = 170, {"l": 70, "r": 90, "t": 40, "b": 50}
 
 def attention_section(views: Sequence[View]) -> Section:
     """Maps of all heads at the slider's step, in colours that mean the same at every step."""
+    import torch
+
+    from circuits.figures.attention_maps import largest_choice
+
     numbers = sum(len(view.snapshots) * view.snapshots[0].maps.size for view in views)
     if numbers > MAX_NUMBERS:
         return Text(
@@ -33,7 +37,9 @@ def attention_section(views: Sequence[View]) -> Section:
             "RUN@0:20000:4000; interp-run attention shows any one of them.",
             TITLE,
         )
-    largest = max(float(snapshot.maps.max()) for view in views for snapshot in view.snapshots)
+    largest = max(
+        largest_choice(torch.as_tensor(snapshot.maps)) for view in views for snapshot in view.snapshots
+    )
     parts = []
     precision = 0.0
     for view in views:
@@ -44,13 +50,16 @@ def attention_section(views: Sequence[View]) -> Section:
         parts,
         TITLE,
         "The mean attention map of every head over the examples: a row of a map is a query, a column a key. Colours "
-        f"mean the same at every step. Drag to zoom into a head, double-click to go back. Values to ±{precision:.1g}.",
+        "mean the same at every step and end at the largest share of a query that sees several keys. "
+        f"Drag to zoom into a head, double-click to go back. Values to ±{precision:.1g}.",
     )
 
 
 def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section, float]:
     """Returns the maps side by side with gaps between them, and the spacing of the levels that they are stored at."""
     import plotly.graph_objects as go
+
+    from circuits.figures.attention_maps import NUMBERED
 
     layers, heads, length, _ = view.snapshots[0].maps.shape
     gap = max(1, round(length / 12))
@@ -67,6 +76,9 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
         colorscale=SEQUENTIAL,
         colorbar={"title": {"text": "attention"}, "thickness": 12, "len": 1.0, "outlinewidth": 0},
         hoverongaps=False,
+        # Of few positions shares can be read, where their colours are alike as well.
+        texttemplate="%{z:.2f}" if length <= NUMBERED else None,
+        textfont={"size": 9},
         hovertemplate="%{y}<br>%{x}<br>attention %{z:.4f}<extra></extra>",
     )
     for update, kind, count in ((figure.update_xaxes, "head", heads), (figure.update_yaxes, "layer", layers)):
@@ -79,6 +91,7 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
             zeroline=False,
             ticks="",
             constrain="domain",
+            title_text="key" if kind == "head" else "query",
         )
     cell = min((width - MARGIN["l"] - MARGIN["r"]) / across, MAP / length)
     top = MARGIN["t"] if view.beside else 15

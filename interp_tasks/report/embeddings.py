@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS
+from circuits.figures.palette import COLOURS, CYCLIC, SEQUENTIAL, SYMBOLS
 from interp_tasks.pages import Beside, Section, Text
 from interp_tasks.report.attention import position_labels
 from interp_tasks.report.draw import rounded, stepped
@@ -46,7 +46,33 @@ def tokens_plane(view: View) -> Section:
         "showscale": True,
         "colorbar": {"title": {"text": noun}, "thickness": 12, "outlinewidth": 0},
     }
+    digits = [axis for axis in view.task.grid_axes() if axis.position is not None] if view.task else []
+    if digits and len(digits[0].values) == len(labels) and len(labels) > 2:
+        marker |= by_angle(values, strongest_frequency(tables[-1]), len(labels))
     return plane(view, tables, labels, marker, f"tokens{more}", noun, "W_E")
+
+
+def strongest_frequency(table: Array) -> int:
+    """Returns the frequency, from 1, that carries most of the variance of a table [digit d]."""
+    import numpy as np
+
+    power = (np.abs(np.fft.rfft(table, axis=0)) ** 2).sum(1)
+    return 1 + int(power[1:].argmax())
+
+
+def by_angle(digits: Sequence[float], frequency: int, period: int) -> dict[str, Any]:
+    """Returns the settings of a plotly marker that colour digits by their angle at a frequency, in turns.
+
+    On a ring neighbours have like colours then; by the digit itself they are a shuffle.
+    """
+    bar = {"title": {"text": f"turns at<br>frequency {frequency}"}, "thickness": 12, "outlinewidth": 0}
+    return {
+        "color": [frequency * digit / period % 1 for digit in digits],
+        "colorscale": CYCLIC,
+        "cmin": 0,
+        "cmax": 1,
+        "colorbar": {**bar, "tickvals": [0, 0.25, 0.5, 0.75, 1], "ticktext": ["0", "¼", "½", "¾", "1"]},
+    }
 
 
 def token_labels(view: View) -> tuple[list[str], list[float], str]:

@@ -6,47 +6,74 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.table import value_text
-from interp_tasks.pages import Beside, Column, Section, Table, Text, number, signed, with_interval
+from interp_tasks.pages import (
+    Beside,
+    Column,
+    Fold,
+    Section,
+    Table,
+    Text,
+    number,
+    p_value,
+    signed,
+    with_interval,
+)
 from interp_tasks.report.snapshots import ALL, MODES
 
 if TYPE_CHECKING:
     import pandas
 
+    from interp_tasks.experiments._circuit.search import FoundCircuit
     from interp_tasks.report.published import Published
-    from interp_tasks.report.snapshots import View
+    from interp_tasks.report.snapshots import Strongest, View
 
 MULTIPLIED = "×"
 
 
+#: Beyond this p-value two heads are not told apart.
+TOLD_APART = 0.05
+
+
 def sentences(view: View) -> list[str]:
-    """Returns a run in a few sentences."""
-    lines = [f"{view.name}: {architecture(view)}, on {task_text(view)}."]
-    curve, last = view.source.curve, view.snapshots[-1]
+    """Returns what matters most of a run, in two or three sentences."""
+    lines = []
+    curve, last, metric = view.source.curve, view.snapshots[-1], view.metrics[0]
     if curve is not None and curve.drop is not None:
         lines.append(
-            f"{curve.metric} changes abruptly between steps {curve.drop.onset:,} and {curve.drop.end:,}, from "
-            f"{number(curve.drop.plateau)} to {number(curve.drop.final)}."
+            f"{curve.metric} goes from {number(curve.drop.plateau)} to {number(curve.drop.final)}, four fifths of the "
+            f"way between steps {curve.drop.onset:,} and {curve.drop.end:,}."
         )
     elif curve is not None:
         lines.append(f"{curve.metric} shows no abrupt change up to step {curve.steps[-1]:,}.")
-    metric = view.metrics[0]
-    for row in records(view.unedited()):
-        if row["step"] == last.step and row["metric"] == metric and view.task is not None:
-            lines.append(f"At step {last.step:,}, {metric} is {value_text(row)} on {row['n']:,} examples.")
     effects = last.effects[last.effects["metric"] == metric]
-    together = effects[(effects["variant"] == ALL) & (effects["intervention"] == MODES[0])]
-    for row in records(together):
+    for row in records(effects[(effects["variant"] == ALL) & (effects["intervention"] == MODES[0])]):
         lines.append(
-            f"There, uniform attention in all heads takes it from {number(row['baseline'])} to {value_text(row)}."
+            f"At step {last.step:,} uniform attention in all heads takes {metric} from {number(row['baseline'])} to "
+            f"{value_text(row)} ({row['n']:,} examples)."
         )
-    alone = effects[effects["head"].notna() & (effects["intervention"] == "zero")]
-    if len(alone) > 1:
-        row = alone.loc[alone["effect"].abs().idxmax()].to_dict()
-        effect = with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
-        lines.append(
-            f"Of single heads, {row['variant']} matters most: without its output {metric} moves by {effect}."
-        )
+    if view.strongest is not None:
+        lines.append(heads_sentence(view.strongest, metric))
     return lines
+
+
+def heads_sentence(strongest: Strongest, metric: str) -> str:
+    """Returns which single head matters most, or that the two with the largest effects are not told apart."""
+    first, second = strongest.rows
+    sizes = [
+        with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
+        for row in strongest.rows
+    ]
+    about = f"Of single heads removed (mode {strongest.mode}, {first['n']:,} examples)"
+    both = f"{about}, {first['variant']} and {second['variant']} move {metric} most"
+    if strongest.p_value is None:
+        return f"{both}, by {sizes[0]} and {sizes[1]}."
+    test = f"paired test, p {p_value(strongest.p_value)}"
+    if strongest.p_value >= TOLD_APART:
+        return f"{both}, not told apart: by {sizes[0]} and {sizes[1]} ({test})."
+    return (
+        f"{about}, {first['variant']} matters most: {metric} moves by {sizes[0]}, and by {sizes[1]} for "
+        f"{second['variant']}, the next ({test})."
+    )
 
 
 def records(frame: pandas.DataFrame) -> list[Any]:
@@ -54,25 +81,37 @@ def records(frame: pandas.DataFrame) -> list[Any]:
 
 
 def architecture(view: View) -> str:
+    return f"{heads_text(view)}, {width_text(view)}"
+
+
+def heads_text(view: View) -> str:
     model = view.model
-    heads = f"{model.n_layers} layer{'s' if model.n_layers > 1 else ''} {MULTIPLIED} {model.n_heads} heads"
-    mlp = "no MLPs" if model.attn_only else f"MLPs {model.d_mlp} wide"
-    return f"{heads}, {model.d_model} wide, {mlp}"
+    return f"{model.n_layers} layer{'s' if model.n_layers > 1 else ''} {MULTIPLIED} {model.n_heads} heads"
+
+
+def width_text(view: View) -> str:
+    mlp = "no MLPs" if view.model.attn_only else f"MLPs {view.model.d_mlp} wide"
+    return f"{view.model.d_model} wide, {mlp}"
 
 
 def task_text(view: View) -> str:
     """Returns the task with the settings in which it differs from its defaults."""
-    task = view.task
-    if task is None:
+    if view.task is None:
         return "tokens of your own"
-    fields = type(task).model_fields
-    given = {
+    settings = ", ".join(f"{name} {value}" for name, value in task_settings(view).items())
+    return f"{view.task.name} ({settings})" if settings else str(view.task.name)
+
+
+def task_settings(view: View) -> dict[str, Any]:
+    """Returns the settings in which a task differs from its defaults."""
+    if view.task is None:
+        return {}
+    fields = type(view.task).model_fields
+    return {
         name: value
-        for name, value in task.model_dump(mode="json").items()
+        for name, value in view.task.model_dump(mode="json").items()
         if name in fields and value is not None and value != fields[name].default
     }
-    settings = ", ".join(f"{name} {value}" for name, value in given.items())
-    return f"{task.name} ({settings})" if settings else task.name
 
 
 def headline_rows(views: Sequence[View]) -> list[dict[str, str]]:
@@ -88,20 +127,17 @@ def headline_rows(views: Sequence[View]) -> list[dict[str, str]]:
 
 def quantities(view: View) -> list[tuple[str, str]]:
     source, run = view.source, view.source.run
-    rows = [("task", task_text(view)), ("model", architecture(view))]
+    # Each row is one line of a terminal.
+    rows = [("task", task_text(view) if view.task is None else str(view.task.name))]
+    rows += [(f"task, {name}", str(value)) for name, value in task_settings(view).items()]
+    rows += [("model", heads_text(view)), ("model, width", width_text(view))]
     train: Mapping[str, Any] = run.config.get("train", {}) if run is not None else {}
     if train:
         falls = train.get("schedule", "constant") != "constant"
         schedule = ("schedule", "schedule_start", "schedule_end", "schedule_floor") if falls else ()
         keys = ("optimizer", "learning_rate", *schedule, "weight_decay", "batch_size", "seed")
-        rows.append(
-            (
-                "training",
-                ", ".join(
-                    f"{key.replace('_', ' ')} {train[key]}" for key in keys if train.get(key) is not None
-                ),
-            )
-        )
+        given = [(key.replace("_", " "), train[key]) for key in keys if train.get(key) is not None]
+        rows += [(f"training, {name}", str(value)) for name, value in given]
     if run is not None and run.lines:
         rows.append(("trained for", f"{run.lines[-1]['step']:,} steps"))
     steps = view.steps
@@ -113,35 +149,58 @@ def quantities(view: View) -> list[tuple[str, str]]:
     elif curve is not None and curve.drop is not None:
         drop = curve.drop
         rows += [
-            (
-                f"drop of {curve.metric}",
-                f"steps {drop.onset:,} to {drop.end:,}, half-way at {drop.crossing:,}",
-            ),
-            (f"{curve.metric} before and after it", f"{number(drop.plateau)} and {number(drop.final)}"),
+            (f"drop of {curve.metric}", f"steps {drop.onset:,} to {drop.end:,}"),
+            ("half-way at", f"step {drop.crossing:,}"),
+            ("before and after", f"{number(drop.plateau)} and {number(drop.final)}"),
         ]
     for row in records(view.snapshots[-1].unedited):
         if view.task is not None and row["metric"] in (*view.metrics, "accuracy"):
-            rows.append((f"{row['metric']} at the last checkpoint [95% CI]", value_text(row)))
+            rows.append((f"last {row['metric']}", value_text(row)))
     effects = view.snapshots[-1].effects
     for row in records(effects[(effects["variant"] == ALL) & (effects["metric"] == view.metrics[0])]):
-        rows.append((f"the same, {row['intervention']} in all heads", value_text(row)))
-    return [(name.replace("the same", view.metrics[0]), value) for name, value in rows]
+        rows.append((f"{view.metrics[0]}, all heads {row['intervention']}", value_text(row)))
+    circuit = view.snapshots[-1].circuit
+    if circuit is not None:
+        rows.append(("smallest faithful circuit", circuit_text(circuit)))
+    return rows
 
 
-def headline_section(views: Sequence[View]) -> list[Section]:
+def circuit_text(found: FoundCircuit) -> str:
+    """Returns the size and faithfulness of a circuit in words."""
+    from interp_tasks.experiments._circuit.search import FAITHFULNESS, SIZE
+    from interp_tasks.experiments._circuit.table import faithfulness_text
+
+    if found.circuit is None:
+        return "none: clean and source run do not differ"
+    columns = {"": "value", "_ci_low": "ci_low", "_ci_high": "ci_high"}
+    row = {f"{FAITHFULNESS}{end}": found.value(FAITHFULNESS, column) for end, column in columns.items()}
+    return f"{found.value(SIZE):.0f} of {found.total} edges, faithfulness {faithfulness_text(row)}"
+
+
+def headline_section(views: Sequence[View]) -> Section:
+    """Returns the sentences of all views; of two, each list under the name of its run."""
+    if len(views) == 1:
+        return Text("\n".join(f"- {sentence}" for sentence in sentences(views[0])))
+    lists = ["\n".join(f"- {sentence}" for sentence in sentences(view)) for view in views]
+    return Beside([Text(f"{view.name}:\n\n{each}") for view, each in zip(views, lists, strict=True)])
+
+
+def settings_section(views: Sequence[View]) -> Section:
+    """Returns the settings and main numbers, folded."""
     import pandas
 
     rows = headline_rows(views)
-    lines = "\n".join(f"- {sentence}" for view in views for sentence in sentences(view))
     # The name of a run stands in the head of its column.
     columns = [
         Column("", "quantity"),
         *(Column(view.name if len(views) > 1 else "this run", view.name, sentences=True) for view in views),
     ]
-    caption = "Metrics of the last checkpoint shown, on test examples; 95% bootstrap intervals over examples."
+    caption = (
+        "Metrics of the last checkpoint shown, as it is and with attention edited, on test examples; 95% bootstrap "
+        "intervals over examples."
+    )
     table = Table(pandas.DataFrame(rows), "", caption, columns, name="report-at-a-glance")
-    # The table of two runs needs the width of the page.
-    return [Beside([Text(lines), table], narrowest=32)] if len(views) == 1 else [Text(lines), table]
+    return Fold("Task, model, settings and main numbers", [table])
 
 
 def published_section(published_by_view: Mapping[str, Published]) -> list[Section]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from interp_tasks.measurement.table import effect_text, read_p, value_text
 from interp_tasks.pages import Column, Section, Slider, SteppedTable, Table, Text, p_value
 from interp_tasks.report.attention import attention_section
+from interp_tasks.report.circuits import circuits_section
 from interp_tasks.report.embeddings import embeddings_section
 from interp_tasks.report.head_effects import ablation_section, effects_section
-from interp_tasks.report.headlines import headline_section, metrics_frame, published_section
+from interp_tasks.report.headlines import headline_section, metrics_frame, published_section, settings_section
 from interp_tasks.report.spectra import spectra_section
 from interp_tasks.report.training_curve import training_section
 
@@ -40,11 +41,13 @@ def sections(
     curves = {name: [mark for mark in each if mark.of_curve] for name, each in marks.items()}
     levels = {name: [mark for mark in each if not mark.of_curve] for name, each in marks.items()}
     return [
-        *headline_section(views),
+        headline_section(views),
         slider(views),
         training_section(views, curves),
+        settings_section(views),
         ablation_section(views, levels),
         effects_section(views),
+        *circuits_section(views),
         attention_section(views),
         embeddings_section(views),
         spectra_section(views),

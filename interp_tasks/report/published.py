@@ -104,7 +104,7 @@ def study_frame(view: View, study: Study) -> pandas.DataFrame | None:
     """Returns the rows of this report that stand for a study's table; ``None`` where there are none."""
     import pandas
 
-    from interp_tasks.experiments.curve.measure import fall, levels
+    from interp_tasks.experiments._curve.measure import fall, levels
     from interp_tasks.measurement.table import tidy
 
     run, curve = view.source.run, view.source.curve
@@ -133,7 +133,7 @@ def generalisation_rows(run: Run) -> pandas.DataFrame | None:
     """Returns the steps at which each accuracy of a run reaches the default level."""
     import pandas
 
-    from interp_tasks.experiments.generalisation.reaches import LEVEL, order_rows, reaches_of, rows_of
+    from interp_tasks.experiments._generalisation.reaches import LEVEL, order_rows, reaches_of, rows_of
     from interp_tasks.measurement.table import tidy
 
     reaches = reaches_of(run, LEVEL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.heads.edits import HeadEdit, by_layer
@@ -13,6 +13,7 @@ from interp_tasks.measurement.subjects import Examples, Options, Progress, Subje
 if TYPE_CHECKING:
     import pandas
 
+    from interp_tasks.experiments._circuit.search import FoundCircuit
     from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.measurement.embeddings.tables import Table
     from interp_tasks.report.source import Source
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 #: What is done to heads: the edit the matrix-completion paper describes, the one its code makes, and none left.
 MODES = ("uniform", "mean_pattern", "zero")
+#: The edit that stands for a head's removal.
+REMOVED = "zero"
 #: Metrics that are shown; the tables of the experiments have all.
 MAX_METRICS = 3
+#: Examples at most of which half find a circuit and half test it: that takes dozens of forward passes.
+CIRCUIT_SAMPLES = 128
 #: What the effect of all heads is called.
 ALL = "all"
 
@@ -36,6 +41,7 @@ class Snapshot:
         maps: mean attention ``[layer head query key]``.
         tables: embeddings of tokens that the task uses.
         positions: ``[position d]``, those in use; ``None`` without a table.
+        circuit: its smallest faithful circuit; ``None`` where that was not asked for.
     """
 
     step: int
@@ -44,6 +50,22 @@ class Snapshot:
     maps: Array
     tables: Sequence[Table]
     positions: Array | None
+    circuit: FoundCircuit | None = None
+
+
+@dataclass(frozen=True)
+class Strongest:
+    """The two single heads whose removal moves a metric most at a checkpoint, and whether they are told apart.
+
+    Attributes:
+        mode: what is done to a head.
+        rows: of the table of effects, the larger effect first.
+        p_value: of a paired sign-flip test of their sizes; ``None`` without a task.
+    """
+
+    mode: str
+    rows: tuple[Mapping[str, Any], Mapping[str, Any]]
+    p_value: float | None
 
 
 @dataclass
@@ -53,6 +75,7 @@ class View:
     Attributes:
         at: of each step of the slider, the index of the checkpoint shown.
         metrics: those shown, the task's own drop metric first where it is among them.
+        strongest: the two single heads that move the first metric most; ``None`` of one head.
     """
 
     source: Source
@@ -63,6 +86,7 @@ class View:
     snapshots: list[Snapshot] = field(default_factory=list)
     at: Sequence[int] = ()
     beside: bool = False
+    strongest: Strongest | None = None
 
     @property
     def name(self) -> str:
@@ -84,23 +108,89 @@ class View:
         return pandas.concat([snapshot.unedited for snapshot in self.snapshots], ignore_index=True)
 
 
-def look(source: Source, options: Options, progress: Progress | None = None) -> list[View]:
-    """Measures every checkpoint of a source on the same examples; one view, or one for each part of a mixture."""
+def measured_views(
+    source: Source, options: Options, progress: Progress | None = None, *, circuit: bool = False
+) -> list[View]:
+    """Measures every checkpoint of a source on the same examples; one view, or one for each part of a mixture.
+
+    Args:
+        circuit: whether the smallest faithful circuit of each is found too.
+    """
     views: dict[str, View] = {}
+    latest: dict[str, Subject] = {}
     examples = Examples.of(options)
     for subject in subjects(source.refs, examples, options.get("device", "cpu"), progress):
         part = str(subject.labels["ref"]).removeprefix(subject.checkpoint.ref).strip(" ()")
         view = views.setdefault(part, View(source, part, subject.task))
-        view.snapshots.append(snapshot(subject, view))
+        view.snapshots.append(snapshot(subject, view, circuit=circuit))
         view.model = subject.model.cfg
+        latest[part] = subject
+    for part, view in views.items():
+        view.strongest = strongest_of(latest[part], view)
     return list(views.values())
 
 
-def snapshot(subject: Subject, view: View) -> Snapshot:
+def strongest_of(subject: Subject, view: View) -> Strongest | None:
+    """Returns the two heads of a view's last checkpoint whose removal moves its first metric most, and tests them."""
+    effects = view.snapshots[-1].effects
+    of_heads = (
+        effects["head"].notna()
+        & (effects["intervention"] == REMOVED)
+        & (effects["metric"] == view.metrics[0])
+    )
+    alone = effects[of_heads & effects["effect"].notna()]
+    if len(alone) < 2:
+        return None
+    ranked = alone.loc[alone["effect"].abs().sort_values(ascending=False, kind="stable").index]
+    first, second = ranked.head(2).to_dict("records")
+    p_value = None if subject.task is None else p_value_of_difference(subject, view.metrics[0], first, second)
+    return Strongest(REMOVED, (first, second), p_value)
+
+
+def p_value_of_difference(
+    subject: Subject, metric: str, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> float:
+    """Returns the p-value of a paired test that two heads, removed, change a metric equally far, up or down."""
+    import numpy as np
+
+    from circuits import ablate
+    from circuits.statistics import sign_flip
+    from interp_tasks.measurement.paired import DRAWS
+
+    plain, counts = pairs(subject, metric)
+    values = []
+    for row in (second, first):
+        edited, _ = pairs(subject, metric, ablate.zero(str(row["variant"])))
+        # A fall is turned into an equal rise.
+        values.append(edited if row["effect"] > 0 else 2 * plain - edited)
+    return float(sign_flip(np.stack(values), np.stack([counts, counts]), subject.seed, DRAWS)[1])
+
+
+def pairs(subject: Subject, metric: str, *edits: Any) -> tuple[Array, Array]:
+    """Returns a metric's sum and count of each example, under edits."""
+    import numpy as np
+
+    from circuits import run
+    from interp_tasks.measurement.paired import read
+    from interp_tasks.measurement.runner import TOKENS_PER_PASS
+
+    assert subject.task is not None
+    assert subject.batch is not None
+    step = max(1, TOKENS_PER_PASS // subject.tokens.shape[1])
+    parts = []
+    for start in range(0, len(subject.tokens), step):
+        rows = slice(start, start + step)
+        output = run(subject.model, subject.tokens[rows], *edits)
+        parts.append(read(subject.task.metrics(output, subject.batch[rows])[metric]))
+    sums, counts = zip(*parts, strict=True)
+    return np.concatenate(sums), np.concatenate(counts)
+
+
+def snapshot(subject: Subject, view: View, *, circuit: bool = False) -> Snapshot:
     import pandas
 
     from circuits import patterns
-    from interp_tasks.experiments.curve.measure import at_checkpoint
+    from interp_tasks.experiments._curve.measure import at_checkpoint
     from interp_tasks.measurement.embeddings.tables import Table, Tables, tables_of
 
     rows = list(at_checkpoint(view.source.name, subject)) if subject.task is not None else []
@@ -116,7 +206,17 @@ def snapshot(subject: Subject, view: View) -> Snapshot:
         patterns.attention(subject.model, subject.tokens).mean.numpy(),
         [Table("W_E", tables.tokens, None)] if subject.task is None else tables_of(subject.task, tables),
         positions,
+        circuit_of(subject) if circuit else None,
     )
+
+
+def circuit_of(subject: Subject) -> FoundCircuit:
+    """Returns the circuit of one checkpoint, on its first examples; faithfulness over sizes is left out."""
+    from interp_tasks.experiments._circuit.search import Search, found_in
+
+    batch = None if subject.batch is None else subject.batch[:CIRCUIT_SAMPLES]
+    few = replace(subject, tokens=subject.tokens[:CIRCUIT_SAMPLES], batch=batch)
+    return found_in(few, Search(curve=False))
 
 
 def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.DataFrame:

@@ -98,7 +98,7 @@ def singular_values(view: View) -> Section:
     import numpy as np
     import plotly.graph_objects as go
 
-    from interp_tasks.experiments.weights.singular_vectors import Singular
+    from interp_tasks.experiments._weights.singular_vectors import Singular
 
     figure, moves = go.Figure(), {}
     values_of_table: dict[str, list[Array]] = {

@@ -3,7 +3,7 @@
 Importing this package imports neither torch nor pandas; reproducing does.
 """
 
-from interp_tasks.reproduction.reproduce import Reproduction, reproduce, train_missing
+from interp_tasks.reproduction.reproduction import Reproduction, reproduce, train_missing
 from interp_tasks.reproduction.verdicts import Outcome, Verdict
 
 __all__ = ["Outcome", "Reproduction", "Verdict", "reproduce", "train_missing"]

@@ -186,7 +186,7 @@ def row_number(
     claim: Claim, row: pandas.DataFrame, frame: pandas.DataFrame, other: pandas.DataFrame | None
 ) -> Number:
     """Returns the number of a single row, divided as the claim says."""
-    from interp_tasks.experiments.generalisation.reaches import AT_LEAST, AT_MOST, RATIO
+    from interp_tasks.experiments._generalisation.reaches import AT_LEAST, AT_MOST, RATIO
 
     entry = row.iloc[0]
     metric = str(entry["metric"]).partition(", ")[0]
@@ -260,7 +260,7 @@ def quotient_of_bounds(above: Interval, below: Interval) -> Interval:
 
 def value_or_bounds(row: pandas.Series, column: str) -> tuple[float, Interval | None]:
     """Returns a number of a row, and its bounds where it is a step that the run did not reach."""
-    from interp_tasks.experiments.generalisation.reaches import SPREAD, THEN
+    from interp_tasks.experiments._generalisation.reaches import SPREAD, THEN
 
     value = float(row[column])
     if not math.isnan(value):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number, with_interval
+from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number
+from interp_tasks.pages.numbers import interval
 from interp_tasks.published import Claim, Paper, Row
 from interp_tasks.reproduction.runs import Located
 from interp_tasks.reproduction.studies import Done
@@ -15,21 +16,38 @@ if TYPE_CHECKING:
 
 
 def our_number(row: Mapping[str, Any]) -> str:
-    """Returns our number with its interval and a note on it; never a number where nothing was run."""
-    if row["value"] is None or row["value"] != row["value"]:
-        if row["ci_low"] is None or row["ci_low"] != row["ci_low"]:
-            return "–"
-        # Of numbers that are known between bounds alone.
-        return f"[{number(row['ci_low'])}, {number(row['ci_high'])}] {row['what']}".rstrip()
-    shown = with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+    """Returns our number with what it is of, or its bounds, where runs end too soon; a dash where there is neither."""
+    if known(row["value"]):
+        return f"{number(row['value'])} {row['what']}".rstrip()
+    least, most = row["at_least"], row["at_most"]
+    if known(least) and known(most) and least > 0:
+        shown = f"{number(least)} to {number(most)}"
+    elif known(most):
+        shown = f"< {number(most)}"
+    elif known(least) and least > 0:
+        shown = f"> {number(least)}"
+    else:
+        return "–"
     return f"{shown} {row['what']}".rstrip()
 
 
-def our_number_short(row: Mapping[str, Any]) -> str:
-    """Returns our number for one line of the terminal, with what it is over."""
-    if row["value"] is None or row["value"] != row["value"]:
-        return "–"
-    return f"{number(row['value'])} {row['what']}".rstrip()
+def known(value: float | None) -> bool:
+    """Returns whether there is a number: NaN stands for none in tables, None in files."""
+    return value is not None and value == value
+
+
+def published_number(row: Mapping[str, Any]) -> str:
+    """Returns the published number in the unit of ours; where there is no single one, the published words."""
+    return number(row["published_number"]) if known(row["published_number"]) else str(row["published"])
+
+
+def seeds(row: Mapping[str, Any]) -> str:
+    """Returns the number of training runs; a dash where none is behind the number."""
+    return str(row["n_runs"]) if row["n_runs"] else "–"
+
+
+def interval_text(row: Mapping[str, Any]) -> str:
+    return interval(row["ci_low"], row["ci_high"]) or "–"
 
 
 def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
@@ -56,34 +74,33 @@ def run_numbers(row: Mapping[str, Any]) -> str:
 
 
 def controls(row: Mapping[str, Any]) -> str:
-    """Returns the numbers of the models that should not pass."""
-    known = [(name, row[name]) for name in ("untrained", "shuffled") if row[name] == row[name]]
-    return ", ".join(f"{number(value)} {name}" for name, value in known if value is not None) or "–"
+    """Returns the number of the untrained model, and that of a model on shuffled labels where there is one."""
+    shown = [number(row["untrained"])] if known(row["untrained"]) else []
+    shown += [f"{number(row['shuffled'])} shuffled"] if known(row["shuffled"]) else []
+    return ", ".join(shown) or "–"
 
 
-#: Of all claims, one line each.
-SUMMARY = (
-    Column("row", "row"),
-    Column("claim", "says", sentences=True),
+#: Of every claim: what was published beside what came out.
+RESULT = (
     Column("published", "published", sentences=True),
     Column("condition", "run"),
-    Column("ours [95% CI]", "value", our_number),
-    Column("runs", "n_runs"),
-    Column("controls", "untrained", controls),
+    Column("ours", "value", our_number),
+    Column("seeds", "n_runs", seeds),
+    Column("95% interval", "ci_low", interval_text),
     Column("verdict", "verdict", sentences=True),
+    Column("untrained", "untrained", controls),
 )
+#: Of the headlines.
+HEADLINES = (Column("finding", "says", sentences=True), *RESULT)
+#: Of all claims, one line each.
+SUMMARY = (Column("row", "row"), Column("claim", "says", sentences=True), *RESULT)
 #: Of the claims of one row, on each condition.
 SHOWN = (
     Column("claim", "says", sentences=True),
-    Column("published", "published", sentences=True),
-    Column("condition", "run"),
-    Column("runs", "n_runs"),
-    Column("ours [95% CI]", "value", our_number),
-    Column("each run", "runs", run_numbers),
+    *RESULT,
+    Column("each seed", "runs", run_numbers),
     Column("interval", "interval", sentences=True),
-    Column("controls", "untrained", controls),
     Column("p", "p"),
-    Column("verdict", "verdict", sentences=True),
     Column("note", "reason", sentences=True),
 )
 
@@ -113,6 +130,7 @@ def page(
     """
     sections: list[Section] = [
         Text(introduction(paper, preset, summary, done, missing)),
+        *headline_tables(paper, frame),
         Table(
             frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
             "Claims",
@@ -134,6 +152,25 @@ def page(
         "runs": {each.run.name: each.base for each in located},
     }
     return Page(f"{paper.title}: published and ours", sections, config, versions)
+
+
+def headline_tables(paper: Paper, frame: pandas.DataFrame) -> list[Section]:
+    """Returns a table of what the paper stands on, or nothing where no headline was asked for."""
+    import pandas
+
+    shown = [outcome for _, outcomes in headlines(paper, frame.to_dict("records")) for outcome in outcomes]
+    if not shown:
+        return []
+    return [
+        Table(
+            pandas.DataFrame(shown),
+            "Headlines",
+            "What the paper stands on. Numbers and intervals are of training runs (their mean); beside them the same "
+            "number of the model before its first step.",
+            HEADLINES,
+            name=f"{paper.name}-headlines",
+        )
+    ]
 
 
 def introduction(
@@ -214,6 +251,68 @@ def row_sections(
     return sections
 
 
+def paper_markdown(
+    paper: Paper, outcomes: Sequence[Mapping[str, Any]], rows: Sequence[Row], level: int = 2
+) -> str:
+    """Returns a summary, the table of headlines, and a section for each experiment, in Markdown."""
+    claims = claims_markdown(paper, outcomes, rows, level)
+    return "\n\n".join(
+        filter(None, (summary_of(outcomes), headlines_markdown(paper, outcomes, level), claims))
+    )
+
+
+def headlines(
+    paper: Paper, outcomes: Sequence[Mapping[Any, Any]]
+) -> Iterator[tuple[Claim, Sequence[Mapping[Any, Any]]]]:
+    """Yields each headline claim with its outcomes, in the order of the paper's experiments.
+
+    Conditions that are not trained are left out, where the claim has others: they stand among all claims.
+    """
+    for claim in sorted(paper.claim, key=lambda claim: claim.row):
+        of_claim = [each for each in outcomes if each["claim"] == claim.id and claim.headline]
+        if of_claim:
+            yield claim, [each for each in of_claim if each["verdict"] != "not run"] or of_claim
+
+
+def headlines_markdown(paper: Paper, outcomes: Sequence[Mapping[str, Any]], level: int = 2) -> str:
+    """Returns a table of what the paper stands on; nothing where no headline was asked for."""
+    lines = [
+        f"| {markdown_cell(claim.says)}{condition_of(each) if len(shown) > 1 else ''} | {result_cells(claim, each)} |"
+        for claim, shown in headlines(paper, outcomes)
+        for each in shown
+    ]
+    if not lines:
+        return ""
+    head = [
+        f"{'#' * level} Headlines",
+        "",
+        f"| finding | {RESULT_HEAD} |",
+        "|---|" + "---|" * RESULT_HEAD.count("|") + "---|",
+    ]
+    return "\n".join([*head, *lines])
+
+
+def condition_of(row: Mapping[str, Any]) -> str:
+    return f" (`{row['run']}`)"
+
+
+#: Columns of a result in Markdown, as ``result_cells`` fills them.
+RESULT_HEAD = "published | ours | seeds | 95% interval | verdict | untrained"
+
+
+def result_cells(claim: Claim, row: Mapping[str, Any]) -> str:
+    """Returns published, ours, seeds, interval, verdict and the untrained model's number, as cells of Markdown."""
+    cells = (
+        markdown_cell(claim.published) or "–",
+        our_number(row),
+        seeds(row),
+        interval_text(row),
+        verdict(row),
+        controls(row),
+    )
+    return " | ".join(cells)
+
+
 def claims_markdown(
     paper: Paper, outcomes: Sequence[Mapping[str, Any]], rows: Sequence[Row], level: int = 2
 ) -> str:
@@ -241,28 +340,31 @@ def claims_markdown(
             lines += [
                 f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}",
                 "",
-                "| condition | published | ours [95% CI] | runs | each run | controls | verdict |",
-                "|---|---|---|---|---|---|---|",
+                f"| condition | {RESULT_HEAD} | each seed |",
+                "|---|" + "---|" * RESULT_HEAD.count("|") + "---|---|",
                 *(
-                    f"| {each['run']} | {markdown_cell(claim.published)} | {our_number(each)} | {each['n_runs']} "
-                    f"| {run_numbers(each)} | {controls(each)} | {verdict(each)} |"
+                    f"| {each['run']} | {result_cells(claim, each)} | {run_numbers(each) or '–'} |"
                     for each in claim_outcomes
                 ),
+                "",
+                *(f"- `{each['run']}`: {text}" for each in claim_outcomes if (text := remark(each))),
                 "",
             ]
     return "\n".join(lines)
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Returns the verdict with its reason, or the training that it still needs."""
-    text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
-    if row["p_holm"] == row["p_holm"]:
+    """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
+    text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
+    if known(row["p_holm"]):
         text += f" (p {number(row['p_holm'])} after Holm)"
-    if row["hours"] == row["hours"]:
-        return f"{text}, {row['hours']:g} h" + (
-            f": `{markdown_cell(row['command'])}`" if row["command"] else ""
-        )
-    return f"{text}: {markdown_cell(row['reason'])}" if row["reason"] else text
+    return f"{text}, {row['hours']:g} h" if known(row["hours"]) else text
+
+
+def remark(row: Mapping[str, Any]) -> str:
+    """Returns why the verdict, and the command of the training that it still needs."""
+    command = f"`{row['command']}`" if row["command"] else ""
+    return ": ".join(filter(None, (row["reason"], command)))
 
 
 def markdown_cell(text: str) -> str:
@@ -271,7 +373,8 @@ def markdown_cell(text: str) -> str:
 
 
 def claim_remarks(claim: Claim) -> str:
-    """Returns how a claim departs from the paper and why it has no control, as sentences to go on with."""
+    """Returns how a claim departs from the paper and why no control decides it, as sentences to go on with."""
     departures = f" Departs: {claim.departures.rstrip('.')}." if claim.departures else ""
-    uncontrolled = f" No control: {claim.uncontrolled.rstrip('.')}." if claim.uncontrolled else ""
+    because = f" A control that passes too says nothing against it: {claim.uncontrolled.rstrip('.')}."
+    uncontrolled = because if claim.uncontrolled else ""
     return f"{' A headline.' if claim.headline else ''}{departures}{uncontrolled}"

@@ -161,7 +161,7 @@ def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) ->
 
 
 def as_text(value: Any) -> str:
-    from interp_tasks.published.papers import as_typed
+    from interp_tasks.published.paper import as_typed
 
     return as_typed(value)
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.published import Paper, Study, TrainingRun
-from interp_tasks.published.papers import Control
+from interp_tasks.published.paper import Control
 from interp_tasks.reproduction.runs import Located, as_text
 
 if TYPE_CHECKING:
@@ -57,16 +57,20 @@ class Job:
         return [f"{base}@{mark}" for base in bases for mark in self.study.at] or bases
 
     def settings(self) -> dict[str, Any]:
-        """Returns the keyword arguments, ``{run}`` filled in."""
-        return {key: filled(value, self.on[0].base or "") for key, value in self.study.settings.items()}
+        """Returns the keyword arguments, ``{run}`` and ``{trained}`` filled in."""
+        base = self.on[0].base or ""
+        return {key: filled(value, base, base) for key, value in self.study.settings.items()}
 
 
-def filled(value: Any, run: str) -> Any:
+def filled(value: Any, run: str, trained: str) -> Any:
+    """Returns a setting with ``{run}`` and ``{trained}`` filled in: they differ where a control stands for the run."""
     if isinstance(value, str):
-        return value.replace("{run}", run)
+        return value.replace("{run}", run).replace("{trained}", trained)
     if isinstance(value, list):
-        return [filled(item, run) for item in value]
-    return {key: filled(item, run) for key, item in value.items()} if isinstance(value, dict) else value
+        return [filled(item, run, trained) for item in value]
+    if isinstance(value, dict):
+        return {key: filled(item, run, trained) for key, item in value.items()}
+    return value
 
 
 @dataclass(frozen=True)
@@ -221,8 +225,8 @@ def on_control(job: Job, call: Callable[..., Result], scratch: Path) -> Result:
         for seed, base in each.bases.items():
             named[base] = untrained(each.run, seed, scratch) if job.control == "untrained" else base
     stand_in = dict(zip(named.values(), named, strict=True))
-    (first, *_) = named.values()
-    settings = {key: filled(marked(value, mark), first) for key, value in job.study.settings.items()}
+    (trained, first), *_ = named.items()
+    settings = {key: filled(marked(value, mark), first, trained) for key, value in job.study.settings.items()}
     result = call([f"{run}@{mark}" if job.study.at else run for run in named.values()], **settings)
     frame = result.frame.assign(run=result.frame["run"].replace(stand_in))
     copies = []

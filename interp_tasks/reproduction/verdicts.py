@@ -29,6 +29,7 @@ class Outcome:
         run: the name of the condition: that of its first run.
         n_runs: the number of training runs behind the value; 0 where no training run is.
         value, low, high: our number with its 95% interval; over runs, their mean with Student's interval.
+        bounds: what the numbers of all runs lie between, where of some no more is known.
         interval: a phrase that says over what the interval is taken.
         runs: the name and number of each run.
         verdict: the rule's verdict on the interval.
@@ -46,6 +47,7 @@ class Outcome:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    bounds: Interval | None = None
     reason: str = ""
     interval: str = ""
     runs: tuple[tuple[str, float | None], ...] = ()
@@ -92,7 +94,7 @@ def judge(
         name for name, number in control_numbers if number is not None and claim.holds.hold(number)
     ]
     outcome = replace(outcome, controls=tuple(control_numbers))
-    if passing_controls:
+    if passing_controls and not claim.uncontrolled:
         names = " and ".join(CONTROLS.get(name, name) for name in passing_controls)
         reason = "; ".join(filter(None, (f"{names} passes too", outcome.reason)))
         verdict: Verdict = "not testable" if outcome.verdict == "held" else outcome.verdict
@@ -109,6 +111,9 @@ def verdict_of_numbers(claim: Claim, run: str, claimed: ClaimNumbers) -> Outcome
     value = shown_value(claim, claimed)
     run_values = () if claimed.against else tuple((each.run, or_none(each.value)) for each in claimed.numbers)
     outcome = Outcome(claim, run, n_runs, "undecided", value, runs=run_values)
+    if any(each.known is not None for each in claimed.numbers) and not claimed.against:
+        lows, highs = zip(*(each.bounds for each in claimed.numbers), strict=True)
+        outcome = replace(outcome, bounds=(min(lows), max(highs)))
     lacking = [each.run for each in claimed.numbers if math.isnan(each.value) and each.known is None]
     if lacking:
         share = "" if len(claimed.numbers) == 1 else f" on {len(lacking)} of {len(claimed.numbers)} runs"

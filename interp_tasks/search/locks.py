@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
+
+from interp_tasks.errors import file_locks
 
 LOCKS = ".locks"
 
@@ -27,6 +28,7 @@ class Claim:
 
 def claim(out: Path, name: str) -> Claim:
     """Takes a lock; waits while another process has it."""
+    fcntl = file_locks()
     descriptor = _open(out, name)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -38,6 +40,7 @@ def claim(out: Path, name: str) -> Claim:
 
 def claim_if_free(out: Path, name: str) -> Claim | None:
     """Takes a lock; returns ``None`` while another process has it."""
+    fcntl = file_locks()
     descriptor = _open(out, name)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

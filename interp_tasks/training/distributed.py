@@ -198,10 +198,10 @@ class Follower:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
+        """Does nothing, as nothing is open."""
 
     def resume(self, at: int | None = None) -> None:
-        """The first process says where it goes on."""
+        """Returns nothing: the first process says where training goes on."""
 
     def log(self, line: Mapping[str, Any]) -> None: ...
 

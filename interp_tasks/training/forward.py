@@ -7,6 +7,7 @@ the tests hold outputs and gradients equal, and :func:`fastest_forward` checks t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -21,7 +22,12 @@ from tasks.hooked import is_post_norm
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 @runtime_checkable

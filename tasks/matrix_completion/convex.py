@@ -39,8 +39,12 @@ def solve_by_cvxpy(
         The completions; ``bound`` is the objective that the solver reports, no certificate.
 
     Raises:
-        TaskError: for a penalty that is not positive; for a matrix that the solver does not solve.
+        TaskError: for a penalty that is not positive; for a matrix that the solver does not solve; without CVXPY.
     """
+    try:
+        import cvxpy  # noqa: F401  (before workers start, which could not say it)
+    except ImportError:
+        raise TaskError("solve_by_cvxpy needs CVXPY: pip install 'cvxpy>=1.4'") from None
     import torch
 
     from tasks.matrix_completion.nuclear_norm import Completion, check_problem, objective

@@ -29,7 +29,7 @@ class MiiiiModelSettings(ArithmeticModelSettings):
 
     d_model: int = Field(256, ge=1)
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    init: Literal["normal", "nanda", "he", "torch"] = "he"
+    init: Literal["normal", "gpt2", "nanda", "he", "torch"] = "he"
 
 
 @register("miiii")

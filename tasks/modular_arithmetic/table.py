@@ -19,10 +19,10 @@ from tasks.settings import ModelSettings
 class ArithmeticModelSettings(ModelSettings):
     """Defaults: the one-layer, norm-free ReLU transformer of Nanda et al. 2023, without biases."""
 
-    act_fn: Literal["relu", "gelu", "silu"] = "relu"
+    act_fn: Literal["relu", "gelu", "gelu_new", "silu"] = "relu"
     normalization: Literal["LN"] | None = None
     biases: Literal["trained", "mlp", "frozen"] = "frozen"
-    init: Literal["normal", "nanda", "he", "torch"] = "nanda"
+    init: Literal["normal", "gpt2", "nanda", "he", "torch"] = "nanda"
 
 
 def is_prime(number: int) -> bool:

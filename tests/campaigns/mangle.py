@@ -331,7 +331,7 @@ def try_run(run: Path, good: Good, chance: random.Random, canary: Path) -> str:
     from interp_tasks.checkpoints import resolve as resolved
     from interp_tasks.checkpoints.run_files import read_clock
     from interp_tasks.measurement.run_logs import read_runs
-    from interp_tasks.report.report import check_report
+    from interp_tasks.report.run_report import check_report
 
     kind = mangle_run(run, chance, canary)
     config = json.loads((good.run / "run.json").read_text())["config"]

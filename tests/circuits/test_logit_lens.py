@@ -234,7 +234,7 @@ def test_nothing_is_left_and_nothing_is_shared(causal, tokens):
 def test_half_precision_does_not_hide_what_does_not_add_up(make_model, tokens, dtype):
     """Ten thousand roundings of bfloat16 are 78 times the number: a bound that nothing exceeds."""
     bent = make_model().to(dtype)
-    bent.get_submodule("unembed").register_forward_hook(lambda m, inputs, output: 2 * (output / 2).tanh())
+    bent.get_submodule("unembed").register_forward_hook(lambda m, inputs, output: output.abs())
     with pytest.raises(CircuitsError, match="not a linear function"):
         lens(bent, tokens)
     found = lens(make_model().to(dtype), tokens)
@@ -264,3 +264,43 @@ def test_rounding_is_no_difference_whatever_the_size_of_the_stream(hooked_only, 
     found = lens(model, tokens)
     total = sum(found.contributions.values()) + found.constant
     assert (total - found.output).abs().max() < 1e-4 * found.output.abs().max()
+
+
+@pytest.mark.parametrize("sandwich", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "share"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, None)]
+)
+@pytest.mark.parametrize("width", [64, 512])
+def test_a_small_part_that_no_component_adds_is_noticed(
+    hooked_only, make_model, tokens, width, dtype, share, sandwich
+):
+    """Of 1e-4 of the largest entry, in one entry; what the components add up to by rounding is no part of its own."""
+    features = {"normalization_type": "RMS", "use_normalization_before_and_after": True} if sandwich else {}
+    model = make_model(
+        family=hooked_only, d_model=width, n_heads=8, d_head=width // 8, d_mlp=width, **features
+    )
+    model.to(dtype)
+    assert "edits" not in lens(model, tokens, ablate.zero("0.1")).contributions
+    if share is None:
+        return
+    largest = float(run(model, tokens, cache=["resid_post.0"])[1]["resid_post.0"].abs().max())
+    part = torch.zeros(width, dtype=dtype)
+    part[7] = share * largest
+    edited = lens(model, tokens, edit("resid_post.0", lambda x: x + part))
+    assert "edits" in edited.contributions
+    handle = model.blocks[0].register_forward_hook(lambda module, inputs, output: output + part)
+    with pytest.raises(CircuitsError, match="not the sum of its embeddings, heads and MLPs"):
+        lens(model, tokens)
+    handle.remove()
+
+
+def test_rounding_of_long_sums_is_no_part_of_its_own(hooked_only, make_model, tokens):
+    """The sum by then is rounded at each addition, so that rounding grows with the number of terms."""
+    model = make_model(
+        family=hooked_only, n_layers=1, d_model=64, n_heads=4, d_head=1024, attn_only=True, d_mlp=None
+    )
+    lens(model, tokens)  # refuses what does not add up
+    with torch.no_grad():
+        model.blocks[0].attn.b_V += 1
+        model.blocks[0].attn.W_O.abs_()
+    lens(model, tokens)

@@ -50,8 +50,7 @@ def patched_by_head(model, clean, corrupted, metric):
 def paths_to_receivers(model, clean, corrupted, metric):
     at = {"positions": POSITIONS, "source_positions": POSITIONS}
     variants = {
-        f"L0H{head}": tuple(patch.path(f"0.{head}", receiver, corrupted, **at) for receiver in RECEIVERS)
-        for head in range(model.cfg.n_heads)
+        f"L0H{head}": patch.path(f"0.{head}", RECEIVERS, corrupted, **at) for head in range(model.cfg.n_heads)
     }
     return sweep(model, clean, variants, metric).frame
 

@@ -396,3 +396,37 @@ def test_what_does_not_fit_is_refused(model, tokens, other_tokens):
             for method in (patch.screen, patch.attribution):
                 with pytest.raises(CircuitsError, match=f"has no {by}s; those are"):
                     method(model, tokens, other_tokens, metric, site, by=by)
+
+
+@pytest.mark.parametrize("what", ["encode", "decode", "buffers"])
+def test_functions_that_write_to_what_they_are_given(model, tokens, what):
+    """Or that give one buffer again and again: as functions that make new tensors."""
+    sae, buffers = Autoencoder(), {}
+
+    def encode(x):
+        if what == "encode":
+            x += 1
+            return sae.encode(x)
+        return kept("f", sae.encode(x + 1))
+
+    def decode(f):
+        if what == "decode":
+            f *= 2
+            return sae.decode(f)
+        return kept("x", sae.decode(2 * f))
+
+    def kept(name, new):
+        if what != "buffers":
+            return new
+        return buffers.setdefault((name, new.shape), torch.zeros_like(new)).copy_(new)
+
+    plain = (lambda x: sae.encode(x + 1), lambda f: sae.decode(2 * f))
+    zero = ablate.features("resid_post.0", [1, 3])
+    with torch.no_grad(), splice(model, {"resid_post.0": (encode, decode)}):
+        clean, edited = run(model, tokens), run(model, tokens, zero)
+        features = cache(model, tokens, "features.resid_post.0")["features.resid_post.0"]
+    assert torch.equal(clean, run(model, tokens))
+    with splice(model, {"resid_post.0": plain}):
+        assert torch.equal(edited, run(model, tokens, zero))
+        assert torch.equal(features, cache(model, tokens, "features.resid_post.0")["features.resid_post.0"])
+    assert (edited - clean).abs().max() > 1e-3

@@ -148,3 +148,14 @@ def test_every_preset_is_valid_and_builds(name: str) -> None:
         settings = task.Model(**sections.get("model", {}))
         assert isinstance(settings, ModelSettings)
         task.check_model(task.build_model(0, settings))
+
+
+def test_tasks_are_equal_by_their_settings_whatever_else_they_keep() -> None:
+    """A task of modular arithmetic keeps tensors, which cannot be compared with ``==``."""
+    one, same, other = (tasks.get("modular-addition", p=p) for p in (7, 7, 11))
+    one.sample(4)
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != tasks.get("modular-multiplication", p=7)
+    assert len({one, same, other}) == 2

@@ -174,6 +174,25 @@ def test_normal_initialisation_has_one_standard_deviation_and_plain_layer_norms(
     assert norms == 5
 
 
+def test_gpt2_initialisation_draws_what_writes_into_the_residual_stream_smaller() -> None:
+    """The published autoregressive form: N(0, 0.02), residual projections by 1/√(2 layers), the tanh GELU."""
+    task = tasks.get("matrix-completion-autoregressive", n=3)
+    settings = task.Model(n_layers=3, n_heads=4, d_model=64, init="gpt2", act_fn="gelu_new")
+    model = task.build_model(0, settings)
+    for name, weights in parameters(model).items():
+        kind = name.split(".")[-1]
+        if kind.startswith("W_"):
+            assert_std(weights, 0.02 / math.sqrt(6) if kind in ("W_O", "W_out") else 0.02)
+    seen = {}
+    model.blocks[0].mlp.hook_pre.add_hook(lambda x, hook: seen.update(pre=x))
+    model.blocks[0].mlp.hook_post.add_hook(lambda x, hook: seen.update(post=x))
+    model(task.sample(2, seed=0, split="test").tokens)
+    pre = seen["pre"]
+    tanh = 0.5 * pre * (1 + torch.tanh(math.sqrt(2 / math.pi) * (pre + 0.044715 * pre**3)))
+    torch.testing.assert_close(seen["post"], tanh)
+    assert not torch.equal(seen["post"], torch.nn.functional.gelu(pre))
+
+
 # --- what trains
 
 

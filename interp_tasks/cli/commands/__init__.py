@@ -8,7 +8,6 @@ COMMANDS: dict[str, dict[str, str]] = {
     "Train": {
         "train": "Train a task's model into a run folder.",
         "grid": "Train many models, and run experiments on all of them: one file, one table, one page.",
-        "search": "Search hyper-parameters with Optuna: a training run for every trial.",
     },
     "tasks": {
         "list": "List the tasks there are, with their presets.",
@@ -17,6 +16,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "runs": {
         "checkpoints": "List the checkpoints of a run, and where its drop lies.",
         "report": "Show a run on one page: its training curve and drop, and a slider over its checkpoints.",
+        "search": "Search hyper-parameters with Optuna: a training run for every trial.",
         "zoo": "List the trained models that ship, or ship those of a recipe.",
     },
     "Papers": {

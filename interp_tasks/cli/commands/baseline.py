@@ -10,7 +10,7 @@ import typer
 from interp_tasks.cli.checkpoint_command import REF_HELP, ComparisonCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, baseline
-from interp_tasks.experiments.baseline.measure import VARY
+from interp_tasks.experiments._baseline.measure import VARY
 from interp_tasks.measurement.baselines.comparison import no_tokens
 from interp_tasks.measurement.subjects import Progress
 

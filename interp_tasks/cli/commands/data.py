@@ -10,7 +10,7 @@ import typer
 from interp_tasks.cli.result_command import ResultCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, data
-from interp_tasks.experiments.data.measure import MULTIPLES, SAMPLES, check_multiples
+from interp_tasks.experiments._data.measure import MULTIPLES, SAMPLES, check_multiples
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.subjects import SPLITS, Progress
 from interp_tasks.settings import check_task_name, task_config

@@ -11,8 +11,10 @@ import typer
 from interp_tasks.cli.base import Command
 from interp_tasks.cli.output import FORMATS, print_as, write_and_show
 from interp_tasks.cli.progress import progress_line
-from interp_tasks.cli.tables import print_sentences
-from interp_tasks.experiments.demo.measure import Outcome, check_studies, demo, demo_page
+from interp_tasks.cli.streams import write_line
+from interp_tasks.experiments._demo.measure import Demo as DemoResult
+from interp_tasks.experiments._demo.measure import check_runs, demo
+from interp_tasks.experiments._demo.summary import summary
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.result import join
 from interp_tasks.pages import check_writable_file
@@ -22,8 +24,8 @@ from interp_tasks.pages import check_writable_file
 class Demo(Command):
     """Ablate attention in shipped models before and after they learn abruptly: some ten seconds.
 
-    All heads of a model of matrix completion and of one of modular addition. Prints the tables and what they say
-    about the published claims, and writes one HTML page.
+    All heads of a model of matrix completion and of one of modular addition. Prints ten lines, and writes one HTML page
+    that shows both in pictures; --format json and csv print all numbers.
     """
 
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="Examples of each task.")] = 256
@@ -38,17 +40,19 @@ class Demo(Command):
         check_samples(self.samples)
         check_seed(self.seed)
         check_writable_file(self.out)
-        check_studies()
+        check_runs()
 
     def execute(self) -> None:
         with progress_line(self.quiet) as progress:
-            outcomes = demo(samples=self.samples, seed=self.seed, progress=progress)
-        write_and_show(lambda: [demo_page(outcomes).write(self.out)], lambda: self.show(outcomes), self.quiet)
+            found = demo(samples=self.samples, seed=self.seed, progress=progress)
+        # Its figures need `circuits`, which --help does not load.
+        from interp_tasks.experiments._demo.page import demo_page
 
-    def show(self, outcomes: list[Outcome]) -> None:
+        write_and_show(lambda: [demo_page(found).write(self.out)], lambda: self.show(found), self.quiet)
+
+    def show(self, found: DemoResult) -> None:
         if self.format == "table":
-            for outcome in outcomes:
-                print_as(outcome.result, "table")
-                print_sentences(outcome.sentences)
+            for line in summary(found):
+                write_line(line)
         else:
-            print_as(join([outcome.result for outcome in outcomes]), self.format)
+            print_as(join(found.results()), self.format)

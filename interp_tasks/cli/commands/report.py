@@ -36,6 +36,10 @@ class Report(ExamplesCommand):
     compare: Annotated[
         str | None, typer.Option("--compare", metavar="RUN", help="Another run, shown beside it.")
     ] = None
+    circuit: Annotated[
+        bool,
+        typer.Option("--circuit", help="Find the smallest faithful circuit at each checkpoint, too: slow."),
+    ] = False
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html")
 
     def check(self) -> None:
@@ -43,12 +47,12 @@ class Report(ExamplesCommand):
         check_writable_file(self.out)
         if self.out.suffix.lower() not in (".html", ".htm"):
             raise UserError(f"--out {self.out}: a report is a page: name a file that ends in .html")
-        check_report(self.ckpt, self.compare, self.common(None))
+        check_report(self.ckpt, self.compare, self.common(None), circuit=self.circuit)
 
     def execute(self) -> None:
         self.import_tasks()
         with progress_line(self.quiet) as progress:
-            result = report(self.ckpt, self.compare, **self.common(progress))
+            result = report(self.ckpt, self.compare, circuit=self.circuit, **self.common(progress))
             page = result.page()
         rows = result.headlines()
         write_and_show(

@@ -22,7 +22,7 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.published import papers
 from interp_tasks.reproduction import Reproduction, reproduce, train_missing
-from interp_tasks.reproduction.reproduce import check
+from interp_tasks.reproduction.reproduction import check
 from interp_tasks.settings import check_device
 from interp_tasks.texts import one_line
 
@@ -144,7 +144,7 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
     """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
     from rich.text import Text
 
-    from interp_tasks.reproduction.reproduce import summary
+    from interp_tasks.reproduction.reproduction import summary
 
     out = console()
     width = out.width
@@ -180,9 +180,12 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
     """Prints a claim's line; for several conditions, a line for each below its name."""
     from rich.text import Text
 
-    from interp_tasks.reproduction.page import our_number_short
+    from interp_tasks.reproduction.page import our_number, published_number, seeds
 
     first = rows[0]
+    # Words that do not fit say nothing once they are cut: --verbose has them.
+    short = published_number(first)
+    short = short if len(short) <= PUBLISHED else "–"
     several = len(rows) > 1
     name = first["claim"] + (" *" if first["headline"] else "")
     sentences_of_claim = [
@@ -191,14 +194,12 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
         f"Rule: {first['rule']}.",
     ]
     if several:
-        out.print(Text(line(("", name, first["published"], "", ""), out.width)), soft_wrap=True)
+        out.print(Text(line(("", name, short, "", ""), out.width)), soft_wrap=True)
         if verbose:
             print_sentences(out, sentences_of_claim)
     for row in rows:
         called = f"  {row['run'].rpartition('/')[2]}" if several else name
-        published = "" if several else row["published"]
-        seeds = str(row["n_runs"]) if row["n_runs"] else "–"
-        cells = (row["verdict"], called, published, our_number_short(row), seeds)
+        cells = (row["verdict"], called, "" if several else short, our_number(row), seeds(row))
         out.print(Text(line(cells, out.width)), soft_wrap=True)
         if verbose:
             print_sentences(out, [*([] if several else sentences_of_claim), *particulars(row)])
@@ -214,14 +215,14 @@ def print_sentences(out: Any, sentences: Sequence[str]) -> None:
 
 def particulars(row: Mapping[str, Any]) -> Iterator[str]:
     """Yields the particulars of a verdict, a sentence each."""
-    from interp_tasks.reproduction.page import controls, number, our_number, run_numbers
+    from interp_tasks.reproduction.page import controls, interval_text, number, our_number, run_numbers
 
     if row["interval"]:
-        yield f"{our_number(row)}, interval {row['interval']}."
+        yield f"{our_number(row)}, interval {interval_text(row)} ({row['interval']})."
     if len(row["runs"]) > 1:
         yield f"Each run: {run_numbers(row)}."
     if controls(row) != "–":
-        yield f"Controls: {controls(row)}."
+        yield f"Untrained: {controls(row)}."
     if row["p_holm"] == row["p_holm"]:
         yield f"p {number(row['p'])}, {number(row['p_holm'])} after Holm's correction."
     if row["reason"]:

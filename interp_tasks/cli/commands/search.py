@@ -1,4 +1,4 @@
-"""``interp-run search``."""
+"""``interp-run runs search``."""
 
 from __future__ import annotations
 

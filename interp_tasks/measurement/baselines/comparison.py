@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import metrics_of_task
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, Options, sample
@@ -66,9 +68,9 @@ class Comparison:
         if (task, name) not in self.outputs:
             if self.progress is not None:
                 self.progress(len(self.outputs), 0, name)
-            self.outputs[task, name] = self.measured(
-                task, declared(task, "baselines")[name](self.batch(task))
-            )
+            examples = self.examples
+            output = output_of_method(task, name, examples.samples, examples.seed, examples.split)
+            self.outputs[task, name] = self.measured(task, output)
         return self.outputs[task, name]
 
     def rows(self, task: Task, output: Tensor, methods: Sequence[str], seed: int) -> list[dict[str, Any]]:
@@ -92,6 +94,19 @@ class Comparison:
         ]
 
 
+def metrics_and_properties(task: Any) -> Sequence[str]:
+    """Returns the names of a task's metrics, and of the properties of its outputs."""
+    own = metrics_of_task(task)
+    return [*own, *getattr(task, "property_names", ())] if own else ()
+
+
+@lru_cache(maxsize=64)
+def output_of_method(task: Task, name: str, samples: int | None, seed: int, split: str) -> Tensor:
+    """Returns what a method makes of a task's examples, solved once per process: all models have the same ones."""
+    output: Tensor = declared(task, "baselines")[name](sample(task, Examples(samples, seed, split)))
+    return output
+
+
 def declared(task: Task, noun: str) -> Mapping[str, Any]:
     """Returns the declaration that a task makes under a name; a UserError says that it makes none."""
     declare = getattr(task, noun, None)
@@ -107,6 +122,11 @@ def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Ta
         if name not in known:
             raise UserError(f"{option} {name!r}: task {task.name!r} declares {', '.join(known)}")
     return list(dict.fromkeys(names))
+
+
+def baseline_note(methods: Sequence[str]) -> str:
+    """Returns what a table's column ``baseline`` is, without a full stop."""
+    return f"baseline: {methods[0] if len(methods) == 1 else 'the method named under intervention'}"
 
 
 def forward(model: Any, tokens: Tensor) -> Tensor:

@@ -196,8 +196,8 @@ def is_pairs(heads: Any) -> bool:
 
 
 def choices(specs: Sequence[HeadChoice], sizes: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
-    """Row label -> heads, in the order asked for; ``all``, ``each`` and ``each-layer`` within ``layer`` where that is
-    given.
+    """Returns the heads of each row by its label, in the order asked for; ``all``, ``each`` and ``each-layer`` are
+    within ``layer`` where that is given.
 
     Args:
         sizes: of the model, as its configuration has them.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, circuit, intervene, patch, run
+from circuits import CircuitsError, ablate, cache, circuit, intervene, logit_difference, patch, prompts, run
 from circuits.circuit import _measurement
 from circuits.circuit._curve import area_under
 from circuits.statistics import holm, sign_flip
@@ -347,6 +347,12 @@ def test_curves_and_their_areas(model, tokens, other_tokens, found):
             np.quantile(np.trapezoid(np.abs(1 - drawn), x, axis=1), [0.025, 0.975]),
         )
     assert list(result.areas["ranking"]) == list(rankings)
+    # The figure has a line and a band of numbers for each ranking: those of the table.
+    drawn = {trace.name: trace for trace in result.plot().data}
+    for name, rows in result.frame.groupby("ranking"):
+        np.testing.assert_array_equal(drawn[name].y, rows["faithfulness"])
+        low, high = rows["faithfulness_ci_low"].to_numpy(), rows["faithfulness_ci_high"].to_numpy()
+        np.testing.assert_array_equal(drawn[f"{name}, band"].y, [*high, *low[::-1]])
 
 
 def test_areas_of_known_curves():
@@ -376,12 +382,38 @@ def test_the_sizes_of_the_benchmark_and_of_mean_ablation(model, tokens, other_to
     result = circuit.curve(
         model, found, tokens, other_tokens, metric, how="mean", sizes=circuit.MIB_SHARES, draws=20
     )
-    total = len(circuit.full(model))
+    # The mean of position embeddings is what they are.
+    total = sum(not name.startswith("pos_embed") for name in circuit.full(model))
     assert set(result.areas["of"]) == {total}
     sizes = result.frame[result.frame["ranking"] == "exact"]["size"].tolist()
     assert sizes == sorted({0, *(int(share * total) for share in circuit.MIB_SHARES)})
     figure = result.plot()
     assert {trace.name for trace in figure.data} >= {"exact", "gradient"}
+
+
+def test_means_over_prompts_of_unequal_length(model, tokens):
+    """Each prompt alone, with means by hand over those that have a position."""
+    rows = [tokens[0, :4], tokens[1]]
+    reference = [tokens[2, :3], tokens[3], tokens[4]]
+    base, source = (prompts(model, [row.tolist() for row in given]) for given in (rows, reference))
+    each = [cache(model, row[None], ["embed", "pos_embed", "z", "mlp_out"]) for row in reference]
+    kept = circuit.edges(CHAIN)
+
+    def means(length):
+        at = lambda hook, p: torch.stack([one[hook][0, p] for one in each if one[hook].shape[1] > p]).mean(0)  # noqa: E731
+        return {hook: torch.stack([at(hook, p) for p in range(length)])[None] for hook in each[0]}
+
+    by_hand = [run(model, row[None], kept.keep(source=means(len(row))))[0, -1] for row in rows]
+    answer = logit_difference(3, 1)
+    found = circuit.evaluate(
+        model, kept, base, source, answer, how="mean", random=0, minimality=False, draws=20
+    )
+    expected = sum(float(one[3] - one[1]) for one in by_hand) / 2
+    assert found.frame["value"][0] == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(CircuitsError, match="no mean at its last positions"):
+        circuit.evaluate(
+            model, kept, base, prompts(model, [row[:4].tolist() for row in reference]), answer, how="mean"
+        )
 
 
 def test_refused_inside_a_block_that_edits_the_model(model, tokens, other_tokens):
@@ -409,7 +441,7 @@ def test_refused_inside_a_block_that_edits_the_model(model, tokens, other_tokens
         ({"how": "zero"}, 'how="zero" has no source'),
         ({"source": torch.zeros(8, 5).long()}, "source is .8, 5., base .8, 6."),
         ({"source": torch.zeros(3, 6).long()}, "or a batch of 1"),
-        ({"batch": torch.arange(3), "metric": pair}, "base has 8 examples, batch has 3"),
+        ({"batch": torch.arange(3), "metric": pair}, "8 examples, batch has 3"),
         ({"metric": 3}, "expected a function"),
         ({"metric": lambda output: output.sum()}, "returned"),
     ],

@@ -102,5 +102,11 @@ def test_nodes_empty_circuits_groups_and_large_ones(monkeypatch):
 def test_it_is_saved_as_a_page(c, tmp_path):
     from circuits import plots
 
-    page = plots.save(c.plot(), tmp_path / "circuit.html").read_text()
-    assert "edges of 1.2" in page
+    figure = c.plot()
+    page = plots.save(figure, tmp_path / "circuit.html").read_text()
+    assert "1.2.v" in page
+    # There a click fades, and the menu stays with the figure, for notebooks.
+    assert 'fadeOnClick(document.getElementById("' in page
+    assert "edges of 1.2" not in page
+    assert figure.layout.updatemenus[0].buttons
+    assert "fadeOnClick" not in plots.save(circuit.nodes(["0.1"]).plot(), tmp_path / "nodes.html").read_text()

@@ -9,6 +9,7 @@ import torch
 
 from circuits import (
     CircuitsError,
+    Head,
     ablate,
     cache,
     draws,
@@ -198,7 +199,7 @@ WRONG_BATCHES = {
     "a generator": ((number for number in range(8)), "got generator$"),
     "one value": (torch.tensor(3), "got Tensor$"),
     "sparse": (torch.ones(8, 2).to_sparse(), "batch: got a sparse tensor"),
-    "shorter": (list(range(7)), "base has 8 examples, batch has 7$"),
+    "shorter": (list(range(7)), "8 examples, batch has 7$"),
 }
 
 
@@ -271,7 +272,7 @@ def test_errors_of_a_function_are_its_own():
 @pytest.mark.parametrize("count", [True, 0, 1.5, "9", None])
 def test_counts_of_an_attribution(causal, tokens, other_tokens, count):
     for name in ("draws", "flips"):
-        with pytest.raises(CircuitsError, match="draws and flips are positive numbers, got"):
+        with pytest.raises(CircuitsError, match="draws and flips are positive numbers up to"):
             patch.attribution(causal, tokens, other_tokens, **{name: count})
 
 
@@ -357,3 +358,33 @@ def test_of_two_positions_an_array_could_be_a_mask(causal, tokens):
         with pytest.raises(CircuitsError, match="can be read as a mask"):
             patterns.attention(causal, short, queries=given)
     run(causal, tokens, ablate.zero("0.0", queries=np.array([1])), ablate.zero("0.0", queries=np.uint8(1)))
+
+
+# Each takes heads, and tokens where it needs some.
+TAKING_HEADS = {
+    "uniform": lambda heads, x: ablate.uniform(heads),
+    "mean_pattern": lambda heads, x: ablate.mean_pattern(heads, reference=x),
+    "zero": lambda heads, x: ablate.zero(heads),
+    "mean": lambda heads, x: ablate.mean(heads, reference=x),
+    "resample": lambda heads, x: ablate.resample(heads, source=x),
+    "all_but": lambda heads, x: ablate.all_but(heads, reference=x),
+    "edit": lambda heads, x: edit("q", torch.zeros_like, heads=heads),
+    "patch": lambda heads, x: patch.activations("z", x, heads=heads),
+    "sender": lambda heads, x: patch.path(heads, "output", x),
+    "receiver": lambda heads, x: patch.path("embed", heads, x),
+    "receiver at q": lambda heads, x: patch.path("embed", ("q", heads), x),
+    "receivers": lambda heads, x: patch.path("embed", (heads, "output"), x),
+}
+
+
+@pytest.mark.parametrize("taken", TAKING_HEADS)
+def test_heads_in_a_list_are_heads_in_a_tuple(tokens, taken):
+    """Whatever heads they are written as, one or two. A list of two numbers is no head: it could be two of a layer."""
+    make = TAKING_HEADS[taken]
+    for one, other in [("1.0", "0.1"), (Head(1, 0), Head(0, 1)), ((1, 0), (0, 1)), ([1, 0], "L0H1")]:
+        for given in ([one], [one, other]):
+            expected = make("1.0" if len(given) == 1 else "1.0, 0.1", tokens)
+            assert make(given, tokens) == make(tuple(given), tokens) == expected
+    assert make((1, 0), tokens) == make("1.0", tokens)
+    with pytest.raises(CircuitsError, match="cannot read 1 as a head"):
+        make([1, 0], tokens)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run, sweep
+from circuits import CircuitsError, Head, ablate, cache, edit, intervene, patch, run, sweep
 from circuits.interventions.paths import Path
 from circuits.model.surface import Surface
 from circuits.patch._edges import _receivers, _senders
@@ -135,6 +135,29 @@ def test_senders_and_receivers_against_three_passes_by_hand(
         given = patch.path(sender, receiver, source, through, positions=positions)
         expected = path_by_hand(by_hand, deep, tokens, theirs, senders, receivers, through, positions)
         assert_same(run(deep, tokens, given), expected, clean)
+
+
+# What is given, and the receivers one by one.
+SETS = {
+    "many": ((("q", "1.0"), "mlp_pre.2", "2.1", "output"), [("q", "1.0"), "mlp_pre.2", "2.1", "output"]),
+    "a site without heads, and heads": (("mlp_pre.2", "2.1"), ["mlp_pre.2", "2.1"]),
+    "two sites": (("q.2", "k.2"), ["q.2", "k.2"]),
+    "heads": (("1.0", (2, 1), Head(2, 3), [Head(1, 0), Head(2, 2)], "output"), ["1.0", "2.1-3", "output"]),
+    "a pair": ((["v", "2.1"],), [("v", "2.1")]),
+    "all heads": (("all", "output"), ["all", "output"]),
+}
+
+
+@pytest.mark.parametrize("named", SETS)
+def test_a_set_of_receivers_is_a_path_to_each(deep, tokens, other_tokens, named):
+    """tests/circuits/test_research_notebook.py compares a set with forwards by hand."""
+    given, receivers = SETS[named]
+    expected = run(deep, tokens, *(patch.path("embed", one, other_tokens) for one in receivers))
+    assert float((expected - run(deep, tokens)).abs().max()) > 0.01
+    for form in (tuple, list, iter):
+        path = patch.path("embed", form(given), other_tokens)
+        assert path == patch.path("embed", given, other_tokens)
+        torch.testing.assert_close(run(deep, tokens, path), expected, rtol=0, atol=1e-12)
 
 
 def test_mlps_between_make_a_difference(deep, tokens, other_tokens, theirs, by_hand, assert_same):
@@ -393,7 +416,7 @@ def single_edges(model, source):
     paths = [
         Path(
             patch.activations(sender.place.site, source, sender.place.heads),
-            () if to.name == "output" else (to.place,),
+            (None,) if to.name == "output" else (to.place,),
             None,
         )
         for to in receivers
@@ -590,7 +613,14 @@ def test_no_pass_but_the_run_itself(deep, tokens, other_tokens):
         ({"sender": "q.1"}, "q.1 does not write to the residual stream"),
         ({"receiver": "mlp_out.1"}, "mlp_out.1 does not read from the residual stream; receivers are heads"),
         ({"receiver": "pattern.1"}, "pattern.1 does not read"),
-        ({"receiver": ("mlp_pre.1", "1.0")}, "no head axis"),
+        ({"receiver": [("mlp_pre.1", "output")]}, "heads 'mlp_pre.1': cannot read"),
+        ({"receiver": ["output", "mlp_out.1"]}, "mlp_out.1 does not read from the residual stream"),
+        ({"receiver": ["2.2", "logits"]}, "no site 'logits'"),
+        ({"receiver": []}, 'no receivers; name some, or "output"'),
+        (
+            {"receiver": ["q", "2.2"]},
+            r"\['q', '2.2'\] are q of heads 2.2, or both; write \('q', '2.2'\) for the one, \[\('q', 'all'\), '2.2'\]",
+        ),
         ({"receiver": "logits"}, "no site 'logits'"),
         ({"receiver": "1.x"}, "cannot read '1.x' as a head"),
         ({"through": "heads"}, "through='heads'; choose from 'mlps'"),
@@ -617,6 +647,8 @@ def test_description_and_equality(tokens):
     assert described["positions"] == [3]
     assert described["source"]["shape"] == [8, 6]
     assert patch.path("0.1", "output", tokens).describe()["receiver"] == "output"
+    several = patch.path("0.1", ["2.2", "output"], tokens).describe()["receiver"]
+    assert several == ["output", *({"site": site, "heads": ["2.2"]} for site in "qkv")]
     assert given == patch.path("0.1", ("q", "2.2"), tokens.clone(), through="mlps", positions=[3])
     assert given != patch.path("0.1", ("q", "2.2"), tokens, positions=[3])
     assert given.label == "patch.path(z, heads 0.1 -> q, heads 2.2)"

@@ -1,5 +1,7 @@
 """Everything of `circuits` on bridges around Hugging Face models, against forwards written by hand."""
 
+import sys
+
 import pytest
 import torch
 
@@ -24,6 +26,8 @@ from circuits.model.surface import Surface
 families = pytest.importorskip("tests.circuits.families")
 
 MAIN = ["gpt2", "neox", "pythia", "llama", "qwen2", "mistral", "gemma2"]
+# The wrapped module computes attention itself.
+DELEGATED = ["gptj", "opt", "bert"]
 GENERATOR = torch.Generator().manual_seed(1)
 TOKENS = torch.randint(3, families.WORDS, (4, 7), generator=GENERATOR)
 OTHER = torch.randint(3, families.WORDS, (4, 7), generator=GENERATOR)
@@ -75,7 +79,9 @@ def model(request, hf_model):
     return hf_model(request.param)
 
 
-def test_ablations_are_those_by_hand(model):
+@pytest.mark.parametrize("name", [*MAIN, *DELEGATED])
+def test_ablations_are_those_by_hand(hf_model, name):
+    model = hf_model(name)
     _, other = by_hand(model, tokens=OTHER)
     cases = {
         "zero": (ablate.zero("0.1"), {("z", 0): heads_put(torch.zeros_like, 1)}),
@@ -136,11 +142,12 @@ def test_patches_at_every_stream_and_together(model):
 
 @pytest.mark.parametrize("mode", ["raw", "compatible"])
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", [*MAIN, *DELEGATED])
 def test_uniform_attention_under_a_mask(hf_model, name, side, mode):
     """Keys that a query may see are those of the causal mask, the window and the padding."""
-    # With raw weights in float64, a bridge of a rotary model gives NaN itself where a query sees no key.
-    single = side == "left" and mode == "raw"
+    # In float64 many models give NaN themselves where a query sees no key; compatibility mode mends the bridge's own
+    # attention.
+    single = side == "left" and (mode == "raw" or name in DELEGATED)
     model = hf_model(name, mode, torch.float32 if single else torch.float64)
     keep = torch.ones(4, 7, dtype=torch.bool)
     keep[0, :2] = keep[1, :1] = False
@@ -185,6 +192,92 @@ def test_with_another_attention_implementation(hf_model, name):
     equal(model, run(model, TOKENS, ablate.uniform("0.1")), {("pattern", 0): heads_put(uniform, 1, 1)})
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [*((name, "eager") for name in DELEGATED), ("opt", "sdpa"), ("bert", "sdpa")],  # GPT-J has one
+)
+def test_attention_that_the_wrapped_module_computes(hf_model, name, attention, side):
+    """Patterns and scores of a padded batch are those of each prompt alone, by hand; written to and read."""
+    model = hf_model(name, fresh=True)
+    model.original_model.set_attn_implementation(attention)
+    rows = [TOKENS[0].tolist(), TOKENS[1, :3].tolist()]
+    base = prompts(model, rows, side=side)
+    edits = [
+        ablate.uniform("0.1"),
+        ablate.uniform("1.2", keys=[0, 1], queries=[-1]),
+        edit("scores", lambda x: 0.5 * x, heads="1.0"),
+        ablate.zero("0.2"),
+    ]
+
+    def two_keys(x):
+        x = x.clone()
+        x[:, 2, -1] = 0.0
+        x[:, 2, -1, :2] = 0.5
+        return x
+
+    functions = {
+        ("pattern", 0): heads_put(uniform, 1, axis=1),
+        ("pattern", 1): two_keys,
+        ("scores", 1): heads_put(lambda x: 0.5 * x, 0, axis=1),
+        ("z", 0): heads_put(torch.zeros_like, 2),
+    }
+    found, seen = run(model, base, *edits, cache=["pattern"])
+    for row, ids in enumerate(rows):
+        real = base.real[row]
+        expected, values = by_hand(model, functions, torch.tensor([ids]))
+        torch.testing.assert_close(found[row][real], expected[0], rtol=1e-5, atol=1e-5)
+        for layer in (0, 1):
+            own = seen[f"pattern.{layer}"][row][:, real][:, :, real]
+            torch.testing.assert_close(own, values["pattern", layer][0], rtol=1e-5, atol=1e-5)
+    shown = torch.as_tensor(patterns.attention(model, TOKENS).mean)
+    torch.testing.assert_close(
+        shown[1].double(), by_hand(model)[1]["pattern", 1].mean(0), rtol=1e-5, atol=1e-5
+    )
+    estimated = patch.attribution(model, TOKENS, OTHER, metric=metric, site="pattern").frame
+    assert estimated["effect"].abs().min() > 0
+    # Nothing stays behind.
+    assert model.original_model.config._attn_implementation == attention
+    assert torch.equal(run(model, TOKENS), model(TOKENS))
+
+
+def shows_nothing(module, query, *given, **options):
+    return query.transpose(1, 2), None
+
+
+@pytest.mark.parametrize("name", DELEGATED)
+def test_attention_without_a_softmax_is_refused(hf_model, name, monkeypatch):
+    """Another's kernel shows no scores; and a softmax in the user's own hook is not taken for the model's."""
+    if name != "gptj":  # It has one implementation.
+        model = hf_model(name, fresh=True)
+        modeling = sys.modules[type(model.original_model).__module__]
+        monkeypatch.setitem(modeling.ALL_ATTENTION_FUNCTIONS, "another", shows_nothing)
+        model.original_model.config._attn_implementation = "another"
+        with pytest.raises(
+            CircuitsError, match=r'blocks\.0\.attn: 0 softmaxes .*set_attn_implementation\("eager"\)'
+        ):
+            run(model, TOKENS, ablate.uniform("0.1"))
+    model = hf_model(name)
+    with pytest.raises(CircuitsError, match=r"2 softmaxes .* no softmax in a hook there"):
+        run(model, TOKENS, edit("q.0", lambda x: x.softmax(-1)), ablate.uniform("0.1"))
+    equal(model, run(model, TOKENS, ablate.uniform("0.1")), {("pattern", 0): heads_put(uniform, 1, axis=1)})
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("site", ["q.0", "pattern.0", "z.0"])
+def test_no_softmax_is_watched_after_an_exception(hf_model, site, error):
+    model = hf_model("opt")
+
+    def fail(x):
+        raise error
+
+    before = torch.overrides._len_torch_function_stack()
+    with pytest.raises(error):
+        run(model, TOKENS, ablate.uniform("0.1"), edit(site, fail))
+    assert torch.overrides._len_torch_function_stack() == before
+    equal(model, run(model, TOKENS, ablate.uniform("0.1")), {("pattern", 0): heads_put(uniform, 1, axis=1)})
+
+
 def test_caches_and_patterns(model):
     _, clean = by_hand(model)
     seen = cache(model, TOKENS, ["q", "k", "pattern", "mlp_post", "attn_out"])
@@ -212,17 +305,13 @@ def test_the_lens_adds_up(hf_model, name, mode):
     assert {"L0H0", "L1H3", "mlp_out.1"} <= set(seen.contributions)
 
 
-def test_sweeps_are_naive_and_say_why(model):
+def test_sweeps_are_those_of_the_forward_by_hand(model):
     result = sweep(model, TOKENS, {"a": ablate.zero("0.1"), "b": ablate.uniform("1.2")}, metric=metric)
-    assert set(result.frame["engine"]) == {"naive"}
-    wrapped = type(model.original_model).__name__
-    assert set(result.settings["naive"].values()) == {f"the bridge of a {wrapped} is not replayed"}
+    assert set(result.frame["engine"]) == {"fast"}
     expected, _ = by_hand(model, {("z", 0): heads_put(torch.zeros_like, 1)})
     clean, _ = by_hand(model)
     row = result.frame[result.frame["variant"] == "a"].iloc[0]
     assert row["effect"] == pytest.approx(float((metric(expected) - metric(clean)).mean()), rel=1e-5)
-    with pytest.raises(CircuitsError, match="is not replayed; use engine='auto'"):
-        sweep(model, TOKENS, {"a": ablate.zero("0.1")}, metric=metric, engine="fast")
 
 
 def test_a_sweep_over_revisions_that_a_function_loads(hf_model):
@@ -331,7 +420,8 @@ def test_half_precision_gives_metrics_in_single(hf_model, name, dtype):
     gap = (frame["value"] - expected["value"]).abs().max()
     assert gap <= (0.1 if dtype == torch.bfloat16 else 0.02) * float(full(TOKENS).detach().abs().max())
     exact = metric(run(model, TOKENS, variants["a"]).float()).double().mean()
-    assert frame["value"].iloc[0] == pytest.approx(float(exact), rel=1e-12)
+    plain = sweep(model, TOKENS, variants, metric=metric, engine="naive").frame
+    assert plain["value"].iloc[0] == pytest.approx(float(exact), rel=1e-12)
     by_default = sweep(model, TOKENS, variants).frame
     assert by_default["value"].notna().all()
 
@@ -403,16 +493,9 @@ def test_what_a_later_start_leaves_out_is_not_edited(hf_model):
 
 
 def test_sites_that_are_not_served_are_refused_by_name(hf_model):
-    for name, site in [
-        ("llama", "pos_embed"),
-        ("pythia", "resid_mid"),
-        ("gptj", "pattern"),
-        ("bert", "scores"),
-    ]:
+    for name, site in [("llama", "pos_embed"), ("pythia", "resid_mid"), ("gptj", "resid_mid")]:
         with pytest.raises(CircuitsError, match=f"no site {site} in this model; it has"):
             run(hf_model(name), TOKENS, edit(site, torch.zeros_like))
-    with pytest.raises(CircuitsError, match=r"ablate\.uniform: no site pattern in this model"):
-        run(hf_model("gptj"), TOKENS, ablate.uniform("0.1"))
 
 
 def test_inputs_out_of_range_are_refused(model):

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep, transplant
+from circuits import (
+    CircuitsError,
+    ablate,
+    cache,
+    edit,
+    heads,
+    intervene,
+    logit_difference,
+    patch,
+    prompts,
+    run,
+    sweep,
+    transplant,
+)
 from circuits.patch._gradients import Pair
 from circuits.statistics import bootstrap
 
@@ -478,6 +491,75 @@ def test_edges_are_the_slope_of_the_path_patched_metric(featured, tokens, other_
         assert abs(names[name] - slope) <= tolerance * largest, name
 
 
+@pytest.mark.parametrize("how", ["mean", "zero"])
+def test_edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones(model, tokens, other_tokens, how):
+    """What takes a sender's place is computed by hand from its activations, and patched as a stored source."""
+    source = torch.cat([other_tokens, tokens.flip(0)[:2]]) if how == "mean" else None
+    sites = [
+        name
+        for name in ("embed", "pos_embed", "z", "mlp_out")
+        if name != "mlp_out" or not model.cfg.attn_only
+    ]
+    ours = cache(model, tokens, sites)
+    values = {name: torch.zeros_like(x) for name, x in ours.items()}
+    if how == "mean":
+        theirs = cache(model, source, sites)
+        values = {name: theirs[name].mean(0, keepdim=True).expand_as(x).clone() for name, x in ours.items()}
+    found = edges(model, tokens, source, weighed, how=how, **{**ONE, "exact": "all"})
+    estimates, effects = by_name(found), by_name(found, column="effect")
+    senders = set(found.frame["sender"])
+    assert "embed" in senders
+    assert ("pos_embed" in senders) == (how == "zero")
+    step = 1e-5
+    ahead, behind = (
+        {name: ours[name] + sign * step * (values[name] - ours[name]) for name in ours} for sign in (1, -1)
+    )
+    clean, largest = float(weighed(run(model, tokens)).mean()), max(map(abs, estimates.values()))
+    some = list(estimates)[:: max(1, len(estimates) // 12)]
+    if how == "zero":
+        some += [name for name in list(estimates)[: len(estimates) // 2] if name.startswith("pos_embed")][:1]
+        assert some[-1].startswith("pos_embed")
+    for name in some:
+        near = [weighed(run(model, tokens, path_of(name, given))).mean() for given in (ahead, behind)]
+        assert abs(estimates[name] - float(near[0] - near[1]) / (2 * step)) <= 1e-5 * largest, name
+        there = float(weighed(run(model, tokens, path_of(name, values))).mean()) - clean
+        assert abs(effects[name] - there) <= 1e-9 * largest, name
+    assert found.settings["how"] == how
+    assert how in found.frame["intervention"][0]
+    with pytest.raises(CircuitsError, match="verified"):
+        edges(model, tokens, source, weighed, how=how, exact="verified")
+
+
+def test_edges_of_means_over_prompts_of_unequal_length(make_model, tokens):
+    """A batch of padded prompts under means over padded prompts, against each prompt alone with means by hand."""
+    model = make_model()
+    base = prompts(model, [tokens[0, :4].tolist(), tokens[1].tolist()])
+    reference = [tokens[2, :3].tolist(), tokens[3].tolist(), tokens[4].tolist()]
+    found = edges(
+        model, base, prompts(model, reference), logit_difference(3, 1), how="mean", **{**ONE, "exact": "all"}
+    )
+    each = [cache(model, torch.tensor([row]), ["embed", "pos_embed", "z", "mlp_out"]) for row in reference]
+    effects, estimates = by_name(found, column="effect"), by_name(found)
+    for name in list(effects)[::9]:
+        total = 0.0
+        for row in (tokens[0, :4], tokens[1]):
+            means = {}
+            for hook in each[0]:
+                at = [
+                    torch.stack(
+                        [one[hook][0, position] for one in each if one[hook].shape[1] > position]
+                    ).mean(0)
+                    for position in range(len(row))
+                ]
+                means[hook] = torch.stack(at)[None]
+            patched, plain = (run(model, row[None], *given) for given in ([path_of(name, means)], []))
+            total += float((patched - plain)[0, -1, 3] - (patched - plain)[0, -1, 1]) / 2
+        assert abs(effects[name] - total) <= 1e-9 * max(map(abs, effects.values())), name
+    assert set(estimates) == set(effects)
+    with pytest.raises(CircuitsError, match="no mean at its last positions"):
+        edges(model, base, prompts(model, [row[:4] for row in reference]), logit_difference(3, 1), how="mean")
+
+
 def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
     """The chain rule: every way out of a component is one of its edges."""
     for method, line in (("gradient", "input"), ("integrated", "input"), ("integrated", "site")):
@@ -728,7 +810,7 @@ def test_faults_are_one_line(screened, causal, tokens, other_tokens):
         ({"metric": lambda output: (0 * output[:, -1, 0]).sqrt()}, "is not finite"),
         (
             {"batch": [1, 2], "metric": lambda output, rows: output[:, 0, 0]},
-            "base has 8 examples, batch has 2",
+            "8 examples, batch has 2",
         ),
     ):
         given = {"base": tokens, "source": other_tokens, "metric": weighed, **arguments}
@@ -751,7 +833,7 @@ def test_faults_of_sites(causal, tokens, other_tokens):
         return output[:, -1, 0]
 
     metric.read_positions = torch.ones(8, 6, dtype=torch.bool)
-    with pytest.raises(CircuitsError, match="read_positions of the metric are the same in every example"):
+    with pytest.raises(CircuitsError, match="read_positions of the metric: the same positions are read"):
         nodes(causal, tokens, other_tokens, metric)
 
 
@@ -773,7 +855,9 @@ def test_the_plot_shows_what_was_measured(causal, tokens, other_tokens):
         assert line.x[1] == max(*points.x, *points.y)
     assert len(found.plot("b").data) == 2
     row = found.correlation.iloc[0]
-    assert figure.layout.annotations[0].text == f"a: Spearman {row['spearman']:.2f} over {row['n']} of 110"
+    # A title that is too long for its panel is broken into lines.
+    title = figure.layout.annotations[0].text.replace("<br>", " ")
+    assert title == f"a: Spearman {row['spearman']:.2f} over {row['n']} of 110"
     with pytest.raises(CircuitsError, match="plot: no metric 'loss'; it has a, b"):
         found.plot("loss")
 
@@ -786,3 +870,93 @@ def test_gradients_along_the_input_are_the_default(verb, causal, tokens, other_t
         for given in ({}, {"method": "integrated"}, {"method": "gradient"})
     ]
     assert estimates[0] == estimates[1] != estimates[2]
+
+
+# Signs that cancel
+
+
+@pytest.mark.parametrize("screened", [nodes, edges], ids=["nodes", "edges"])
+def test_effects_of_either_sign_are_noticed_and_ranked_by_size(model, tokens, other_tokens, screened):
+    """Two copies of the examples, the metric of the second with the other sign: every mean is 0, no size is."""
+    tokens, other_tokens = tokens[:2], other_tokens[:2]
+    twice, others = tokens.repeat(2, 1), other_tokens.repeat(2, 1)
+    signs = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+
+    def signed(output, sign):
+        return weighed(output) * sign
+
+    assert screened(model, tokens[:1], other_tokens[:1], weighed, **ONE).notes == ()
+    (note,) = screened(model, twice, others, signed, batch=signs, **ONE).notes
+    assert "keep 0%" in note
+    assert 'rank="size"' in note
+    ranked = screened(model, twice, others, signed, batch=signs, rank="size", **ONE)
+    assert ranked.notes == ()
+    alone = [screened(model, tokens[row, None], other_tokens[row, None], weighed, **ONE) for row in (0, 1)]
+    sizes = {name: sum(abs(by_name(one)[name]) for one in alone) / 2 for name in by_name(ranked)}
+    assert_equal(by_name(ranked, column="size"), sizes)
+    assert np.abs(ranked.frame["estimate"]).max() < 1e-9 * max(sizes.values())
+    assert list(ranked.frame["variant"]) == sorted(sizes, key=sizes.__getitem__, reverse=True)
+    assert ranked.ranking(by="estimate") == list(ranked.frame["variant"])
+    measured = ranked.frame["effect_size"].notna()
+    assert list(np.flatnonzero(measured)) == [0]
+    assert abs(ranked.frame["effect"][0]) < 1e-9 < ranked.frame["effect_size"][0]
+
+
+def test_sizes_weigh_examples_by_their_entries(model, tokens, other_tokens):
+    counts = torch.arange(1.0, len(tokens) + 1, dtype=torch.float64)
+    rows, sizes = range(len(tokens)), {"size": {}, "effect_size": {}}
+    alone = [
+        nodes(model, tokens[row, None], other_tokens[row, None], weighed, exact="all", **FEW).frame
+        for row in rows
+    ]
+    for column, own in (("size", "estimate"), ("effect_size", "effect")):
+        for row in rows:
+            for name, value in zip(alone[row]["variant"], alone[row][own].abs(), strict=True):
+                share = float(counts[row] / counts.sum())
+                sizes[column][name] = sizes[column].get(name, 0) + share * value
+    found = nodes(model, tokens, other_tokens, lambda o: (weighed(o) * counts, counts), exact="all", **FEW)
+    for column, expected in sizes.items():
+        assert_equal(by_name(found, column=column), expected)
+    with pytest.raises(CircuitsError, match="rank"):
+        nodes(model, tokens, other_tokens, weighed, rank="largest", **ONE)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_backward_passes_of_edges(make_model, hooked_only, tokens, other_tokens, monkeypatch, steps):
+    """One through the model for each point; then one for all heads of a hook, whatever the number of senders. Before
+    the first, two per layer carry the changes of its heads to the stream.
+    """
+    layers = 3
+    model = make_model(0, hooked_only, n_layers=layers, n_key_value_heads=2, gated_mlp=True)
+    count, grad = [], torch.autograd.grad
+
+    def counted(*args, **kwargs):
+        count.append(args)
+        return grad(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    found = edges(model, tokens, other_tokens, curved, method="integrated", steps=steps, **ONE)
+    assert len(found.frame) > 100
+    hooks = 4 * layers  # q, k, v and the MLP; the output is a site of the stream
+    assert len(count) == 2 * layers + steps * (1 + hooks)
+
+
+def test_a_backward_that_knows_no_batch(model, tokens, other_tokens):
+    """A hook with an autograd function of the user's own: its backward passes are made one by one."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    def doubled(function):
+        with model.hooks([("blocks.0.attn.hook_q", lambda x, hook: function(x))]):
+            return by_name(edges(model, tokens, other_tokens, curved, **ONE))
+
+    found = doubled(Doubled.apply)
+    assert_equal(found, doubled(lambda x: 2 * x))
+    assert found != doubled(lambda x: x)

@@ -2,6 +2,8 @@
 
 import copy
 import hashlib
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -110,6 +112,34 @@ def test_an_iterator_is_read_as_it_goes(three, tokens):
     np.testing.assert_allclose(pairs.frame["value"], result.frame["value"], rtol=1e-11)
 
 
+@pytest.mark.parametrize("given", ["functions", "iterator"])
+@pytest.mark.parametrize("engine", ["naive", "resumed"])
+def test_one_is_in_memory_at_a_time(make_model, family, tokens, engine, given):
+    """Where they are not stacked, all of one is gone before the next is made."""
+    model = make_model(0, family, n_layers=3)
+    storages, alive = [], []
+    learned = {weight.data_ptr() for weight in model.parameters()}  # a bridge has buffers of zeros too
+
+    def state(seed):
+        alive.append(sum(one() is not None for one in storages))
+        found = {
+            name: weight.detach() + 0.01 * seed if weight.data_ptr() in learned else weight.clone()
+            for name, weight in model.state_dict().items()
+        }
+        storages.extend(weakref.ref(weight.untyped_storage()) for weight in found.values())
+        return found
+
+    checkpoints = {str(seed): partial(state, seed) for seed in range(4)}
+    if given == "iterator":
+        checkpoints = ((label, make()) for label, make in checkpoints.items())
+    edits = {f"2.{head}": ablate.zero(f"2.{head}") for head in range(3)}
+    found = sweep(model, tokens, edits, metric=metric, engine=engine, checkpoints=checkpoints, **FEW)
+    assert set(found.frame["engine"]) == {engine}
+    assert found.settings["stacked"] == 1
+    assert alive == [0] * 4
+    assert len(storages) >= 4 * 10
+
+
 def test_a_state_dict_of_parameters_alone_and_of_another_dtype(three, tokens):
     model, other = three["4000"], three["50000"]
     bare = {name: value.detach().float() for name, value in Surface.of(other).named_weights().items()}
@@ -215,3 +245,23 @@ def test_the_same_label_twice_is_refused(three, tokens):
     pairs = [("a", three["4000"]), ("a", three["50000"])]
     with pytest.raises(CircuitsError, match="two checkpoints are called 'a'"):
         sweep(three["4000"], tokens, {"zero": ablate.zero("0.1")}, checkpoints=pairs)
+
+
+@pytest.mark.parametrize("how", ["one parameter", "a view"])
+@pytest.mark.parametrize("which", ["blocks.0.attn.W_Q", "blocks.1.attn.W_Q"])
+def test_checkpoints_that_tied_parameters_cannot_hold_are_refused(
+    make_model, hooked_only, tokens, how, which
+):
+    """One of the two would be lost: alone, stacked, and as the first."""
+    model, variants = make_model(0), {"0.1": ablate.zero("0.1")}
+    weight = model.blocks[0].attn.W_Q
+    model.blocks[1].attn.W_Q = weight if how == "one parameter" else torch.nn.Parameter(weight.data)
+    whole = {name: value.clone() for name, value in model.state_dict().items()}
+    torn = {**whole, which: 1.5 * whole[which]}
+    expected = sweep(model, tokens, variants).frame["effect"].tolist()
+    found = sweep(model, tokens, variants, checkpoints=dict.fromkeys("abc", whole)).frame
+    assert found["effect"].tolist() == pytest.approx(3 * expected, rel=1e-9)
+    for checkpoints in ({"a": torn}, {"a": whole, "b": torn}, {"a": whole, "b": whole, "c": torn}):
+        with pytest.raises(CircuitsError, match="is tied to another parameter of the model, and they differ"):
+            sweep(model, tokens, variants, checkpoints=checkpoints)
+    assert all(torch.equal(value, whole[name]) for name, value in model.state_dict().items())

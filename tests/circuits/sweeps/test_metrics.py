@@ -1,12 +1,26 @@
 import functools
 import re
+import threading
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, Prompts, ablate, compare, logit_difference, patch, run, sweep
+from circuits import (
+    CircuitsError,
+    Prompts,
+    ablate,
+    circuit,
+    compare,
+    edit,
+    intervene,
+    logit_difference,
+    patch,
+    run,
+    sweep,
+    transplant,
+)
 from circuits.sweeps.metrics import metric_name, read_metric, read_values, unedited_metrics
 
 
@@ -141,6 +155,40 @@ def test_logit_difference_in_a_sweep(family, make_model, tokens):
     np.testing.assert_allclose(given.frame["value"][0], expected)
 
 
+def test_positions_that_a_metric_does_not_name_are_nan_in_every_verb(make_model, tokens):
+    model, other = make_model(0), tokens.flip(0)
+
+    def honest(output):
+        return output[:, -1, 3] - output[:, -1, 4]
+
+    def broken(output):
+        return output[:, 0, 3]
+
+    def masked(output):
+        return honest(output)
+
+    honest.read_positions = broken.read_positions = (-1,)
+    masked.read_positions = torch.ones(8, 6, dtype=torch.bool)
+    few = {"draws": 5, "flips": 5}
+    verbs = (
+        lambda metric: sweep(model, tokens, {"a": ablate.zero("0.1")}, metric, **few),
+        lambda metric: patch.attribution(model, tokens, other, metric, **few),
+        lambda metric: patch.screen(model, tokens, other, metric, exact=1, **few),
+        lambda metric: patch.edges(model, tokens, other, metric, exact=1, **few),
+        lambda metric: circuit.evaluate(
+            model, circuit.nodes(["0.1"]), tokens, other, metric, random=1, draws=5
+        ),
+    )
+    for verb in verbs:
+        assert len(verb(honest).frame)
+        with pytest.raises(CircuitsError, match=r"metric broken, .*: not finite for 8 of 8 examples"):
+            verb(broken)
+        with pytest.raises(
+            CircuitsError, match=r"same positions are read in every example; got a mask \[batch pos\]"
+        ):
+            verb(masked)
+
+
 # ---- What a metric gives and is given is copied
 
 
@@ -208,11 +256,28 @@ class Rows:
         return Rows(self.weights[rows], {name: value[rows] for name, value in self.extras.items()})
 
 
+class Locked:
+    """What no copy can be made of."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __getitem__(self, rows):
+        return self
+
+    def __repr__(self):
+        return "Locked()"
+
+
 BATCHES = {
     "torch": (lambda weights: weights, lambda rows: rows),
     "numpy": (lambda weights: weights.numpy(), lambda rows: rows),
     "a list": (list, lambda rows: rows[0]),
     "an object": (lambda weights: Rows(weights, {"more": weights}), lambda rows: rows.extras["more"]),
+    "an object with a lock": (
+        lambda weights: Rows(weights, {"more": weights, "lock": Locked()}),
+        lambda rows: rows.extras["more"],
+    ),
     "tensors with a graph": (
         lambda weights: Rows(weights.requires_grad_() * 1, {}),
         lambda rows: rows.weights.data,
@@ -252,6 +317,151 @@ def test_a_metric_that_writes_to_what_it_is_given(make_model, tokens, kind):
             verb(model, tokens, other, metric, **options, **more)
         assert len(verb(model, tokens, other, gentle, **options, **more).frame)
     assert repr(batch) == before
+
+
+def written(model):
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+
+
+def given_other_weights(model):
+    weight = next(model.parameters())
+    weight.data = weight.data * 1.5
+
+
+def hooked(model):
+    next(model.modules()).register_forward_hook(lambda module, inputs, output: None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (written, "it has written to the model's weights"),
+        (given_other_weights, "it has written to the model's weights"),
+        (hooked, "it has added or removed hooks on the model"),
+    ],
+)
+def test_a_metric_that_changes_the_model_is_refused(make_model, tokens, engine, act, said):
+    """Every later variant would run on another model."""
+    model = make_model(0)
+
+    def metric(output):
+        act(model)
+        return output.flatten(1).sum(1)
+
+    with pytest.raises(CircuitsError, match=f"metric metric: {said}") as caught:
+        sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=metric, engine=engine)
+    assert "\n" not in str(caught.value)
+
+    def function(x):
+        act(model)
+        return x
+
+    # An edit's function is called between two variants, too.
+    given = {"a": edit("z.1", function), "b": ablate.zero("0.1")}
+    with pytest.raises(CircuitsError, match=rf"edit\(z.1\), the function: {said}"):
+        sweep(model, tokens, given, engine="naive" if engine == "naive" else "auto")
+    with pytest.raises(CircuitsError, match=rf"edit\(z.1\), the function: {said}"):
+        run(model, tokens, given["a"])
+
+
+def by_data(model):
+    next(model.parameters()).data[0].mul_(1.5)
+
+
+def by_numpy(model):
+    model.blocks[1].attn.W_O.detach().numpy()[0, 0, 0] += 0.1
+
+
+def in_a_buffer(model):
+    # The score of what is hidden.
+    model.blocks[1].attn.IGNORE.data.fill_(-5.0)
+
+
+@pytest.mark.parametrize("act", [by_data, by_numpy, in_a_buffer])
+def test_writes_that_torch_does_not_count_are_refused(make_model, hooked_only, tokens, other_tokens, act):
+    """By way of `data` or numpy, whoever does it in whatever is called: what runs next is another model."""
+
+    def metric_of(model):
+        calls = []
+
+        def metric(output):
+            calls.append(None)
+            if len(calls) == 2:
+                act(model)
+            return output.flatten(1).sum(1)
+
+        return metric
+
+    def function_of(model):
+        def function(x):
+            act(model)
+            return x
+
+        return function
+
+    two = {"a": ablate.zero("0.1"), "b": ablate.zero("1.0")}
+    calls = {
+        "fast": lambda model: sweep(model, tokens, two, metric=metric_of(model), engine="fast"),
+        "resumed": lambda model: sweep(model, tokens, two, metric=metric_of(model), engine="resumed"),
+        "naive": lambda model: sweep(model, tokens, two, metric=metric_of(model), engine="naive"),
+        "function": lambda model: sweep(model, tokens, {"f": edit("z.1", function_of(model)), **two}),
+        "stacked": lambda model: sweep(
+            model,
+            tokens,
+            two,
+            metric=metric_of(model),
+            checkpoints={seed: make_model(seed).state_dict() for seed in range(4)},
+        ),
+        "screen": lambda model: patch.screen(model, tokens, other_tokens, metric_of(model), exact=1),
+        "edges": lambda model: patch.edges(model, tokens, other_tokens, metric_of(model), exact=1),
+        "evaluate": lambda model: circuit.evaluate(
+            model, {"c": circuit.edges(["embed -> 0.1.q"])}, tokens, other_tokens, metric_of(model), random=1
+        ),
+    }
+    for name, call in calls.items():
+        model = make_model(0)
+        with pytest.raises(CircuitsError, match="has written to the model's weights") as caught:
+            call(model)
+        assert "\n" not in str(caught.value), name
+        assert len(str(caught.value)) <= 300, name
+
+
+def test_weights_that_are_put_back_are_those_of_before(make_model, tokens):
+    """An edit's function and a metric may try something, so long as what runs next is the same model."""
+    model = make_model(0)
+
+    def metric(output):
+        weight = next(model.parameters())
+        kept = weight.data.clone()
+        weight.data.mul_(1.5)
+        weight.data.copy_(kept)
+        return output.flatten(1).sum(1)
+
+    assert len(sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=metric).frame) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_metric_may_run_the_model_edited(make_model, tokens, engine):
+    """With hooks and other weights of its own, put back when it returns; within a variant that replaces some, too."""
+    model, donor = make_model(0), make_model(1)
+    given = {"a": ablate.zero("0.1"), "b": transplant.weights(donor, ["mlp"])}
+
+    def plain(output):
+        return output.flatten(1).sum(1)
+
+    def running(output):
+        with intervene(model, transplant.weights(donor, ["qkv"]), ablate.uniform("1.0")):
+            model(tokens)
+        run(model, tokens, ablate.zero("1.1"))
+        return plain(output)
+
+    one, two = (
+        sweep(model, tokens, given, metric=metric, engine="auto" if engine == "fast" else engine).frame
+        for metric in (running, plain)
+    )
+    np.testing.assert_allclose(one["effect"], two["effect"], rtol=1e-9, atol=1e-12)
 
 
 def test_a_metric_in_place_of_which_there_is_a_gradient(make_model, tokens):

@@ -14,12 +14,13 @@ import numpy
 import pytest
 
 import tasks
+from circuits.figures.names import short_names
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.cli.app import program
 from interp_tasks.cli.failures import exit_code_of
 from interp_tasks.cli.groups import every_command
-from interp_tasks.cli.tables import heading, short_names
+from interp_tasks.cli.tables import heading
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.measurement.experiment import EXPERIMENTS
@@ -805,6 +806,8 @@ def test_help_and_argument_errors_import_nothing_slow(root):
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(cases)],
         cwd=root,
+        # Without it the child has what readline, once loaded, sets past os.environ: the width of a terminal.
+        env=dict(os.environ),
         capture_output=True,
         text=True,
         check=False,
@@ -898,6 +901,29 @@ def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):
     assert "mse_observed, nuclear_norm; or write all" in line, "properties of outputs are metrics of baseline"
     with pytest.raises(AssertionError, match="a model was loaded"):
         call("ablation", "--ckpt", "run@40", "--metric", "mse_masked (source)", *SMALL)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_metric_of_a_task_that_does_not_say_its_metrics(call, monkeypatch, fails):
+    """Its names are those of its metrics on two examples; where that fails, measuring says what is wrong."""
+    from tasks.matrix_completion.task import MatrixCompletion
+
+    sizes = []
+
+    def metrics(self, output, batch, real=MatrixCompletion.metrics):
+        sizes.append(len(batch))
+        if fails and len(batch) == 2:
+            raise ValueError("no such output")
+        return real(self, output, batch)
+
+    monkeypatch.setattr(MatrixCompletion, "metric_names", ())
+    monkeypatch.setattr(MatrixCompletion, "metrics", metrics)
+    code, out, err = call("ablation", "--ckpt", "run@40", "--metric", "mse_maskd", *SMALL)
+    assert (code, out) == (2, "")
+    assert err.startswith("interp-run: --metric 'mse_maskd': ")
+    assert err.count("\n") == 1
+    assert (sizes == [2]) is not fails, "before anything is measured"
+    assert call("ablation", "--ckpt", "run@40", "--metric", "mse_masked", *SMALL)[0] == 0
 
 
 #: What the shallower of two models lacks, and what is said of it.

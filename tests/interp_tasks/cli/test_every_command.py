@@ -33,7 +33,7 @@ CALLS = {
     "tasks data": ["miiii --set task.p=11", "matrix-completion --samples 4"],
     "train": ["modular-addition --set task.p=5 --set train.steps=2 --seeds 0:2"],
     "grid": ["few.toml --dry-run", "few.toml --dry-run --rate 20", "few.toml --executor serial"],
-    "search": [
+    "runs search": [
         "modular-addition --trials 2 --vary train.learning_rate=0.001,0.01 --set train.steps=2 --set task.p=5"
     ],
     "runs curve": [f"--ckpt {RUN}"],
@@ -45,6 +45,10 @@ CALLS = {
     "heads": [f"--ckpt {MC} --samples 8"],
     "transplant": [f"--ckpt {MC} --source {RUN}@pre --samples 8"],
     "patch": [f"--ckpt {MC} --source negated --samples 8"],
+    "circuit": [
+        f"--ckpt {ADD} --samples 16 --random 2",
+        f"--ckpt {ADD} --ckpt {MIIII}@post --samples 8 --random 2 --no-curve --kind nodes",
+    ],
     "permute": [f"--ckpt {MC} --draws 2 --samples 8"],
     "lens": [f"--ckpt {MC} --samples 8"],
     "probe": [f"--ckpt {MC} --target true_element --samples 64 --held-out 16"],
@@ -79,7 +83,7 @@ OWN = {
     "runs checkpoints": "checkpoint",
     "tasks cost": "cost",
     "grid few.toml --dry-run": "unit",
-    "search": "search",
+    "runs search": "search",
     "runs report": "headline",
     "reproduce": "verdict",
 }

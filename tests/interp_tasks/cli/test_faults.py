@@ -290,7 +290,10 @@ def test_a_text_without_end_is_not_read(call, tmp_path):
     for name in ("grid.toml", "space.toml"):
         with open(tmp_path / name, "wb") as file:
             file.truncate(1 << 40)
-    for arguments in (["grid", "grid.toml"], ["search", "modular-addition", "--space", "./space.toml"]):
+    for arguments in (
+        ["grid", "grid.toml"],
+        ["runs", "search", "modular-addition", "--space", "./space.toml"],
+    ):
         assert "is longer than 4 MiB" in refused(call(*arguments))
 
 
@@ -302,10 +305,10 @@ BEYOND = {
         "below 2^63",
     ),
     "set of a task": (["tasks", "data", "modular-addition", "--set", f"p={DIGITS}"], "below 2^63"),
-    "vary": (["search", "modular-addition", "--vary", f"train.steps=1,{DIGITS}"], "below 2^63"),
-    "range": (["search", "modular-addition", "--vary", f"train.steps=1:{DIGITS}"], "below 2^63"),
+    "vary": (["runs", "search", "modular-addition", "--vary", f"train.steps=1,{DIGITS}"], "below 2^63"),
+    "range": (["runs", "search", "modular-addition", "--vary", f"train.steps=1:{DIGITS}"], "below 2^63"),
     "grid": (["grid", "digits.toml"], "digits.toml is not TOML"),
-    "space": (["search", "modular-addition", "--space", "digits.toml"], "digits.toml is not TOML"),
+    "space": (["runs", "search", "modular-addition", "--space", "digits.toml"], "digits.toml is not TOML"),
     "20 digits": (["grid", "large.toml"], "below 2^63"),
     "shuffles": (["probe", "--ckpt", ZOO, "--shuffles", "9" * 30], "at most 100000"),
     "folds": (["probe", "--ckpt", ZOO, "--folds", "9" * 30], "at most 100000"),
@@ -910,6 +913,28 @@ def test_a_matrix_of_three_entries_has_no_map_of_positions(call, tmp_path):
 def test_runs_to_reproduce_from_are_a_folder(call, tmp_path):
     (tmp_path / "file").write_text("text")
     assert "--runs file is not a folder" in refused(call("reproduce", "matrix-completion", "--runs", "file"))
+
+
+def test_without_the_locks_of_posix_one_line_refuses():
+    """As on Windows, which has no such modules, nor names of these flags: a process that cannot import them."""
+    windows = "import os, sys; sys.modules['fcntl'] = sys.modules['resource'] = None; del os.O_CLOEXEC; "
+    told = "interp_tasks needs Linux or macOS, for their file locks: on Windows, install it in WSL"
+
+    def run(code):
+        return subprocess.run([sys.executable, "-c", windows + code], capture_output=True, text=True)
+
+    command = run("from interp_tasks.cli import main; sys.exit(main(['runs', 'zoo']))")
+    assert (command.returncode, command.stdout, command.stderr) == (2, "", f"interp-run: {told}\n")
+    for used in ("interp_tasks.train", "interp_tasks.experiments"):
+        assert run(f"import interp_tasks; {used}").stderr.splitlines()[-1].endswith(f"UserError: {told}")
+    lock = run(
+        "from pathlib import Path; from interp_tasks.checkpoints.lock import RunLock; RunLock(Path('.'))"
+    )
+    assert lock.stderr.splitlines()[-1].endswith(f"UserError: {told}")
+    claims = "from pathlib import Path; from interp_tasks.search import locks; locks.claim(Path('none'), 'x')"
+    assert run(claims).stderr.splitlines()[-1].endswith(f"UserError: {told}")
+    # What runs without them does: `circuits` and `tasks` know no lock.
+    assert run("import circuits, interp_tasks; print('fine')").stdout == "fine\n"
 
 
 def test_interrupted_before_the_command_line_is_there(monkeypatch, capsys):

@@ -45,14 +45,14 @@ def counting(
         refs: REFs.
     """
 
-    def look(subject):
+    def measure_checkpoint(subject):
         import pandas
 
         count = sum(each.numel() for each in subject.model.parameters())
         row = {"variant": ",".join(times), "metric": "weights", "value": count, "n": 1}
         return Measured(pandas.DataFrame([row]), {})
 
-    return measure("counting", refs, options, look, config={})
+    return measure("counting", refs, options, measure_checkpoint, config={})
 '''
 
 
@@ -62,9 +62,9 @@ def test_an_experiment_is_a_file_and_a_line(tmp_path):
     source = importlib.import_module("interp_tasks").__path__[0]
     copied = ["cp", "-r", source, str(copy)]
     subprocess.run(copied, check=True)
-    (copy / "experiments" / "counting.py").write_text(NEW)
+    (copy / "experiments" / "_counting.py").write_text(NEW)
     with open(copy / "experiments" / "__init__.py", "a") as file:
-        file.write("from interp_tasks.experiments.counting import counting\n")
+        file.write("from interp_tasks.experiments._counting import counting\n")
     call = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from interp_tasks.cli import main; "
         "from interp_tasks.experiments import counting; assert callable(counting); "
@@ -79,7 +79,7 @@ def test_an_experiment_is_a_file_and_a_line(tmp_path):
     assert "a,b" in done.stdout
 
 
-def test_a_function_wins_over_the_file_of_its_name():
+def test_every_experiment_is_a_public_function():
     for name, each in EXPERIMENTS.items():
         held = getattr(experiments, name.replace("-", "_"))
         assert inspect.isfunction(held)
@@ -145,7 +145,7 @@ def test_a_ref_is_resolved_once_and_a_spec_read_once(monkeypatch, capsys):
         read.append(heads)
         return real(heads)
 
-    ablation = importlib.import_module("interp_tasks.experiments.ablation")
+    ablation = importlib.import_module("interp_tasks.experiments._ablation")
     monkeypatch.setattr(sys.modules[ablation.__name__], "read_specs", read_specs)
     again = []
     grammar = importlib.import_module("circuits.model.heads")

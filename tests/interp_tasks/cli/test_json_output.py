@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.reproduction.reproduce import COLUMNS as VERDICT_COLUMNS
+from interp_tasks.reproduction.reproduction import COLUMNS as VERDICT_COLUMNS
 from interp_tasks.training.cost import Cost
 
 

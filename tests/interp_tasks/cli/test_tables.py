@@ -4,13 +4,13 @@ import re
 
 import pytest
 
+from circuits.figures.names import in_common
 from interp_tasks.cli.tables import (
     GAP,
     Layout,
     arranged,
     folded,
     grouped,
-    in_common,
     in_lines,
     parted,
     print_sheet,
@@ -154,16 +154,31 @@ def test_columns_of_a_second_table_stand_beside_all_that_tells_rows_apart():
     sheet = table(["matrix", "metric", "one", "other", "third", "last"], rows)
     layouts = parted(sheet, 60, 24, GAP)
     assert len(layouts) > 1
-    assert all(layout.sheet.headers[: layout.about] == ("matrix", "metric") for layout in layouts)
+    assert all(layout.sheet.headers[: layout.labels] == ("matrix", "metric") for layout in layouts)
 
 
-def test_a_few_rows_with_intervals_make_no_second_table():
+def test_a_row_with_intervals_among_rows_without_takes_one_line():
+    """As the median of several runs below the runs themselves."""
     rows = [[f"seed-{k}", *[f"{k}{k}"] * 4] for k in range(1, 8)] + [["seed-*", *["1450 [1400, 1600]"] * 4]]
     layouts = arranged(table(["run", "onset", "crossing", "end", "sharpness"], rows), 60)
-    assert len(layouts) == 1
-    body = layouts[0].body(0, partly=False)
-    assert [line.split()[0] for line in body[:8]] == [row[0] for row in rows]
-    assert len(body) == 9, "of the last row the intervals stand below"
+    for layout in layouts:
+        assert [line.split()[0] for line in layout.body(0, partly=True)] == [row[0] for row in rows]
+    assert [layout.sheet.headers[1:] for layout in layouts] == [("onset", "crossing"), ("end", "sharpness")]
+
+
+def test_words_stand_in_one_line_where_another_table_has_room_for_them():
+    rows = [[f"seed-{k}", *["95 of 100 pairs in order"] * 2, "0.5"] for k in range(3)]
+    layouts = arranged(table(["run", "first answers", "last answers", "value"], rows), 50)
+    assert [layout.sheet.headers[1:] for layout in layouts] == [("first answers",), ("last answers", "value")]
+    assert not any(layout.is_broken() for layout in layouts)
+    # Where a text has no room in any table, it takes several lines.
+    (broken,) = arranged(table(["run", "about"], [["seed-0", "word " * 20]]), 50)
+    assert broken.is_broken()
+
+
+def test_what_is_called_as_its_column_is_said_once():
+    rows = [["accuracy", "1"], ["accuracy", "2"]]
+    assert folded(table(["accuracy", "value"], rows)).shared == (("accuracy",),)
 
 
 def test_headers_take_lines_before_cells_do_and_get_the_room_that_is_left():

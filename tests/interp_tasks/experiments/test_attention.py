@@ -15,7 +15,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, AttentionResult, attention
-from interp_tasks.experiments.attention.table import FOLLOWS, MOVED
+from interp_tasks.experiments._attention.table import FOLLOWS, MOVED
 from tasks import Batch
 
 N, SEED = 24, 3
@@ -182,7 +182,7 @@ def test_the_table_has_a_line_per_head(call, folders, monkeypatch, columns):
 
 
 def test_the_line_of_a_head_is_about_its_own_template(folders):
-    from interp_tasks.experiments.attention.table import view_columns, view_rows
+    from interp_tasks.experiments._attention.table import view_columns, view_rows
 
     result = attention(folders, samples=N, seed=SEED, threshold=0.02)
     rows = view_rows(result.frame)

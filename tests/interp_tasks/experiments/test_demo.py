@@ -1,54 +1,220 @@
-"""The demo: on stand-ins for the shipped models, and what it says for outcomes that differ."""
+"""The demo: its page against the functions it shows, on stand-ins for the shipped models, and what it says."""
 
 import json
 import re
+from itertools import product
 
+import numpy as np
 import pandas
 import pytest
+import torch
 
 import tasks
-from interp_tasks.checkpoints import save_checkpoint
+from circuits.figures.layout import laid_out
+from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.experiments.demo import measure
-from interp_tasks.experiments.demo.measure import conclude_matrix_completion, conclude_modular_addition
+from interp_tasks.experiments._demo import figure as draw
+from interp_tasks.experiments._demo import measure
+from interp_tasks.experiments._demo.measure import demo, judged_claims, reading
+from interp_tasks.experiments._demo.page import demo_page
+from interp_tasks.experiments._demo.summary import summary
+from interp_tasks.experiments._demo.sums import ring_of
 
 
-def make_run(folder, task, settings, before, after):
+def make_run(folder, task, settings, before, after, names):
     """A run folder with a drop at step 20, checkpoints at 10 and 40."""
     for step in (10, 40):
         save_checkpoint(folder / f"checkpoints/{step:08d}", task.build_model(step, settings), task, step=step)
     metric = task.drop_metric
     drop = {"name": metric.name, "direction": metric.direction}
-    (folder / "run.json").write_text(json.dumps({"format": 1, "config": {}, "drop_metric": drop}))
-    lines = ({"step": s, "validation": {metric.name: before if s < 20 else after}} for s in range(41))
+    config = {"task": {"name": task.name, **task.model_dump(mode="json")}}
+    (folder / "run.json").write_text(json.dumps({"format": 1, "config": config, "drop_metric": drop}))
+    values = (dict.fromkeys(names, before if s < 20 else after) for s in range(41))
+    lines = ({"step": s, "validation": each, "train": each} for s, each in enumerate(values))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+MATRIX_METRICS = ["mse_masked", "mse_observed", "mse_all"]
 
 
 @pytest.fixture
 def stand_ins(tmp_path, monkeypatch):
     matrix = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
     addition = tasks.get("modular-addition", p=7)
-    make_run(tmp_path / "matrix", matrix, matrix.Model(n_layers=1, n_heads=2, d_model=8), 1.0, 0.0)
+    settings = matrix.Model(n_layers=1, n_heads=2, d_model=8, init_std=0.4)
+    make_run(tmp_path / "matrix", matrix, settings, 0.1, 0.0, MATRIX_METRICS)
     small = addition.Model(n_layers=1, n_heads=2, d_model=8, init="nanda", normalization=None)
-    make_run(tmp_path / "addition", addition, small, 0.0, 1.0)
+    make_run(tmp_path / "addition", addition, small, 0.0, 1.0, ["accuracy", "loss"])
     monkeypatch.setattr(measure, "MATRIX_RUN", str(tmp_path / "matrix"))
     monkeypatch.setattr(measure, "MODULAR_RUN", str(tmp_path / "addition"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_demo_prints_both_tables_and_writes_the_page(stand_ins, capsys):
+def test_demo_prints_ten_lines_and_writes_the_page(stand_ins, capsys):
     assert main(["demo", "--samples", "12"]) == 0
     captured = capsys.readouterr()
     assert captured.err == "wrote interp-demo.html\n"
-    for word in ("mse_masked", "mse_observed", "mse_all", "accuracy", "mean_pattern", "uniform(keys=0,1)"):
-        assert word in captured.out
+    lines = captured.out.splitlines()
+    assert len(lines) == 10
+    assert max(map(len, lines)) <= 80
     page = (stand_ins / "interp-demo.html").read_text(encoding="utf-8")
-    assert page.count("<table") == page.count('class="plot"') == 2
-    # What the terminal says, the page says.
-    said = re.findall(r"^- (.*)", captured.out, re.MULTILINE)
-    assert len(said) >= 5
-    assert all(sentence.split(",")[0][:40] in page for sentence in said)
+    # Every table is folded; the foot of the page folds the configuration.
+    assert page.count("<table") == page.count("<details><summary>") - 1 == 3
+    # Both papers are linked, and each is named beside its link.
+    links = re.findall(r'<a href="([^"]+)"[^>]*>([^<]+)</a>', page)
+    assert [address for address, _ in links] == [
+        "https://arxiv.org/abs/2410.22244",
+        "https://arxiv.org/abs/2301.05217",
+    ]
+
+
+def test_the_shipped_runs_fit_a_terminal_of_80_columns():
+    """Without measuring: rows as long as numbers of the shipped models get."""
+    found = demo(samples=2)
+    assert max(map(len, summary(found))) <= 80
+
+
+def figures_of(page):
+    """What a page embeds: alt text -> (figure, its moves)."""
+    scripts = dict(re.findall(r'<script type="application/json" id="([^"]+)">([^<]*)</script>', page))
+    plots = re.findall(r'<div class="plot" id="([^"]+)"[^>]*aria-label="([^"]*)"', page)
+    return {
+        alt: (json.loads(scripts[f"{at}-data"]), json.loads(scripts.get(f"{at}-moves", "null")))
+        for at, alt in plots
+    }
+
+
+def forward(checkpoint, tokens, uniform):
+    """A model's output, with its maps overwritten by plain hooks."""
+
+    def even(pattern, hook):
+        return torch.full_like(pattern, 1 / pattern.shape[-1])
+
+    hooks = [(name, even) for name in checkpoint.model.hook_dict if name.endswith("hook_pattern")] * uniform
+    with torch.no_grad():
+        return checkpoint.model.run_with_hooks(tokens, fwd_hooks=hooks)
+
+
+@pytest.fixture
+def page(stand_ins):
+    return figures_of(demo_page(demo(samples=12)).html())
+
+
+def test_matrices_on_the_page_are_what_the_models_fill_in(stand_ins, page):
+    run = str(stand_ins / "matrix")
+    checkpoints = [load_checkpoint(f"{run}@{step}") for step in (10, 40)]
+    batch = checkpoints[0].task.sample(12, seed=0)
+    hidden = batch.extras["hidden"].reshape(-1, 3, 3)
+
+    def whole(alt, frame):
+        moves = page[alt][1]["paths"]
+        pairs = zip(moves["data.0.z"][frame], moves["data.1.z"][frame], strict=True)
+        rows = [[(a is None, a if b is None else b) for a, b in zip(*pair, strict=True)] for pair in pairs]
+        return np.array(rows)[..., 1].astype(float), np.array(rows)[..., 0].astype(bool)
+
+    for index in range(8):
+        truth, blank = whole("the whole matrix", index)
+        assert truth == pytest.approx(batch.targets[index].reshape(3, 3).numpy(), abs=6e-4)
+        assert (blank == hidden[index].numpy()).all()
+        marks = page["the matrix with its blanks"][1]["paths"]["data.1.text"][index]
+        assert [[mark == "?" for mark in row] for row in marks] == hidden[index].tolist()
+    alts = {"what the model makes of it": False, "the same with uniform attention": True}
+    for (alt, uniform), (at, checkpoint) in product(alts.items(), enumerate(checkpoints)):
+        expected = forward(checkpoint, batch.tokens, uniform)[..., 0].reshape(-1, 3, 3)
+        moves = page[alt][1]
+        assert moves["follows"] == ["checkpoint", "matrix"]
+        for index in range(8):
+            frame = moves["at"][at * 8 + index]
+            assert whole(alt, frame)[0] == pytest.approx(expected[index].numpy(), abs=6e-3)
+            said = moves["paths"]["layout.title.text"][frame].rpartition("error ")[2]
+            error = (expected[index] - batch.targets[index].reshape(3, 3)).square()[hidden[index]].mean()
+            assert (said == "–") if error.isnan() else float(said) == pytest.approx(float(error), rel=1e-3)
+    # The two differ: an edit that did nothing would pass all of the above but this.
+    plain, edited = (page[alt][1]["paths"]["data.1.z"] for alt in alts)
+    assert plain != edited
+
+
+def test_bars_on_the_page_are_those_of_the_command(stand_ins, page, capsys):
+    for run, metric, alt, edits in (
+        ("matrix", "mse_masked", "errors with and without uniform attention, before and after the drop", 1),
+        ("addition", "accuracy", "share of right answers with and without uniform attention", 2),
+    ):
+        traces = page[alt][0]["data"]
+        for trace, keys in zip(traces[1 : 1 + edits], (None, "0,1"), strict=False):
+            arguments = ["ablation", "--samples", "12", "--format", "json", "--metric", metric]
+            arguments += ["--keys", keys] if keys else []
+            for mark in ("pre", "post"):
+                arguments += ["--ckpt", f"{stand_ins / run}@{mark}"]
+            assert main(arguments) == 0
+            rows = json.loads(capsys.readouterr().out)
+            assert trace["y"] == pytest.approx([row["value"] for row in rows])
+            assert traces[0]["y"] == pytest.approx([row["baseline"] for row in rows])
+            assert trace["error_y"]["array"] == pytest.approx([row["ci_high"] - row["value"] for row in rows])
+
+
+def test_sums_on_the_page_are_what_the_models_answer_and_where_their_heads_look(stand_ins, page):
+    checkpoints = [load_checkpoint(f"{stand_ins / 'addition'}@{step}") for step in (10, 40)]
+    batch = checkpoints[0].task.sample(12, seed=0)
+    moves = page["attention of every head and the answer"][1]
+    assert moves["follows"] == ["checkpoint of sums", "sum", "edit"]
+    paths = moves["paths"]
+    for at, checkpoint in enumerate(checkpoints):
+        _, cache = checkpoint.model.run_with_cache(batch.tokens)
+        looks = cache["blocks.0.attn.hook_pattern"][:, :, -1].detach()
+        for index, edit in product(range(8), (0, 1)):
+            frame = moves["at"][(at * 8 + index) * 2 + edit]
+            expected = np.full((2, 3), 1 / 3) if edit else looks[index].numpy()
+            assert np.array(paths["data.0.z"][frame]) == pytest.approx(expected, abs=6e-4)
+            a, b = batch.tokens[index, :2].tolist()
+            said = int(forward(checkpoint, batch.tokens, bool(edit))[index, -1, :7].argmax())
+            judged = "right" if said == (a + b) % 7 else f"wrong: it is {(a + b) % 7}"
+            assert paths["layout.title.text"][frame] == f"{a} + {b} modulo 7: it says {said}, {judged}"
+            assert paths["layout.xaxis.ticktext"][frame] == [str(a), str(b), "="]
+
+
+def test_a_matrix_of_the_shipped_models_shows_its_numbers_on_a_page_of_600_pixels():
+    """Two stand beside each other there: half of the page less its margins and the gap."""
+    hidden = np.eye(7, dtype=bool)
+    figure = draw.matrix(np.full((7, 7), -1.02), hidden, 1.0)
+    laid_out(figure)
+    assert [trace.meta["roomFrom"] <= (600 - 2 * 20 - 24) / 2 for trace in figure.data] == [True, True]
+    figure = draw.matrix(np.full((7, 7), -11.02), hidden, 1.0)
+    laid_out(figure)
+    assert figure.data[1].meta["roomFrom"] > (600 - 2 * 20 - 24) / 2
+
+
+def test_the_ring_is_a_ring_and_noise_is_none():
+    digits = np.arange(13)
+    noise = np.random.default_rng(0).normal(size=(2, 13, 40))
+    turn = 2 * np.pi * 5 * digits / 13
+    wheel = 20 * np.stack([np.cos(turn), np.sin(turn)], 1) @ np.linalg.qr(noise[1].T)[0].T[:2]
+    ring = ring_of([noise[0], noise[0] + wheel, 3.0 + wheel])
+    assert ring.frequency == 5
+    assert ring.phases == pytest.approx([5 * digit % 13 / 13 for digit in digits])
+    # The last is nothing but the frequency: its points carry all of the variance, each at its own angle.
+    assert ring.shares[-1] == pytest.approx(1)
+    assert ring.shares[0] < 0.5 < ring.shares[1]
+    squares = (ring.points[-1] ** 2).sum()
+    centred = (3.0 + wheel) - (3.0 + wheel).mean(0)
+    assert squares == pytest.approx((centred**2).sum())
+    cosines = ring.points[-1][:, 0]
+    assert np.corrcoef(cosines, np.cos(turn))[0, 1] == pytest.approx(1)
+    # Noise on the directions of another checkpoint is no ring.
+    assert np.linalg.norm(ring.points[0], axis=1).max() < 0.5 * np.linalg.norm(ring.points[-1], axis=1).min()
+
+
+def test_curves_on_the_page_are_the_log(stand_ins, page):
+    log = [json.loads(line) for line in (stand_ins / "matrix/metrics.jsonl").read_text().splitlines()]
+    figure, moves = page["error over training"]
+    for trace, metric in zip(figure["data"], ("mse_masked", "mse_observed"), strict=True):
+        assert trace["x"] == [line["step"] for line in log]
+        assert trace["y"] == [line["validation"][metric] for line in log]
+    line, span, level = figure["layout"]["shapes"]
+    assert moves["paths"]["layout.shapes.0.x0"] == [10, 40]
+    assert (span["x0"], span["x1"]) == (19, 20)
+    assert level["y0"] == pytest.approx(1 / 9)  # rank 1: the variance of a product of two uniforms
+    assert line["x0"] == line["x1"]
 
 
 def test_demo_as_json(stand_ins, capsys):
@@ -114,18 +280,16 @@ def matrix_frame(before, after, observed, observed_before=0.001):
     ],
 )
 def test_verdicts_follow_the_rules_of_the_paper_by_the_whole_interval(frame, holds):
-    sentences = conclude_matrix_completion(frame, {"rank": 1, "scale": 1.0})
-    words = {True: "holds here", False: "does not hold here", None: "is undecided here"}
-    assert len(sentences) == len(holds)
-    for sentence, held in zip(sentences, holds, strict=True):
-        assert [answer for answer, word in words.items() if f" {word} (" in sentence] == [held]
-    assert "the variance 0.1111" in sentences[2]
+    claims = judged_claims(frame, {"rank": 1, "scale": 1.0})
+    words = {True: "holds", False: "does not hold", None: "undecided"}
+    assert [claim["verdict"] for claim in claims] == [words[held] for held in holds]
+    assert "the variance 0.1111" in claims[2]["rule"]
     # The published numbers stand beside ours.
     assert all(
-        published in sentence
-        for published, sentence in zip(
+        published in claim["published"]
+        for published, claim in zip(
             ("0.2236 -> 0.2236", "3.4e-4 -> 3.2e-4", "0.0128 -> 0.2183", "9.2e-5 -> 3.7e-3"),
-            sentences,
+            claims,
             strict=True,
         )
     )
@@ -142,12 +306,12 @@ def addition_frame(uniform, operands, learned=1.0):
 
 def test_modular_addition_presumes_no_outcome():
     last = [
-        conclude_modular_addition(addition_frame(uniform, operands), {"p": 10})[-1]
+        reading(addition_frame(uniform, operands), {"p": 10})
         for uniform, operands in ((0.1, 1.0), (1.0, 0.1), (0.5, 0.73))
     ]
-    assert "100% is kept, so this model does not need its heads" in last[0]
-    assert "its third as well, 0%" in last[0]
-    assert "0% is kept, so this model needs its heads" in last[1]
-    assert "70% is kept, so part of what it does" in last[2]
-    unlearned = conclude_modular_addition(addition_frame(0.1, 0.1, learned=0.2), {"p": 10})
-    assert unlearned[-1].startswith("It has not learned the task")
+    assert "10.0% of the sums are right in place of 100.0%" in last[0]
+    assert "100.0%, so this model does not need its heads" in last[0]
+    assert "10.0%, so this model needs its heads" in last[1]
+    assert "73.0%, so part of what it does" in last[2]
+    unlearned = reading(addition_frame(0.1, 0.1, learned=0.2), {"p": 10})
+    assert unlearned.startswith("It has not learned the task")

@@ -15,9 +15,9 @@ from interp_tasks import UserError, load_checkpoint, train
 from interp_tasks.checkpoints import detect_drop
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
-from interp_tasks.experiments.curve.measure import between_points
-from interp_tasks.experiments.drops.measure import plateau_until
-from interp_tasks.experiments.drops.table import view_rows
+from interp_tasks.experiments._curve.measure import between_points
+from interp_tasks.experiments._drops.measure import plateau_until
+from interp_tasks.experiments._drops.table import view_rows
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)
@@ -217,7 +217,7 @@ def test_what_falls_in_the_drop_and_what_the_loss_is_above_fresh_examples(tmp_pa
 
 def by_rows(run):
     """What a log alone says, by variant and metric."""
-    from interp_tasks.experiments.curve.measure import fall, levels
+    from interp_tasks.experiments._curve.measure import fall, levels
 
     [read] = read_runs(run)
     own = read.curve("mse_masked")

@@ -311,7 +311,7 @@ def test_lens_of_a_post_norm_model_has_what_its_norms_add(tmp_path):
 
 def test_lens_in_several_passes_is_lens_in_one(folders, monkeypatch):
     whole = lens(folders[0], samples=N).frame
-    monkeypatch.setattr(sys.modules["interp_tasks.experiments.lens"], "TOKENS_PER_PASS", 45)
+    monkeypatch.setattr(sys.modules["interp_tasks.experiments._lens"], "TOKENS_PER_PASS", 45)
     parts = lens(folders[0], samples=N).frame
     assert parts["value"].tolist() == pytest.approx(whole["value"].tolist(), rel=1e-5)
     assert parts["variant"].tolist() == whole["variant"].tolist()

@@ -8,7 +8,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, patch, transplant
-from interp_tasks.experiments.transplant.figure import Colours, figure
+from interp_tasks.experiments._transplant.figure import Colours, figure
 
 N, SEED = 16, 3
 SHARED = {"samples": N, "seed": SEED}

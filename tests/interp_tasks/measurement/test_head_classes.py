@@ -11,8 +11,8 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, attention, heads, patch
-from interp_tasks.experiments.attention.figure import over_steps
-from interp_tasks.experiments.attention.table import view_columns, view_rows
+from interp_tasks.experiments._attention.figure import over_steps
+from interp_tasks.experiments._attention.table import view_columns, view_rows
 from interp_tasks.measurement.heads.classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
 from interp_tasks.measurement.subjects import Examples, subjects
 from tasks import TaskError

@@ -14,9 +14,14 @@ from plotly.offline import get_plotlyjs
 from circuits.figures.palette import COLOURS, GROUND
 from interp_tasks.errors import UserError
 from interp_tasks.pages import (
+    Chapter,
+    Choice,
     Column,
+    Controls,
     Figure,
+    Fold,
     Page,
+    Slider,
     Table,
     Text,
     check_writable_file,
@@ -29,7 +34,7 @@ from interp_tasks.pages import (
 )
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028"
-VOID = {"meta", "img", "br", "link", "input", "hr"}
+VOID = {"meta", "img", "br", "link", "input", "hr", "wbr"}
 
 
 def inflated(text):
@@ -101,6 +106,41 @@ def test_page_asks_for_nothing_from_outside(frame):
     for tag, attributes in reader.elements:
         assert tag not in {"link", "iframe", "object", "embed"}
         assert not {"src", "href", "srcset", "data"} & attributes.keys(), (tag, attributes)
+
+
+def test_words_lead_where_the_page_says_and_hostile_ones_nowhere():
+    text = Text(f"See The Paper & {HOSTILE}.", links={"The Paper": 'https://x.org/"><b>'})
+    reader = Reader(Page("t", [text]).html())
+    (link,) = (attributes for tag, attributes in reader.elements if tag == "a")
+    assert link["href"] == 'https://x.org/"><b>'
+    assert f"See The Paper & {HOSTILE}." in reader.text
+    assert not [tag for tag, _ in reader.elements if tag in ("b", "img")]
+
+
+def test_folds_chapters_and_controls_are_well_formed(frame):
+    sections = [
+        Chapter(
+            HOSTILE,
+            [
+                Controls([Slider(["a", HOSTILE]), Choice([HOSTILE, "c"], "edit", HOSTILE)]),
+                Choice(["x", "y", "z"], "example", "Example", onward="Another", start=1),
+                Fold(HOSTILE, [Table(frame), Table(frame)]),
+            ],
+        )
+    ]
+    reader = Reader(Page("t", sections).html())
+    assert reader.open == []
+    assert not [tag for tag, _ in reader.elements if tag == "img"]
+    controls = {a["data-control"]: a for _, a in reader.elements if "data-control" in a}
+    assert [*controls] == ["checkpoint", "edit", "example"]
+    assert [json.loads(reader.scripts[a["data-labels"]]) for a in controls.values()] == [
+        ["a", HOSTILE],
+        [HOSTILE, "c"],
+        ["x", "y", "z"],
+    ]
+    assert controls["example"]["data-start"] == "1"
+    identifiers = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
 
 
 def test_plotly_is_embedded_once_and_only_where_it_is_needed(frame):

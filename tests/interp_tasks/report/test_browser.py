@@ -195,6 +195,20 @@ def test_dark_and_narrow(opened):
     page.wait_for_function(
         f"() => {{ const there = {numbers}; return there.length && !there.some(Boolean); }}"
     )
+    # A table that is wider than the page becomes a list, with the name of its column before each value.
+    tables = """[...document.querySelectorAll(".scroll > table")].filter((table) => table.clientWidth).map((table) => ({
+        list: table.classList.contains("stacked"), beyond: table.scrollWidth - table.parentElement.clientWidth,
+        headers: [...table.tHead.rows[0].cells].map((header) => header.innerText),
+        labels: [...table.tBodies[0].rows[0].cells].map((cell) => cell.dataset.label) }))"""
+    page.wait_for_function(f"() => {tables}.every(({{ beyond }}) => beyond <= 1)")
+    lists = [table for table in page.evaluate(tables) if table["list"]]
+    assert lists
+    assert all(table["labels"] == table["headers"] for table in lists)
+    # One panel of square cells is no higher than its width asks for.
+    panels = """[...document.querySelectorAll(".plot")].filter((plot) => plot.layout.yaxis.scaleanchor
+        && !plot.layout.yaxis2 && plot.clientWidth < parseFloat(plot.style.maxWidth))
+        .map((plot) => plot._fullLayout.yaxis.domain[1] - plot._fullLayout.yaxis.domain[0])"""
+    page.wait_for_function(f"() => {panels}.length && {panels}.every((share) => share > 0.8)")
     page.emulate_media(color_scheme="light")
     page.wait_for_function(f"() => {colour} === '{light}'")
     assert said == []

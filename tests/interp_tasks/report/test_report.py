@@ -1,6 +1,7 @@
 """The report on a run: what it measures, against the experiments and closed forms, and what its page holds."""
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -29,8 +30,9 @@ from interp_tasks.report.attention import (
     position_labels,
     tiled,
 )
+from interp_tasks.report.headlines import heads_sentence
 from interp_tasks.report.published import published_beside
-from interp_tasks.report.snapshots import View, shown_metrics
+from interp_tasks.report.snapshots import Strongest, View, shown_metrics
 from interp_tasks.report.source import nearest
 from interp_tasks.report.spectra import fourier_norms
 from interp_tasks.reproduction.verdicts import judge
@@ -248,6 +250,63 @@ def test_published_claims_of_a_modular_run_are_those_of_runs_with_its_settings(t
     assert not beside(str(other))
 
 
+def test_the_first_two_heads_are_told_apart_by_a_paired_test(run):
+    """Against all flips of examples, with heads removed by plain hooks."""
+    view = report(f"{run}@last", samples=6).views[0]
+    strongest = view.strongest
+    checkpoint = load_checkpoint(f"{run}@last")
+    batch = checkpoint.task.sample(6, seed=0)
+
+    def sums(head=None):
+        def zero(z, hook):
+            z[:, :, head[1]] = 0
+            return z
+
+        hooks = [] if head is None else [(f"blocks.{head[0]}.attn.hook_z", zero)]
+        with torch.no_grad():
+            output = checkpoint.model.run_with_hooks(batch.tokens, fwd_hooks=hooks)
+        total, count = checkpoint.task.metrics(output, batch)["mse_masked"]
+        return total.double().numpy(), count.double().numpy()
+
+    plain, count = sums()
+    every = {(layer, head): sums((layer, head))[0] - plain for layer in (0, 1) for head in (0, 1)}
+    ranked = sorted(every, key=lambda head: -abs(every[head].sum()))[:2]
+    assert [(row["layer"], row["head"]) for row in strongest.rows] == ranked
+    for row, head in zip(strongest.rows, ranked, strict=True):
+        assert row["effect"] == pytest.approx(every[head].sum() / count.sum(), rel=1e-5)
+    # How far each moves the metric, whichever way.
+    first, second = (every[head] * np.sign(every[head].sum()) for head in ranked)
+    flips = np.array(list(itertools.product((-1, 1), repeat=6)))
+    reached = abs(flips @ (first - second)) >= abs((first - second).sum()) * (1 - 1e-9)
+    assert strongest.p_value == pytest.approx(reached.mean())
+
+
+def test_a_head_matters_most_only_where_it_is_told_apart_from_the_next():
+    def row(name, effect):
+        ends = {"effect_ci_low": effect - 0.01, "effect_ci_high": effect + 0.01}
+        return {"variant": name, "effect": effect, "n": 1256, **ends}
+
+    rows = (row("0.1", -0.3), row("0.2", 0.25))
+    apart = heads_sentence(Strongest("zero", rows, 0.049), "loss")
+    assert "(mode zero, 1,256 examples), 0.1 matters most: loss moves by -0.3" in apart
+    assert "+0.25 [0.24, 0.26] for 0.2, the next (paired test, p 0.049)" in apart
+    level = heads_sentence(Strongest("zero", rows, 0.05), "loss")
+    assert "(mode zero, 1,256 examples), 0.1 and 0.2 move loss most, not told apart" in level
+    assert "p 0.050" in level
+    untested = heads_sentence(Strongest("zero", rows, None), "kl")
+    assert "matters" not in level + untested
+    assert "told apart" not in untested
+
+
+def test_the_first_screen_has_sentences_slider_and_curve_and_folds_the_settings(html):
+    places = [
+        html.index(part)
+        for part in ("<ul>", 'class="stepper"', "over training of", "<details>", "checkpoints shown")
+    ]
+    assert places == sorted(places)
+    assert html[: html.index('class="stepper"')].count("<li>") <= 3
+
+
 def test_headlines_of_two_runs_and_nearest_steps(run, addition, matrix, tmp_path):
     other = make_run(tmp_path / "other", *matrix, steps=(4, 38))
     both = report(run, other, samples=4)
@@ -377,3 +436,31 @@ def test_mistakes_are_one_line(arguments, said, tmp_path, capsys, monkeypatch):
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_circuits_are_those_of_the_experiment_and_stand_on_the_page(addition):
+    run = "zoo:modular-addition-113@0,3000"
+    found = report(run, samples=40, circuit=True)
+    frame = found.circuits()
+    by_hand = experiments.circuit(run, samples=40, curve=False).frame
+    by_hand = by_hand[by_hand["variant"] == "circuit"].set_index(["step", "metric"])
+    assert frame["step"].tolist() == [0, 3000]
+    assert frame["size"].isna().tolist() == [True, False]
+    for row in frame.to_dict("records"):
+        step = row["step"]
+        assert row["total"] == by_hand.loc[(step, "size"), "baseline"]
+        assert row["clean"] == by_hand.loc[(step, row["metric"]), "baseline"]
+        for column, metric in (("size", "size"), ("faithfulness", "faithfulness")):
+            asked = by_hand["value"].get((step, metric), float("nan"))
+            assert row[column] == pytest.approx(asked, nan_ok=True)
+    html = found.page().html()
+    assert "The smallest faithful circuit over training" in html
+    assert [row for row in found.headlines() if row["quantity"].startswith("smallest faithful circuit")]
+    plain = report(f"{addition}@10", samples=8)
+    assert plain.circuits().empty
+    assert "The smallest faithful circuit" not in plain.page().html()
+
+
+def test_a_circuit_needs_two_halves(run):
+    with pytest.raises(UserError, match="--circuit with --samples 3: one half finds the circuit"):
+        check_report(run, None, {"samples": 3}, circuit=True)

@@ -13,11 +13,11 @@ from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
-from interp_tasks.published.papers import parse_paper
+from interp_tasks.published.paper import parse_paper
 from interp_tasks.reproduction import reproduce, train_missing
 from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
-from interp_tasks.reproduction.reproduce import about, corrected
+from interp_tasks.reproduction.reproduction import about, corrected
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
@@ -442,7 +442,26 @@ def test_the_untrained_model_is_that_before_the_first_step(runs, table):
     assert outcome.reason.startswith("an untrained model passes too; one training run")
     none = claim(holds={"above": 0.0}, uncontrolled="it is so by definition").model_dump()
     (outcome,) = reproduce(parse_paper(content(none), "x"), runs=runs, rows=[1]).outcomes
-    assert outcome.controls == ()
+    # Its number is shown, and nothing said against the claim.
+    assert outcome.controls == (("untrained", pytest.approx(row_of(table, "0")["value"])),)
+    assert outcome.reason.startswith("one training run")
+
+
+def test_what_a_trained_run_gives_goes_into_the_control_too(runs, table):
+    """Weights of the run's end in its untrained model: as in its own checkpoint of step 0."""
+    given = content(
+        claim(where={"ref": "0", "metric": "mse_masked", "variant": "qkv+mlp+unembed"}).model_dump()
+    )
+    given["study"][0] |= {
+        "experiment": "transplant",
+        "at": ["0"],
+        "settings": {"source": "{trained}@4", "components": ["qkv+mlp+unembed"], "samples": 8},
+    }
+    (outcome,) = reproduce(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
+    assert outcome.controls == (("untrained", pytest.approx(outcome.runs[0][1])),)
+    itself = json.loads(json.dumps(given).replace("{trained}", "{run}"))
+    (outcome,) = reproduce(parse_paper(itself, "x"), runs=runs, rows=[1]).outcomes
+    assert outcome.controls[0][1] != pytest.approx(outcome.runs[0][1])
 
 
 def test_a_shuffled_run_stands_for_the_run_that_is_claimed_about(runs, table):
@@ -480,9 +499,18 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "out/claims.md").read_text(encoding="utf-8")
     assert "| a | r/9 \\| 0.1 | " in text
     assert "A headline." in text
+    # Headlines stand before all claims, in one table.
+    head = "| finding | published | ours | seeds | 95% interval | verdict | untrained |"
+    assert (
+        text.index("## Headlines")
+        < text.index(head)
+        < text.index("| It <b>stays</b>. | r/9 \\| 0.1 | ")
+        < text.index("## 1.")
+    )
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert page.count('class="plot"') == 2
     assert "It &lt;b&gt;stays" in page
+    assert page.index("Headlines") < page.index("Claims")
     assert paper.run[1].command(str(runs)) in page.replace("&#x27;", "'")
     monkeypatch.setattr(sys.modules[reproduce.__module__], "read_paper", lambda name: paper)
     monkeypatch.setenv("COLUMNS", "80")
@@ -501,7 +529,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     assert "1 held" not in shown  # no score
     assert main([*arguments, "--verbose"]) == 0
     verbose = " ".join(capsys.readouterr().out.split())
-    for said in ("It <b>stays</b>.", "Rule: value of @4, mse_masked", "interval over examples", "untrained."):
+    for said in ("It <b>stays</b>.", "Rule: value of @4, mse_masked", "(over examples).", "Untrained: "):
         assert said in verbose
 
 

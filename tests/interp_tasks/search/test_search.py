@@ -1,4 +1,4 @@
-"""``interp-run search``: what is tried, that every trial counts once, and that nothing stops it for good."""
+"""``interp-run runs search``: what is tried, that every trial counts once, and that nothing stops it for good."""
 
 from __future__ import annotations
 
@@ -545,8 +545,10 @@ def test_a_search_may_move(fake: FakeTrainer, tmp_path: Path) -> None:
 def test_passwords_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "postgresql://me:pass@host/db"
     assert without_password(url) == "postgresql://me:***@host/db"
-    monkeypatch.setattr(sys, "argv", ["interp-run", "search", "miiii", "--storage", url, "--set", "task.p=5"])
-    assert command() == "interp-run search miiii --storage postgresql://me:***@host/db --set task.p=5"
+    monkeypatch.setattr(
+        sys, "argv", ["interp-run", "runs", "search", "miiii", "--storage", url, "--set", "task.p=5"]
+    )
+    assert command() == "interp-run runs search miiii --storage postgresql://me:***@host/db --set task.p=5"
 
 
 # ---- Processes
@@ -731,7 +733,16 @@ def test_another_search_on_postgresql_is_refused(postgres: str, fake: FakeTraine
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = [f"--set={key}={value}" for key, value in (TINY | {"train.steps": "4"}).items()]
-    asked = ["search", "modular-addition", *settings, f"--vary={VARY[0]}", "--out", str(tmp_path), "--quiet"]
+    asked = [
+        "runs",
+        "search",
+        "modular-addition",
+        *settings,
+        f"--vary={VARY[0]}",
+        "--out",
+        str(tmp_path),
+        "--quiet",
+    ]
     assert main([*asked, "--trials", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 trials: 2 complete; minimize loss"
@@ -751,7 +762,7 @@ def test_refusals_come_before_torch(tmp_path: Path) -> None:
         "wrong = [['miii'], ['miiii', '--trials', '0'], ['miiii', '--vary', 'train.dropout=0.1,2'],"
         " ['miiii', '--storage', 'search.db'], ['miiii', '--device', 'gpu'], ['miiii', '--space', 'x'],"
         " ['matrix-completion-sizes'], ['miiii', '--set', 'train.step=3'], ['miiii', '--out', '/dev/null/x']]\n"
-        "codes = [main(['search', *each]) for each in wrong]\n"
+        "codes = [main(['runs', 'search', *each]) for each in wrong]\n"
         "print(codes, sorted({'torch', 'optuna', 'pandas'} & set(sys.modules)))\n"
     )
     done = subprocess.run(

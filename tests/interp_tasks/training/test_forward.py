@@ -80,6 +80,7 @@ ARCHITECTURES = {
     "attention only": {"attn_only": True, "d_mlp": None},
     "post-norm": {"norm": "post", "eps": 1e-12},
     "post-norm, attention only": {"norm": "post", "attn_only": True, "d_mlp": None},
+    "tanh gelu": {"act_fn": "gelu_new", "attention_dir": "causal"},
     "silu, causal, one layer": {"act_fn": "silu", "attention_dir": "causal", "n_layers": 1},
 }
 READS = {"all": range(N_POS), "last": [N_POS - 1], "some": [1, 3]}

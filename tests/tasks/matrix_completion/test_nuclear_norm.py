@@ -1,5 +1,7 @@
 """Least nuclear norm: the batched solver against CVXPY, its own certificate, and closed forms."""
 
+import sys
+
 import pytest
 import torch
 
@@ -110,3 +112,9 @@ def test_what_cannot_be_solved_is_refused():
             solve(values * float("inf"), hidden)
     with pytest.raises(TaskError, match="ask for a larger"):
         least_nuclear_norm(values, hidden, tolerance=0.0)
+
+
+def test_without_cvxpy_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cvxpy", None)
+    with pytest.raises(TaskError, match=r"needs CVXPY: pip install 'cvxpy>=1.4'"):
+        solve_by_cvxpy(*problems(3, 3, 1))

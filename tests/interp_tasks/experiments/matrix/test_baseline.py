@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -14,8 +15,8 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, algorithm, baseline, copying, ood
-from interp_tasks.experiments.algorithm.measure import correlation
-from interp_tasks.experiments.algorithm.table import view_columns, view_rows
+from interp_tasks.experiments._algorithm.measure import correlation
+from interp_tasks.experiments._algorithm.table import view_columns, view_rows
 from interp_tasks.measurement.paired import paired
 
 N, SEED = 24, 3
@@ -228,6 +229,23 @@ def test_table_page_and_a_single_example(call, folders, tmp_path, command):
     assert {row["ci_low"] for row in json.loads(out)} == {None}
 
 
+def test_ood_shows_one_metric_and_all_where_they_are_asked_for(call, folders):
+    options = ["matrix", "ood", "--ckpt", folders[0], "--vary", "rows", "--samples", "4", "--quiet"]
+    code, one, _ = call(*options)
+    assert code == 0
+    assert "mse_masked" in one
+    assert "--metric all: mse_all, mse_observed, nuclear_norm too." in one
+    assert "baseline: nuclear norm" in one
+    code, every, _ = call(*options, "--metric", "all")
+    assert code == 0
+    assert all(f" {name} " in every for name in ("mse_all", "mse_masked", "mse_observed", "nuclear_norm"))
+    code, count, _ = call(*options, "--metric", "untrained_positions")
+    assert code == 0
+    # A long name of the folder sends the last part of the line to the next.
+    assert re.search(r"vary rows( ·)?\s+untrained_positions", count)
+    assert call(*options, "--metric", "accuracy")[0] == 2
+
+
 def test_figures(folders):
     figure = baseline(folders, variants=["p_mask 0.30", "p_mask 0.60"], samples=8).plot()
     assert {axis.type for axis in figure.select_yaxes()} <= {"log", "linear"}
@@ -301,3 +319,26 @@ def test_a_task_of_another_kind_can_declare_the_same(models, task, tmp_path):
     with pytest.raises(UserError, match="declares half"):
         baseline(ref, "nuclear norm", task=other, samples=8)
     assert dataclasses.is_dataclass(baseline(ref, task=other, samples=8))
+
+
+def test_a_method_is_solved_once_for_all_models_that_see_the_same_examples(models, task, tmp_path):
+    """Several seeds of a model are looked at one by one; other examples, and other data, are solved anew."""
+    refs = [str(save_checkpoint(tmp_path / str(at), models[at], task, step=at)) for at in (0, 1)]
+    solved = []
+
+    class Counted(type(task)):
+        def baselines(self):
+            return {"half": lambda batch: (solved.append(len(batch)), batch.targets[..., None] / 2)[1]}
+
+        def variations(self):
+            return {"p_mask": {"as it is": self}}
+
+    counted = Counted(**task.model_dump())
+    first, second = (baseline(ref, task=counted, samples=8).frame for ref in refs)
+    assert solved == [8]
+    assert first["baseline"].tolist() == second["baseline"].tolist()
+    assert first["value"].tolist() != second["value"].tolist()
+    baseline(refs[0], task=counted, samples=8, seed=1)
+    baseline(refs[0], task=counted, samples=9)
+    baseline(refs[0], task=Counted(**{**task.model_dump(), "p_mask": 0.5}), samples=8)
+    assert solved == [8, 8, 9, 8]

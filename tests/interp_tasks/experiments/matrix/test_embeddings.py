@@ -10,7 +10,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.experiments.embeddings.measure import HALF_WAY, half_way, metrics_of_embeddings
+from interp_tasks.experiments._embeddings.measure import HALF_WAY, half_way, metrics_of_embeddings
 from interp_tasks.measurement.crossings import crossing
 from interp_tasks.measurement.embeddings.geometry import (
     clustered,

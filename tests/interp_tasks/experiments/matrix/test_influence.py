@@ -9,7 +9,7 @@ from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, influence
-from interp_tasks.experiments.influence.measure import AGREEMENT, CHANGE, PART
+from interp_tasks.experiments._influence.measure import AGREEMENT, CHANGE, PART
 
 
 @pytest.fixture(scope="module")

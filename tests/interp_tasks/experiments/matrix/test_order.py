@@ -12,8 +12,8 @@ from interp_tasks import load_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings, order
-from interp_tasks.experiments.order.measure import STEP, VALUE
-from interp_tasks.experiments.order.quantities import pooled
+from interp_tasks.experiments._order.measure import STEP, VALUE
+from interp_tasks.experiments._order.quantities import pooled
 from interp_tasks.measurement.embeddings.tables import ALIGNMENT
 from tasks import pool
 
@@ -85,7 +85,7 @@ def test_alignment_is_that_of_embeddings(result, refs):
 def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypatch):
     """Against loops over examples, heads and queries; the class is made up, so that it surely has heads."""
     from circuits.model.heads import Head
-    from interp_tasks.experiments.order.quantities import RunEnd
+    from interp_tasks.experiments._order.quantities import RunEnd
 
     chosen = (Head(0, 1), Head(1, 0))
     monkeypatch.setattr(RunEnd, "classes", lambda self, subject: {"row_observed": chosen})
@@ -105,7 +105,7 @@ def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypa
 
 def test_classes_are_those_that_attention_finds(task, refs):
     """A head on its own position everywhere also fits a template that is only there as another class's exception."""
-    from interp_tasks.experiments.order.quantities import RunEnd
+    from interp_tasks.experiments._order.quantities import RunEnd
     from interp_tasks.measurement.heads.classes import classify_heads
     from interp_tasks.measurement.subjects import Examples, subjects
 

@@ -10,7 +10,7 @@ import tasks
 from interp_tasks import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, detector
-from interp_tasks.experiments.detector import metrics_of_detector, primes_among, scores
+from interp_tasks.experiments._detector import metrics_of_detector, primes_among, scores
 from tasks.modular_arithmetic import is_prime, primes_below
 
 P = 11
@@ -137,7 +137,7 @@ def test_the_shipped_model_finds_the_rough_numbers():
 def test_intervals_are_those_of_a_bootstrap_over_numbers():
     """Against ``circuits``' own, which draws number by number; both quantiles to their Monte-Carlo error."""
     from circuits.statistics import bootstrap
-    from interp_tasks.experiments.detector import resampled_ratios
+    from interp_tasks.experiments._detector import resampled_ratios
 
     draws = np.random.default_rng(0).random((2, 200))
     counts = (draws < 0.5).astype(float)

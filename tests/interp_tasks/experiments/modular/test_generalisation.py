@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from interp_tasks import UserError
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, generalisation
-from interp_tasks.experiments.generalisation.table import view_rows
+from interp_tasks.experiments._generalisation.table import view_rows
 from interp_tasks.measurement.crossings import (
     interval_over_seeds,
     median,

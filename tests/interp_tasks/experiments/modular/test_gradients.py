@@ -11,7 +11,7 @@ from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments.gradients.measure import ranks, step_below_half
+from interp_tasks.experiments._gradients.measure import ranks, step_below_half
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments.prime_order.measure import ranked, stratified
-from interp_tasks.experiments.primes.removal import Damage, class_directions
-from interp_tasks.experiments.primes.shares import spread_of
+from interp_tasks.experiments._prime_order.measure import ranked, stratified
+from interp_tasks.experiments._primes.removal import Damage, class_directions
+from interp_tasks.experiments._primes.shares import spread_of
 
 P, NEURONS = 31, 120
 #: Of the model with two circuits, the neurons of 3; those of 5 are the rest.

@@ -14,17 +14,17 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments.progress import phases
-from interp_tasks.experiments.progress.attention import (
+from interp_tasks.experiments._progress import phases
+from interp_tasks.experiments._progress.attention import (
     mean_streams,
     output_with_patterns,
     outputs_without_parts,
     rows_of_attention,
     rows_of_waves,
 )
-from interp_tasks.experiments.progress.inputs import read_inputs
-from interp_tasks.experiments.progress.measure import KINDS
-from interp_tasks.experiments.progress.neurons import Neurons
+from interp_tasks.experiments._progress.inputs import read_inputs
+from interp_tasks.experiments._progress.measure import KINDS
+from interp_tasks.experiments._progress.neurons import Neurons
 
 P = 7
 STEPS = (0, 2, 4, 6)

@@ -13,12 +13,12 @@ from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
-from interp_tasks.experiments.weights.figure import STEPS
-from interp_tasks.experiments.weights.measure import MODELS
-from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS
-from interp_tasks.experiments.weights.shuffled_rows import relabelled
-from interp_tasks.experiments.weights.singular_vectors import Singular, periodic_above, periodicity
-from interp_tasks.experiments.weights.tensors import spectral_numbers
+from interp_tasks.experiments._weights.figure import STEPS
+from interp_tasks.experiments._weights.measure import MODELS
+from interp_tasks.experiments._weights.position_similarity import PUBLISHED_DIMENSIONS
+from interp_tasks.experiments._weights.shuffled_rows import relabelled
+from interp_tasks.experiments._weights.singular_vectors import Singular, periodic_above, periodicity
+from interp_tasks.experiments._weights.tensors import spectral_numbers
 from interp_tasks.measurement.subjects import Examples, subjects
 from interp_tasks.measurement.untrained import untrained
 

@@ -1,0 +1,188 @@
+"""Measures the memory of tensors, and divides a sweep so that it keeps to a bound."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
+from circuits.model.record import evaluating
+from circuits.model.surface import Surface
+
+#: What calling the modules of a block costs whatever their input, in multiplications of weights that take as long.
+CALL = {"cpu": 10**7}
+CALL_ON_DEVICE = 10**10
+# With this many times `call_in_tokens` tokens a forward is about as fast per token as a larger one.
+_CALLS_WORTH = 64
+# The memory that a sweep may take by default, as a multiple of what a loop over the variants takes.
+_LOOP_MEMORY = 1.5
+# Residual streams that a clean pass keeps of each layer, at most.
+_STREAMS_KEPT = 3
+# Memory of edits and the metric beside that of a forward, as a factor of it.
+_MARGIN = 1.25
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of tensors that are made while it is on, until they are freed.
+
+    Attributes:
+        held: bytes now.
+        peak: the most bytes at one time while it was on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self._on = False
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def start(self) -> None:
+        if not self._on:
+            self.__enter__()
+            self._on = True
+
+    def stop(self) -> None:
+        if self._on:
+            self._on = False
+            self.__exit__(None, None, None)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        # A view has the storage of what it is a view of, and so has what is written in place.
+        if not any(value.alias_info is not None for value in function._schema.returns):
+            for one in (found,) if isinstance(found, Tensor) else tree_leaves(found):
+                # A metric may make sparse tensors, whose parts are made by operations of their own.
+                if isinstance(one, Tensor) and one.layout == torch.strided:
+                    self._add(one.untyped_storage())
+        return found
+
+    def _add(self, storage: Any) -> None:
+        key = storage._cdata
+        if key not in self._known and storage.nbytes():
+            size = storage.nbytes()
+            self._known[key] = weakref.ref(storage, lambda _: self._gone(key, size))
+            self.held += size
+            self.peak = max(self.peak, self.held)
+
+    def _gone(self, key: int, size: int) -> None:
+        if self._known.pop(key, None) is not None:
+            self.held -= size
+
+
+# What sweeps of a model took, by what decides it: the meter slows every operation down.
+_measured: WeakKeyDictionary[nn.Module, dict[Hashable, int]] = WeakKeyDictionary()
+
+
+def known_peaks(model: nn.Module) -> dict[Hashable, int]:
+    """Returns the peaks that were measured for sweeps of a model, by their sizes; may be added to."""
+    return _measured.setdefault(model, {})
+
+
+def call_in_tokens(surface: Surface) -> float:
+    """Returns the cost of calling a block's modules as the number of tokens whose products take as long."""
+    weights = sum(weight.numel() for weight in surface.block_module(surface.n_layers - 1).parameters())
+    return CALL.get(surface.device.type, CALL_ON_DEVICE) / max(1, weights)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a sweep is divided into forwards.
+
+    Attributes:
+        step: examples in a forward.
+        tokens: tokens in one, of all variants stacked.
+        not_replayed: why the replay, which copies some of the weights, does not fit; None: it does.
+    """
+
+    step: int
+    tokens: int
+    not_replayed: str | None = None
+
+
+def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, given: bool) -> Division:
+    """Divides a sweep so that it keeps to a bound.
+
+    Without `memory`, it gets half as much again as a loop over the variants takes, the model included, or what stacks
+    need to be worth their calls.
+
+    Args:
+        most: the number of tokens in a forward that is not exceeded, but for one example.
+        memory: the bytes that a sweep may take beside the model.
+        given: whether `most` is the user's choice, which is kept to where there is no `memory`.
+    """
+    examples, length = prompts.shape[:2]
+    if given and memory is None:
+        return Division(max(1, most // length), most)
+    stream, itemsize = surface.sizes["d_model"] or 1, next(surface.model.parameters()).element_size()
+    kept = _STREAMS_KEPT * surface.n_layers * stream * itemsize
+    heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
+    copied = surface.n_layers * stream * heads * itemsize
+
+    def needed(step: int) -> float:
+        # The checks run two examples, each beside another copy.
+        return length * (step * kept + max(step, 2 * min(2, step)) * token)
+
+    not_replayed: str | None = None
+    if memory is None:
+        token = _estimated(surface, length) * itemsize
+        weights = sum(weight.nbytes for weight in surface.model.parameters())
+        loop = weights + int(token * examples * length)
+        room = max(_LOOP_MEMORY * loop - weights - copied, _CALLS_WORTH * call_in_tokens(surface) * token)
+    else:
+        token = _MARGIN * _forward_bytes(surface, prompts[:1]) / length
+        least = int(needed(1))
+        room = memory - copied
+        if room < least:
+            not_replayed = (
+                f"its copies of weights take {copied} bytes, and an example {least}; memory= is {memory}"
+            )
+            room = memory
+        if room < least:
+            raise CircuitsError(
+                f"sweep, memory={memory}: one example at a time takes about {least} bytes beside the model; give at "
+                "least that, or shorter prompts"
+            )
+    step = max(1, min(examples, most // length))
+    while step > 1 and needed(step) > room:
+        step -= max(1, step // 16)
+    # Of equal size, as far as that goes.
+    step = -(-examples // -(-examples // step))
+    tokens = int((room - step * length * kept) / token)
+    return Division(step, max(step * length, min(most, tokens)), not_replayed)
+
+
+def _estimated(surface: Surface, length: int) -> float:
+    """Returns about how many numbers a forward holds at one time for each token."""
+    cfg: Any = surface.model.cfg
+    stream = surface.sizes["d_model"] or 1
+    heads = surface.n_heads * (surface.sizes["d_head"] or 1)
+    mlp = (surface.sizes["d_mlp"] or 4 * stream) * (5 if getattr(cfg, "gated_mlp", False) else 4)
+    out = next(
+        (int(size) for name in ("d_vocab_out", "d_vocab") if (size := getattr(cfg, name, 0)) and size > 0), 1
+    )
+    attention = 4 * stream + 5 * heads + 3 * surface.n_heads * length
+    return float(max(attention, 4 * stream + mlp, 2 * stream + 2 * out))
+
+
+def _forward_bytes(surface: Surface, prompts: Prompts) -> int:
+    """Returns the most bytes that a forward of some prompts holds."""
+    known, key = known_peaks(surface.model), ("forward", prompts.shape, prompts.padded)
+    if key not in known:
+        meter = Meter()
+        with evaluating(surface.model), torch.no_grad():
+            meter.start()
+            try:
+                surface.call(prompts)
+            finally:
+                meter.stop()
+        known[key] = meter.peak
+    return known[key]

@@ -1,0 +1,57 @@
+"""The inputs of a sweep: its variants, and what all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from circuits.interventions.apply import Plan
+from circuits.interventions.base import Intervention
+from circuits.model.prompts import Prompts
+from circuits.sweeps.measurements import Row
+from circuits.sweeps.metrics import Metric
+from circuits.sweeps.table import about
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the grid, or one draw of it."""
+
+    name: str
+    draw: int | None
+    interventions: tuple[Intervention, ...]
+    plan: Plan
+
+    @property
+    def run(self) -> Row:
+        """What it edits, as columns of the table."""
+        return {"variant": self.name, "draw": self.draw, **about(self.interventions, self.plan)}
+
+
+@dataclass(frozen=True)
+class SweepInputs:
+    """The inputs that are common to all variants."""
+
+    prompts: Prompts
+    metric: Metric
+    step: int  # examples per forward
+    chunk: int  # tokens per forward, of all variants in it
+    not_replayed: str | None = None  # why there is no room for a replay
+    rows: slice | None = None  # the examples that are measured; None: all
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.prompts.tokens
+
+    def pieces(self) -> Iterator[slice]:
+        """Yields the examples of each forward."""
+        rows = slice(0, len(self.tokens)) if self.rows is None else self.rows
+        for start in range(rows.start, rows.stop, self.step):
+            yield slice(start, min(start + self.step, rows.stop))
+
+    @property
+    def first(self) -> slice:
+        """The examples of the first forward."""
+        return next(self.pieces())

@@ -1,0 +1,125 @@
+"""The tables of docs/results/circuits.md, made from the JSON beside it when the site is built (a hook of mkdocs).
+
+`python docs/scripts/circuit_tables.py FOLDER` puts into that file what `interp-run circuit --out FOLDER/NAME` wrote: of
+each NAME what was asked for, and the rows about whole circuits. Other names stay as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results" / "circuits.json"
+#: Where the page has the table of one NAME or more.
+PLACE = re.compile(r"^<!-- circuits of ([a-z0-9 -]+) -->$", re.MULTILINE)
+ASKED = (
+    "refs",
+    "source",
+    "metric",
+    "kind",
+    "method",
+    "rank",
+    "faithfulness",
+    "random",
+    "samples",
+    "seed",
+    "split",
+)
+#: Of the rule at the top of the page: a circuit holds from here on, where no random one of its size does as well.
+HOLDS = 0.8
+HEADER = "| checkpoint | metric | of the model | size | faithfulness [95% CI] | best of random | holds |"
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    if not PLACE.search(markdown):
+        return markdown
+    held = json.loads(RESULTS.read_text(encoding="utf-8"))
+
+    def made(found: re.Match[str]) -> str:
+        return table([circuit for name in found[1].split() for circuit in held[name]["circuits"]])
+
+    return PLACE.sub(made, markdown)
+
+
+def table(circuits: list[dict[str, Any]]) -> str:
+    """One line per checkpoint."""
+    return "\n".join([HEADER, "|---" * HEADER.count(" | ") + "|---|", *map(line, circuits)])
+
+
+def line(circuit: dict[str, Any]) -> str:
+    of_model = f"{circuit['clean']:.4g}"
+    about = f"| `{circuit['ref'].removeprefix('zoo:')}` | {circuit['metric']} | {of_model} |"
+    if circuit["size"] is None:
+        return f"{about} no gap | – | – | – |"
+    low, high = circuit["ci"]
+    size = f"{circuit['size']:.0f} of {circuit['of']:.0f}"
+    faithful = f"{circuit['faithfulness']:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{about} {size} | {faithful} | {circuit['best']:.3f} | {'yes' if holds(circuit) else 'no'} |"
+
+
+def holds(circuit: dict[str, Any]) -> bool:
+    """Whether a circuit holds, by the rule of the page."""
+    return circuit["size"] is not None and circuit["faithfulness"] >= max(HOLDS, circuit["best"] + 1e-9)
+
+
+def compact(folder: Path) -> dict[str, Any]:
+    """What is stored of the files that the command wrote in a folder: numbers with two digits more than are shown."""
+    config = json.loads((folder / "circuit.config.json").read_text(encoding="utf-8"))["config"]
+    with (folder / "circuit.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["variant"] in ("circuit", "curve")]
+    refs = dict.fromkeys(row["ref"] for row in rows)
+    return {
+        "asked": {name: config[name] for name in ASKED},
+        "circuits": [circuit_of([row for row in rows if row["ref"] == ref]) for ref in refs],
+    }
+
+
+def circuit_of(rows: list[dict[str, str]]) -> dict[str, Any]:
+    by_metric = {row["metric"]: row for row in rows}
+    names = ("size", "gap", "CPR", "CMD")
+    (metric,) = (name for name in by_metric if name not in names and not name.startswith("faithfulness"))
+
+    def read(name: str, column: str = "value") -> float | None:
+        text = by_metric.get(name, {}).get(column, "")
+        value = float(text) if text else math.nan
+        return None if math.isnan(value) else float(f"{value:.6g}")
+
+    found = {
+        "ref": rows[0]["ref"],
+        "step": int(rows[0]["step"]),
+        "n": int(rows[0]["n"]),
+        "metric": metric,
+        "clean": read(metric, "baseline"),
+        "gap": [read("gap", column) for column in ("value", "ci_low", "ci_high")],
+        "size": read("size"),
+        "of": read("size", "baseline"),
+    }
+    if found["size"] is not None:
+        found |= {
+            "faithfulness": read("faithfulness"),
+            "ci": [read("faithfulness", end) for end in ("ci_low", "ci_high")],
+            "random": read("faithfulness", "baseline"),
+            "best": read("faithfulness, best of random"),
+            "finding": read("faithfulness, finding half"),
+        }
+    return found | {
+        area: [read(area), read(area, "baseline")] for area in ("CPR", "CMD") if area in by_metric
+    }
+
+
+if __name__ == "__main__":
+    folders = sorted(path.parent for path in Path(sys.argv[1]).glob("*/circuit.config.json"))
+    held = json.loads(RESULTS.read_text(encoding="utf-8"))
+    held |= {folder.name: compact(folder) for folder in folders}
+    entries = (
+        f'"{name}": {{"asked": {json.dumps(one["asked"])}, "circuits": [\n'
+        + ",\n".join(map(json.dumps, one["circuits"]))
+        + "]}"
+        for name, one in sorted(held.items())
+    )
+    RESULTS.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")

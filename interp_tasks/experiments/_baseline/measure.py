@@ -1,0 +1,141 @@
+"""A model beside the exact baselines of its task; and those baselines alone, for which no model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.baselines.comparison import (
+    PAIRED,
+    Comparison,
+    ComparisonResult,
+    baseline_note,
+    chosen,
+    declared,
+    forward,
+    metrics_and_properties,
+    no_tokens,
+)
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.paired import paired
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, read_task
+from interp_tasks.measurement.table import tidy
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tasks import Task
+
+#: What is varied, unless another group of the task's variations is asked for.
+VARY = "p_mask"
+#: Whose rows they are where no model is looked at.
+ALONE = "alone"
+
+
+@experiment("matrix", says={"methods": [], "vary": VARY, "variants": []}, metrics=metrics_and_properties)
+def baseline(
+    refs: str | Sequence[str] = (),
+    methods: str | Sequence[str] = (),
+    vary: str = VARY,
+    variants: str | Sequence[str] = (),
+    alone: bool = False,
+    **options: Unpack[Options],
+) -> ComparisonResult:
+    """Compare models with methods that are not trained, such as completions of least nuclear norm.
+
+    Gopalani, Lubana, Hu 2024, section 3.2, figure 3 and appendix B.
+
+    Args:
+        refs: one or several REFs; all see the same examples. None with ``alone``.
+        methods: names of those that the task declares in ``baselines()``. Default: the first; alone: all.
+        vary: the group of the task's ``variations()`` to go through.
+        variants: only these of the group.
+        alone: look at no model but at the methods themselves, on examples of ``task`` (a name, or a task). REFs,
+            if there are any, are not read.
+        options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Returns:
+        A row per checkpoint, variation (the ``variant``), method (the ``intervention``) and metric: ``value`` is the
+        model's, ``baseline`` the method's. What outputs are like whatever is right (their nuclear norm) has a row
+        against the ``truth`` as well. Alone: a row per method (the ``variant``) and metric.
+
+    Raises:
+        UserError, TaskError: in one line.
+    """
+    methods, variants = ([given] if isinstance(given, str) else list(given) for given in (methods, variants))
+    no_tokens(options, "baseline")
+    if alone:
+        return methods_alone(methods, options)
+    comparison = Comparison(Examples.of(options), options.get("progress"))
+
+    def going_through(task: Task) -> tuple[list[str], dict[str, Task]]:
+        """Returns the methods and the variations to go through."""
+        known = declared(task, "baselines")
+        using = chosen(known, methods, "--method", task) or list(known)[:1]
+        groups = declared(task, "variations")
+        (group,) = chosen(groups, [vary], "--vary", task)
+        names = chosen(groups[group], variants, "--variant", task) or list(groups[group])
+        return using, {name: groups[group][name] for name in names}
+
+    used: dict[str, None] = {}
+
+    def check(planned: Planned) -> None:
+        assert planned.task is not None
+        going_through(planned.task)
+
+    def measure_checkpoint(subject: Subject) -> Measured:
+        import pandas
+
+        assert subject.task is not None
+        using, tasks = going_through(subject.task)
+        used.update(dict.fromkeys(using))
+        rows = []
+        for name, task in tasks.items():
+            task.check_model(subject.model)
+            output = forward(subject.model, comparison.batch(task).tokens)
+            rows += [{**row, "variant": name} for row in comparison.rows(task, output, using, subject.seed)]
+        return Measured(pandas.DataFrame(rows), {})
+
+    config = {"methods": methods, "vary": vary, "variants": variants}
+    result = measure("baseline", refs, options, measure_checkpoint, config=config, check=check)
+    notes = (PAIRED, f"{baseline_note(list(used))}; effect and ratio: the model against it.")
+    return ComparisonResult.of(result, notes=notes)
+
+
+def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
+    """Returns the methods on examples of a task, without a model."""
+    import pandas
+
+    examples = Examples.of(options)
+    examples.check()
+    task = read_task(examples)
+    if task is None:
+        raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
+    comparison = Comparison(examples, options.get("progress"))
+    known = declared(task, "baselines")
+    rows = []
+    for name in chosen(known, methods, "--method", task) or list(known):
+        by_method = comparison.by_method(task, name)
+        truth_rows = comparison.beside_truth(task, by_method, examples.seed)
+        compared = {row["metric"] for row in truth_rows}
+        rest = {metric: values for metric, values in by_method.items() if metric not in compared}
+        rows += [
+            {"intervention": ALONE, **row, "variant": name}
+            for row in [*paired(rest, None, examples.seed), *truth_rows]
+        ]
+    labels = {
+        "run": task.name,
+        "ref": task.name,
+        "step": None,
+        "seed": examples.seed,
+        "split": examples.split,
+    }
+    frame = pandas.DataFrame(rows).assign(experiment="baseline", n_runs=0, **labels)
+    config = {"methods": list(methods), "alone": True, **examples.describe(), "settings": task.model_dump()}
+    notes = (
+        "Intervals: 95%, bootstrap over examples.",
+        "baseline: that of the matrices themselves; effect and ratio: the method against them.",
+    )
+    return ComparisonResult("baseline", tidy(frame), config, notes)

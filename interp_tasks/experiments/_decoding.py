@@ -1,0 +1,78 @@
+"""Compares decoding from a model's own answers with predictions from the true ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Options, Subject
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+FORCED, GREEDY = "teacher forcing", "greedy"
+
+
+@experiment("matrix", metrics=metrics_of_task)
+def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
+    """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
+
+    Beside the same with the true tokens before each answer (teacher forcing).
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`: rows of ``greedy``, whose ``baseline`` is ``teacher forcing``, and of that by itself.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task that decodes nothing.
+    """
+    if options.get("tokens") is not None:
+        raise UserError("decoding needs a task that decodes: leave --tokens out, or give --task NAME instead")
+
+    def measure_checkpoint(subject: Subject) -> Measured:
+        import numpy as np
+        import pandas
+        import torch
+
+        from circuits.statistics import summarise
+        from interp_tasks.measurement.paired import read
+
+        task, batch = subject.task, subject.batch
+        assert task is not None
+        decode = getattr(task, "decoded", None)
+        if decode is None:
+            raise UserError(f"task {task.name!r} decodes nothing: it has no method decoded(model, batch)")
+        with torch.no_grad():
+            forced = task.metrics(subject.model(subject.tokens), batch)  # type: ignore[arg-type]
+        greedy = decode(subject.model, batch)
+        rows: list[dict[str, Any]] = []
+        for name, metric in forced.items():
+            pairs = [read(metric), *([read(greedy[name])] if name in greedy else [])]
+            sums, counts = (np.stack([one[part] for one in pairs]) for part in (0, 1))
+            summary = summarise(sums, counts, subject.seed, 1000, 1000, 0.95)
+            for index, variant in enumerate((FORCED, GREEDY)[: len(pairs)]):
+                row: dict[str, Any] = {"variant": variant, "intervention": variant, "metric": name}
+                row |= {"value": summary.value[index], "n": len(batch), "engine": "naive"}  # type: ignore[arg-type]
+                row |= {"ci_low": summary.low[index], "ci_high": summary.high[index]}
+                if index:
+                    row |= {"baseline": summary.value[0], "effect": summary.effect[index]}
+                    row |= {
+                        "effect_ci_low": summary.effect_low[index],
+                        "effect_ci_high": summary.effect_high[index],
+                    }
+                rows.append(row)
+        return Measured(pandas.DataFrame(rows), {})
+
+    notes = (
+        "Intervals: 95%, bootstrap over examples; effects are paired.",
+        "baseline: of greedy decoding the same with the true tokens before each answer.",
+    )
+    return replace(measure("decoding", refs, options, measure_checkpoint, config={}), notes=notes)

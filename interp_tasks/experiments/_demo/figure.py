@@ -1,0 +1,322 @@
+"""Draws the pictures of the demo: curves, matrices, errors, a ring of embeddings, where heads look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from circuits.figures.palette import COLOURS, CYCLIC, SEQUENTIAL, template
+
+if TYPE_CHECKING:
+    import numpy as np
+    import plotly.graph_objects
+
+#: Pixels.
+CURVE, MATRIX, BARS, RING, ATTENTION = 300, 330, 320, 360, 300
+#: What the unedited model and the edited one are called, and their colours, on the whole page.
+TRAINED, UNIFORM = "as trained", "uniform attention"
+BLUE, ORANGE, GREEN, GREY = (COLOURS["light"][index] for index in (0, 1, 2, 6))
+#: The share of the largest below which a bar has no room for its number.
+LOW = 0.12
+#: Entries that the model is given are drawn paler than those it fills in, by this factor.
+PALER = 2.5
+
+
+def empty(height: int, **layout: Any) -> plotly.graph_objects.Figure:
+    import plotly.graph_objects as go
+
+    return go.Figure(layout={"template": template("light"), "height": height, **layout})
+
+
+def curve(
+    series: Mapping[str, tuple[Sequence[int], Sequence[float]]],
+    span: tuple[int, int] | None,
+    level: float,
+    says: str,
+    axis: str,
+) -> plotly.graph_objects.Figure:
+    """Returns metrics over training, with the span of the drop shaded and a dotted line at a level.
+
+    Args:
+        series: name -> steps and values; the first is drawn strongest.
+        says: stands at the dotted line.
+        axis: title of the vertical axis.
+    """
+    figure = empty(CURVE, margin={"l": 60, "r": 15, "t": 40, "b": 45}, hovermode="x", legend={"y": 1.02})
+    for index, (name, (steps, values)) in enumerate(series.items()):
+        figure.add_scatter(
+            x=list(steps),
+            y=[float(f"{value:.4g}") for value in values],
+            name=name,
+            mode="lines",
+            line={"color": (BLUE, GREEN)[index % 2], "width": 2.2 if index == 0 else 1.4},
+            hovertemplate=f"{name} %{{y:.4g}}<extra></extra>",
+        )
+    figure.add_shape(step_line())
+    if span is not None:
+        figure.add_shape(
+            type="rect",
+            yref="paper",
+            x0=span[0],
+            x1=span[1],
+            y0=0,
+            y1=1,
+            line={"width": 0},
+            fillcolor="rgba(128,128,128,0.15)",
+            layer="below",
+        )
+    figure.add_shape(
+        type="line",
+        xref="paper",
+        x0=0,
+        x1=1,
+        y0=level,
+        y1=level,
+        line={"color": GREY, "dash": "dot", "width": 1.5},
+    )
+    figure.add_annotation(
+        xref="paper",
+        x=1,
+        y=level,
+        text=says,
+        showarrow=False,
+        xanchor="right",
+        yanchor="bottom",
+        font={"size": 12},
+    )
+    figure.update_xaxes(title_text="training step")
+    figure.update_yaxes(title_text=axis, rangemode="tozero")
+    return figure
+
+
+def step_line() -> dict[str, Any]:
+    """Returns a vertical line at the slider's step, shape 0 of its figure; its place is moved."""
+    line = {"color": GREY, "width": 2}
+    return {"type": "line", "yref": "paper", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "line": line}
+
+
+def matrix(
+    values: np.ndarray, hidden: np.ndarray, largest: float, blank: bool = False
+) -> plotly.graph_objects.Figure:
+    """Returns a matrix as coloured cells with its numbers: given entries pale, blanks strong.
+
+    Args:
+        values, hidden: ``[row column]``.
+        largest: the end of the colour scale.
+        blank: a question mark at each blank in place of its number.
+    """
+    figure = empty(MATRIX, margin={"l": 4, "r": 4, "t": 44, "b": 4})
+    given, filled = split(values, hidden)
+    common = {"xgap": 2, "ygap": 2, "showscale": False, "hoverongaps": False, "autocolorscale": True}
+    where = "row %{y}, column %{x}: "
+    figure.add_heatmap(
+        z=given,
+        zmin=-PALER * largest,
+        zmax=PALER * largest,
+        texttemplate="%{z:.2f}",
+        textfont={"size": 11},
+        hovertemplate=where + "%{z:.2f}, given<extra></extra>",
+        **common,
+    )
+    figure.add_heatmap(
+        z=filled,
+        zmin=-largest,
+        zmax=largest,
+        texttemplate="%{z:.2f}",
+        textfont={"size": 11, "weight": "bold"},
+        hovertemplate=where + "%{z:.3f}<extra></extra>",
+        **common,
+    )
+    if blank:
+        figure.data[1].update(
+            colorscale=[[0, "rgba(128,128,128,0.12)"], [1, "rgba(128,128,128,0.12)"]],
+            autocolorscale=False,
+            texttemplate="%{text}",
+            textfont={"size": 15, "color": GREY},
+            hovertemplate="row %{y}, column %{x}: blank<extra></extra>",
+        )
+    rows, columns = values.shape
+    hide = {"showticklabels": False, "showgrid": False, "zeroline": False, "ticks": "", "fixedrange": True}
+    figure.update_yaxes(
+        range=[rows - 0.5, -0.5], scaleanchor="x", constrain="domain", constraintoward="top", **hide
+    )
+    figure.update_xaxes(range=[-0.5, columns - 0.5], constrain="domain", **hide)
+    return titled(figure)
+
+
+def titled(figure: plotly.graph_objects.Figure) -> plotly.graph_objects.Figure:
+    """Gives a figure room for a title that moves with the slider."""
+    return figure.update_layout(
+        title={"text": "", "font": {"size": 14}, "x": 0.5, "xanchor": "center", "y": 1, "yanchor": "top"}
+        | {"pad": {"t": 12}}
+    )
+
+
+def split(values: np.ndarray, hidden: np.ndarray, digits: int = 3) -> tuple[list[Any], list[Any]]:
+    """Returns the entries that are given, and the others: rows with ``None`` elsewhere."""
+    pairs = [
+        [(round(float(value), digits), bool(blank)) for value, blank in zip(*row, strict=True)]
+        for row in zip(values, hidden, strict=True)
+    ]
+    return (
+        [[None if blank else value for value, blank in row] for row in pairs],
+        [[value if blank else None for value, blank in row] for row in pairs],
+    )
+
+
+def bars(
+    panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
+    moments: Sequence[str],
+    level: float,
+    axis: str,
+    percent: bool = False,
+) -> plotly.graph_objects.Figure:
+    """Returns bars with their intervals, a panel beside the other, and a dashed line at a level in the first.
+
+    Args:
+        panels: title -> name of an edit -> for each moment ``value``, ``ci_low`` and ``ci_high``.
+        moments: names of what stands side by side.
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(
+        rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels), horizontal_spacing=0.04
+    )
+    colours = (BLUE, ORANGE, COLOURS["light"][3])
+    every = [point for edits in panels.values() for points in edits.values() for point in points]
+    largest = max([level, *(point["ci_high"] for point in every)])
+    for column, edits in enumerate(panels.values(), start=1):
+        for index, (name, points) in enumerate(edits.items()):
+            values = [point["value"] for point in points]
+            figure.add_bar(
+                x=list(moments),
+                y=values,
+                name=name,
+                legendgroup=name,
+                showlegend=column == 1,
+                marker={"color": colours[index]},
+                text=[label(point, largest, percent) for point in points],
+                # Within a bar its interval would run over the number, but for its middle.
+                textposition="auto",
+                insidetextanchor="middle",
+                textangle=0,
+                textfont={"size": 10},
+                constraintext="none",
+                cliponaxis=False,
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [point["ci_high"] - point["value"] for point in points],
+                    "arrayminus": [point["value"] - point["ci_low"] for point in points],
+                    "thickness": 1.3,
+                },
+                hovertemplate="%{x}, " + name + ": %{y:.4g}<extra></extra>",
+                row=1,
+                col=column,
+            )
+    line = {"color": GREY, "dash": "dash", "width": 1.6}
+    figure.add_shape(type="line", xref="x domain", x0=0, x1=1, y0=level, y1=level, line=line)
+    figure.update_yaxes(range=[0, 1.18 * largest])
+    figure.update_yaxes(title_text=axis, row=1, col=1)
+    if percent:
+        figure.update_yaxes(tickformat=".0%")
+    figure.update_annotations(font_size=13)
+    return figure.update_layout(
+        template=template("light"),
+        height=BARS,
+        margin={"l": 60, "r": 15, "t": 70, "b": 45},
+        legend={"y": 1.12},
+        bargap=0.15,
+    )
+
+
+def label(point: Mapping[str, Any], largest: float, percent: bool) -> str:
+    """Returns the number of a bar; one that stands above its bar stands above the interval too."""
+    shown = f"{point['value']:.0%}" if percent else short(point["value"])
+    above = point["value"] < LOW * largest and point["ci_high"] > point["value"] + LOW / 10 * largest
+    return f"{shown}<br> " if above else shown
+
+
+def short(value: float) -> str:
+    """Returns a number with two significant digits, or six decimals of a smaller one: no exponent."""
+    return f"{value:.6f}".rstrip("0").rstrip(".") if abs(value) < 1e-4 else f"{value:.2g}"
+
+
+def ring(
+    points: np.ndarray, phases: Sequence[float], reach: float, frequency: int
+) -> plotly.graph_objects.Figure:
+    """Returns digits as points in a plane, joined in the order of their phases.
+
+    Args:
+        points: ``[digit 2]``.
+        phases: of each digit on the ring, 0 to 1.
+        reach: axes go from minus this to this.
+    """
+    order = around(phases)
+    figure = empty(RING, margin={"l": 10, "r": 10, "t": 44, "b": 35}, showlegend=False)
+    labels = [str(digit) for digit in range(len(points))]
+    figure.add_scatter(
+        x=[], y=[], mode="lines", line={"color": "rgba(128,128,128,0.5)", "width": 1}, hoverinfo="skip"
+    )
+    figure.add_scatter(
+        x=[],
+        y=[],
+        mode="markers",
+        customdata=labels,
+        marker={"size": 8, "color": [phases[digit] for digit in range(len(points))], "colorscale": CYCLIC}
+        | {"cmin": 0, "cmax": 1},
+        hovertemplate="digit %{customdata}<extra></extra>",
+    )
+    # Names stand outside the ring, where they lie on no point.
+    figure.add_scatter(
+        x=[],
+        y=[],
+        mode="text",
+        text=labels[:LABELLED],
+        textfont={"size": 13, "weight": "bold"},
+        hoverinfo="skip",
+    )
+    assert len(order) == len(points) + 1
+    square = {"range": [-reach, reach], "zeroline": False, "showticklabels": False, "ticks": ""}
+    figure.update_xaxes(title_text=f"cosine of frequency {frequency}", constrain="domain", **square)
+    figure.update_yaxes(title_text="sine", scaleanchor="x", constrain="domain", **square)
+    return titled(figure)
+
+
+#: Digits that are named beside the ring, and where: so many times as far from the middle as their points.
+LABELLED, OUTSIDE = 5, 1.17
+
+
+def around(phases: Sequence[float]) -> list[int]:
+    """Returns digits in the order of their phases, the first one again at the end."""
+    order = sorted(range(len(phases)), key=lambda digit: phases[digit])
+    return [*order, order[0]]
+
+
+def attention(heads: int, keys: int) -> plotly.graph_objects.Figure:
+    """Returns rows of heads and columns of the tokens that they look at; values are moved."""
+    figure = empty(ATTENTION, margin={"l": 60, "r": 10, "t": 64, "b": 35})
+    figure.add_heatmap(
+        z=[],
+        y=[f"head {head}" for head in range(heads)],
+        zmin=0,
+        zmax=1,
+        colorscale=SEQUENTIAL,
+        showscale=False,
+        xgap=3,
+        ygap=3,
+        texttemplate="%{z:.2f}",
+        textfont={"size": 13},
+        hovertemplate="%{y}: %{z:.3f} of its attention<extra></extra>",
+    )
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
+    figure.update_xaxes(
+        tickvals=list(range(keys)),
+        ticktext=[""] * keys,
+        showgrid=False,
+        zeroline=False,
+        ticks="",
+        tickfont={"size": 15},
+        title_text="attention from the last token to each",
+    )
+    return titled(figure)

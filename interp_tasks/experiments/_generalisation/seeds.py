@@ -1,0 +1,134 @@
+"""Compares runs over seeds: pools the rows of one configuration, and pairs runs of two by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.experiments._generalisation.reaches import AT_LEAST, AT_MOST, RATIO, Reach, reaches_of
+from interp_tasks.measurement.run_logs import Run, family, read_runs
+
+
+def groups_of(logged_runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Groups runs that are seeds of one configuration; any other run is a group by itself."""
+    groups: dict[str, list[Run]] = {}
+    for run in logged_runs:
+        groups.setdefault(family(run.name) or run.name, []).append(run)
+    return groups
+
+
+def pooled(
+    name: str, group: Sequence[Run], rows: Sequence[Mapping[str, Any]], seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yields rows that pool several seeds: medians, ranges and intervals."""
+    import numpy as np
+
+    from interp_tasks.measurement.crossings import finite_or_nan, interval_over_seeds, median
+
+    group_rows = [row for row in rows if row["run"] in {run.name for run in group}]
+    for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in group_rows):
+        same = [row for row in group_rows if (row["split"], row["variant"], row["metric"]) == key]
+        values = np.array([row["value"] for row in same])
+        steps = key[2].startswith(("step at", "seconds at"))
+        if steps:
+            values = np.where(np.isnan(values), np.inf, values)
+        values = values[~np.isnan(values)]
+        shared = {**same[0], "run": name, "ref": name, "seed": None, "n_runs": len(values)}
+        shared |= {"step": max(row["step"] for row in same)}
+        for column in ("baseline", "effect"):
+            shared.pop(column, None)
+        share = key[2].startswith("reached")
+        middle = (lambda drawn: drawn.mean(-1)) if share else median
+        if not len(values):
+            yield {**shared, "value": math.nan}
+            continue
+        low, high = interval_over_seeds(values, middle, seed)
+        yield {**shared, "value": finite_or_nan(float(middle(values))), "ci_low": low, "ci_high": high}
+        if not share:
+            for word, extreme in (("smallest", values.min()), ("largest", values.max())):
+                yield {**shared, "metric": f"{key[2]}, {word}", "value": finite_or_nan(extreme)}
+
+
+def opponents(
+    logged_runs: Sequence[Run], reaches: Sequence[Reach], against: Sequence[str], level: float
+) -> tuple[list[str], list[Reach]]:
+    """Returns the names of the runs to compare with, and the steps at which they reach the level."""
+    if not against:
+        return [], []
+    names = {run.name: (family(run.name) or run.name).removesuffix("/seed-*") for run in logged_runs}
+    chosen = [
+        run
+        for run, name in names.items()
+        if any(f"/{name.replace(':', '/')}".endswith(f"/{end}") for end in against)
+    ]
+    if chosen:
+        return chosen, [reach for reach in reaches if reach.run.name in chosen]
+    others = read_runs(against)
+    return [run.name for run in others], [reach for run in others for reach in reaches_of(run, level)]
+
+
+def ratio_rows(
+    logged_runs: Sequence[Run],
+    reaches: Sequence[Reach],
+    compared: Sequence[str],
+    others: Sequence[Reach],
+    seed: int,
+) -> Iterator[dict[str, Any]]:
+    """Yields every group of runs against the others, answer by answer, seed by seed.
+
+    Raises:
+        UserError: if no answer and seed is on both sides.
+    """
+    import numpy as np
+
+    from interp_tasks.measurement.crossings import finite_or_nan, interval_over_seeds, median, ratio_of_steps
+
+    opponent_reaches: dict[tuple[str, Any], Reach] = {}
+    for other in others:
+        if other.split == "validation":
+            opponent_reaches.setdefault((other.name, seed_of(other.run)), other)
+    any_pair = False
+    for name, group in groups_of([run for run in logged_runs if run.name not in compared]).items():
+        group_reaches = [reach for reach in reaches if reach.run in group and reach.split == "validation"]
+        for variant in dict.fromkeys(reach.name for reach in group_reaches):
+            pairs = [
+                (reach, opponent_reaches[variant, seed_of(reach.run)])
+                for reach in group_reaches
+                if reach.name == variant and (variant, seed_of(reach.run)) in opponent_reaches
+            ]
+            if not pairs:
+                continue
+            any_pair = True
+            ratios = np.array([ratio_of_steps(one.first, one.until, o.first, o.until) for one, o in pairs])
+            ratios = ratios[~np.isnan(ratios[:, 0])]
+            first, other = pairs[0]
+            row = {
+                **first.run.labels(),
+                "run": name,
+                "ref": name,
+                "variant": variant,
+                "step": int(first.until),
+            }
+            row |= {"n_runs": len(ratios), "seed": seed_of(first.run) if len(pairs) == 1 else None}
+            row |= {"baseline": finite_or_nan(other.first)} if len(pairs) == 1 else {}
+            for column, metric in enumerate((RATIO, AT_LEAST, AT_MOST)):
+                values = ratios[:, column]
+                if not len(values):
+                    yield {**row, "metric": metric, "value": math.nan}
+                    continue
+                numbers = [float(median(values)), *interval_over_seeds(values, median, seed)]
+                if metric == RATIO:  # 0 and infinity stand for ratios of which there is a bound alone
+                    numbers = [number or math.nan for number in numbers]
+                value, low, high = map(finite_or_nan, numbers)
+                yield {**row, "metric": metric, "value": value, "ci_low": low, "ci_high": high}
+    if not any_pair:
+        raise UserError(
+            f"--against {', '.join(compared)}: none of the runs has an accuracy of that name under the same seed; "
+            "pairs are runs with one train.seed"
+        )
+
+
+def seed_of(run: Run) -> Any:
+    return run.config.get("train", {}).get("seed")

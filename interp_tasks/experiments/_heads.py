@@ -1,0 +1,191 @@
+"""Finds the heads that matter, alone and together.
+
+It makes one edit of each head, each layer, all heads, and groups by name or class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.heads.classes import head_classes_held_out
+from interp_tasks.measurement.heads.edits import (
+    KEYS,
+    MODE,
+    QUERIES,
+    HeadEdit,
+    by_layer,
+    every_head,
+    read_groups,
+)
+from interp_tasks.measurement.options import check_draws
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure, swept
+from interp_tasks.measurement.subjects import Options, Planned, Subject
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from circuits import Head, Intervention
+
+
+@experiment(
+    "Intervene",
+    says={"mode": None, "keys": None, "queries": "all", "by_class": False, "least": 0, "random": 0},
+    metrics=metrics_of_task,
+)
+def heads(
+    refs: str | Sequence[str],
+    mode: Annotated[str, MODE] = "uniform",
+    keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
+    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
+    groups: Annotated[
+        Mapping[str, str] | Sequence[str],
+        typer.Option(
+            "--group", metavar="NAME=HEADS", help="Some heads together, as in copying=0.1+2.3-5. Repeat."
+        ),
+        list[str],
+    ] = (),
+    by_class: Annotated[
+        bool,
+        typer.Option(
+            "--by-class", help="Groups are classes by what heads attend to on other examples; with ratios."
+        ),
+    ] = False,
+    least: Annotated[
+        int, typer.Option("--least", help="With --by-class: the N heads closest to no template, as a group.")
+    ] = 0,
+    random: Annotated[
+        int, typer.Option("--random", help="Beside groups N draws of as many heads at random.")
+    ] = 0,
+    **options: Unpack[Options],
+) -> Result:
+    """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
+
+    One table; the figure is a map of effects, layer by head, with the groups as points.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        mode: what is done to the heads, as in :func:`ablation`.
+        keys: see ``mode``.
+        queries: see ``mode``.
+        groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
+        by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
+            examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
+            metric, ``"mse_masked ratio"`` and so on: the metric with the edit over that without.
+        least: with ``by_class``, a group more, ``"least patterned 5"``: so many heads, those that come least close to
+            any template. No threshold decides who they are.
+        random: beside the groups as many heads drawn at random, ``"random 5"`` for every size of a group (but that of
+            all heads): so many draws from the seed, each a row with its ``draw``, after one that pools them.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`; ``plot()`` shows effects as a map, layer by head, and groups as points. By class, the notes
+        say which heads each class has.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    edit = HeadEdit.read(mode, keys, queries)
+    named = read_groups(groups)
+    check_controls(by_class, least, random)
+
+    def check(planned: Planned) -> None:
+        edit.check(planned)
+        for group in named.values():
+            group.resolve(planned.sizes)
+        if least:
+            check_size(planned, least, len(every_head(planned.sizes)))
+
+    classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
+
+    def measure_checkpoint(subject: Subject) -> Measured:
+        from circuits import draws
+
+        every = tuple(every_head(subject.sizes))
+        chosen: dict[str, tuple[Head, ...]] = {}
+        grouped: dict[str, tuple[Head, ...]] = {}
+        if by_class:
+            head_classes = head_classes_held_out(subject)
+            chosen |= head_classes.groups()
+            if least:
+                chosen[f"least patterned {least}"] = head_classes.least(least)
+            grouped = dict(chosen)
+            classes[str(subject.labels["ref"])] = grouped
+            for name in named:
+                if name in chosen:
+                    raise UserError(f"--group {name}: there is a class of that name; choose another")
+        else:
+            chosen |= {str(head): (head,) for head in every} | by_layer(every)
+        chosen["all"] = every
+        groups_here = {name: group.resolve(subject.sizes) for name, group in named.items()}
+        variants: dict[str, Any] = {**edit.on(subject, chosen | groups_here)}
+        sizes = {len(group) for group in (grouped | groups_here).values()} - {len(every)}
+        for size in sorted(sizes) if random else ():
+
+            def at_random(seed: int, size: int = size) -> Intervention:
+                return edit.on(subject, {"": drawn(every, size, seed)})[""]
+
+            variants[f"random {size}"] = draws(at_random, random, subject.seed)
+        return swept(subject, variants, edit.name, ratios=by_class)
+
+    result = measure(
+        "heads",
+        refs,
+        options,
+        measure_checkpoint,
+        config={
+            **edit.describe(),
+            "groups": {name: group.text for name, group in named.items()},
+            "by_class": by_class,
+            "least": least,
+            "random": random,
+        },
+        notes=edit.notes,
+        check=check,
+    )
+    if not by_class:
+        return result
+    note = [
+        f"Classes of {ref}, found on other examples: {listed(groups)}." for ref, groups in classes.items()
+    ]
+    return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *note))
+
+
+def check_controls(by_class: bool, least: int, random: int) -> None:
+    """Refuse numbers of heads and draws that mean nothing.
+
+    Raises:
+        UserError: in one line.
+    """
+    if least < 0:
+        raise UserError(f"--least {least}: a number of heads")
+    if least and not by_class:
+        raise UserError(f"--least {least} goes with --by-class, which scores heads against templates")
+    if random:
+        check_draws(random, "--random")
+
+
+def check_size(planned: Planned, least: int, heads: int) -> None:
+    if least >= heads:
+        raise UserError(f"--least {least}: {planned.name} has {heads} heads; fewer than that")
+
+
+def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
+    """Draws heads at random, without repeats."""
+    import numpy as np
+
+    chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
+    return tuple(every[at] for at in sorted(chosen))
+
+
+def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:
+    """Lists groups as ``row 0.0+0.3, mask_ignore 1.2``."""
+    return ", ".join(
+        f"{name} {'+'.join(f'{head.layer}.{head.head}' for head in heads)}" for name, heads in groups.items()
+    )

@@ -1,0 +1,101 @@
+"""Finds when the answer can be read out and which components write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Options, Subject
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from circuits import Lens
+
+READ_OUT, WITHOUT = "read-out", "without direct"
+#: Examples of one pass hold at most this many tokens: every contribution is as large as the output.
+TOKENS_PER_PASS = 16384
+
+
+@experiment(metrics=metrics_of_task)
+def lens(
+    refs: str | Sequence[str],
+    **options: Unpack[Options],
+) -> Result:
+    """Read the residual stream out after each layer, and the output without each component's direct effect.
+
+    Every number is compared with the full output on the same examples.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result` with the rows ``read-out after embed``, ``read-out after layer 0``, ... (the final norm and
+        unembedding applied there) and ``without direct 0.1``, ``without direct mlp 0``, ... (the output minus what
+        the component adds to it along the residual stream), each compared with the full output.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    return measure(
+        "lens",
+        refs,
+        options,
+        measure_checkpoint,
+        config={},
+        notes=(
+            "read-out after: final norm and unembedding applied to the residual stream there; after the last layer "
+            "it is the output.",
+            "without direct: what the component adds straight to the output is taken away, the final norm's scale "
+            "kept; what later layers make of it stays.",
+        ),
+    )
+
+
+def measure_checkpoint(subject: Subject) -> Measured:
+    """Returns the rows of one checkpoint."""
+    from circuits import compare
+    from circuits import lens as through
+
+    columns: dict[str, dict[str, Any]] = {}
+    step = max(1, TOKENS_PER_PASS // subject.tokens.shape[1])
+
+    def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
+        for start in range(0, len(subject.tokens), step):
+            seen = through(subject.model, subject.tokens[start : start + step])
+            read_outs = outputs(seen)
+            columns.update({about["variant"]: about for about, _ in read_outs})
+            yield seen.output, {about["variant"]: output for about, output in read_outs}
+
+    metric = None if subject.task is None or subject.batch is None else subject.task.metrics
+    batch = None if metric is None else subject.batch
+    return Measured(compare(parts(), metric, batch, columns, subject.seed).frame, {})
+
+
+def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:
+    """Returns (labels, output) of every row."""
+    read_outs: list[tuple[dict[str, Any], Any]] = []
+    for name, output in seen.readouts.items():
+        layer = None if name == "embed" else int(name.removeprefix("layer "))
+        about = {"site": "resid_pre" if layer is None else "resid_post", "layer": layer or 0, "head": None}
+        read_outs.append(({"variant": f"{READ_OUT} after {name}", "intervention": READ_OUT, **about}, output))
+    for name in seen.contributions:
+        label, about = component(name)
+        read_outs.append(
+            ({"variant": f"{WITHOUT} {label}", "intervention": WITHOUT, **about}, seen.without(name))
+        )
+    return read_outs
+
+
+def component(name: str) -> tuple[str, dict[str, Any]]:
+    """Returns the label and columns of a component that ``circuits`` calls ``L0H1``, ``mlp_out.0`` or ``embed``."""
+    if name.startswith("L"):
+        layer, head = map(int, name[1:].split("H"))
+        return f"{layer}.{head}", {"site": "z", "layer": layer, "head": head}
+    site, dot, layer_text = name.partition(".")
+    label = f"{'mlp' if site == 'mlp_out' else site} {layer_text}".strip()
+    return label, {"site": site, "layer": int(layer_text) if dot else None, "head": None}

@@ -1,0 +1,258 @@
+"""Finds the quantity that moves first: the step at which each has reached a share of its total change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.errors import UserError
+from interp_tasks.experiments._order.quantities import QUANTITIES, RunEnd
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import (
+    Examples,
+    Options,
+    Subject,
+    by_run,
+    in_runs,
+    resolve_refs,
+    run_of,
+)
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.subjects import Named
+
+SHARES = (0.1, 0.5, 0.9)
+STARTS = ("plateau", "first")
+#: Kinds of quantities, in the order of the table.
+KINDS = ("metrics", "ablation", "embeddings", "positions", "attention", "probe")
+VALUE, STEP = "value", "step at "
+
+
+@dataclass(frozen=True)
+class OrderResult(Result):
+    """A :class:`Result` with the curves behind it.
+
+    Attributes:
+        curves: run -> quantity -> the share of its way made at each step, a column ``step`` and one per quantity.
+    """
+
+    curves: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """Returns a panel per run, a line per quantity: 0 at the plateau, 1 at the end."""
+        from interp_tasks.experiments._order.figure import figure
+
+        return self.titled(figure(self.curves), self.heading())
+
+    def heading(self) -> str:
+        return "Share of its way that each quantity has made"
+
+    def caption(self) -> str:
+        return "0: the value on the plateau (or at the first checkpoint, if asked for). 1: the value at the last one."
+
+
+@experiment("matrix", says={"start": "plateau"})
+def order(
+    refs: str | Sequence[str],
+    kinds: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--kind",
+            metavar="NAME",
+            help=f"Follow these: {', '.join(KINDS)}; repeat for several.",
+            show_default="all",
+        ),
+        list[str],
+    ] = (),
+    start: Annotated[
+        str, typer.Option("--start", help=f"Count ways from: {' or '.join(STARTS)}.")
+    ] = "plateau",
+    **options: Unpack[Options],
+) -> OrderResult:
+    """See which quantity moves first over the checkpoints of a run, and how long before the drop.
+
+    Metrics, effect of ablation, embeddings, positions, attention of the classes of heads, probes: the step at which
+    each has made 10%, 50% and 90% of its way.
+
+    ``metrics`` of the task; ``ablation``: by how much uniform attention in all heads changes the task's drop metric;
+    ``embeddings``: alignment of the token embeddings with the last checkpoint's (see ``embeddings``);
+    ``positions``: silhouettes of position embeddings; ``attention``: the share of attention on its template of each
+    class of heads that the last checkpoint has, over those heads; ``probe``: R² or accuracy of the first target that
+    the task declares, after the last layer, at hidden entries where there are such.
+
+    Args:
+        refs: REFs of checkpoints of one or several runs, such as ``RUN@all``; at least four of each.
+        kinds: some of the kinds above; none: all that the task has.
+        start: from where ways are counted: ``"plateau"``, the checkpoint nearest to the run's ``@pre``, or
+            ``"first"``.
+        options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Returns:
+        An :class:`OrderResult`: for each quantity (the ``variant``) its value at every checkpoint, and at the last
+        one's REF the steps at which it has made 10%, 50% and 90% of its way for good, interpolated; ``baseline`` is
+        that step of the drop metric, ``effect`` their difference: negative is before.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds)
+    check_choice("--start", start, STARTS)
+    if options.get("tokens") is not None:
+        raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
+    found = resolve_refs(refs, Examples.of(options))
+    runs = checked_runs(found.named)
+    plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
+    device = options.get("device", "cpu")
+    followed = {run: RunQuantities(named, RunEnd(named[-1].resolved, device)) for run, named in runs.items()}
+
+    def measure_checkpoint(subject: Subject) -> Measured:
+        import pandas
+
+        run = run_of(subject)
+        rows = followed[run].add(subject, chosen_kinds)
+        if subject.checkpoint.path == followed[run].last.resolved.path:
+            rows += followed[run].steps(subject, plateaus[run])
+        return Measured(pandas.DataFrame(rows), {})
+
+    result = measure(
+        "order",
+        in_runs(runs),
+        options,
+        measure_checkpoint,
+        config={"kinds": list(chosen_kinds), "start": start},
+    )
+    config = {**result.config, "refs": list(found)}
+    notes = (
+        f"step at 50%: of the way from {'the plateau' if start == 'plateau' else 'the first checkpoint'} to the last "
+        "checkpoint, made for good, interpolated between stored steps.",
+        "baseline: that step of the drop metric. effect: value − baseline; negative is before the drop.",
+        "Intervals: 95%, bootstrap over examples (of embeddings over values), the same resamples at all checkpoints; "
+        "probes and silhouettes have none. What other runs would give is not in them.",
+    )
+    curves = {run: one.made(plateaus[run]) for run, one in followed.items()}
+    return OrderResult.of(result, config=config, notes=notes, curves=curves)
+
+
+def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
+    for kind in kinds:
+        check_choice("--kind", kind, KINDS)
+    return tuple(kind for kind in KINDS if not kinds or kind in kinds)
+
+
+def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
+    """Returns the checkpoints of each run, by ascending step.
+
+    Raises:
+        UserError: for a checkpoint outside a run, and for too few of one.
+    """
+    for one in named:
+        if one.resolved.run_path is None:
+            raise UserError(f"{one.label} is in no run, so nothing comes before or after it")
+    runs = by_run(named)
+    for several in runs.values():
+        if len(several) < 4:
+            run = several[0].resolved.run_name
+            raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
+    return runs
+
+
+def plateau_step(run: str, named: Sequence[Named]) -> int:
+    """Returns the chosen step that is nearest to the run's ``@pre``."""
+    from interp_tasks.checkpoints.marks import find_marks
+
+    pre = find_marks(run, named[0].resolved.run_name)["pre"]
+    return min((one.resolved.step for one in named), key=lambda step: abs(step - pre))
+
+
+@dataclass
+class RunQuantities:
+    """The quantities of one run over its checkpoints.
+
+    Attributes:
+        curves: quantity -> step -> ``[1 + draws]``: the value, then its resamples; ``[1]`` where there are none.
+    """
+
+    named: Sequence[Named]
+    end: RunEnd
+    curves: dict[str, dict[int, Array]] = field(default_factory=dict)
+    drop: str = ""
+
+    @property
+    def last(self) -> Named:
+        return self.named[-1]
+
+    def add(self, subject: Subject, kinds: Sequence[str]) -> list[dict[str, Any]]:
+        """Measure one checkpoint; its rows."""
+        from interp_tasks.measurement.embeddings.tables import interval
+
+        assert subject.task is not None
+        self.drop = subject.task.drop_metric.name
+        rows = []
+        # Everything is compared with the drop metric.
+        for kind in dict.fromkeys(["metrics", *kinds]):
+            for name, quantity in QUANTITIES[kind](subject, self.end).items():
+                if kind == "metrics" and kind not in kinds and name != self.drop:
+                    continue
+                self.curves.setdefault(name, {})[subject.checkpoint.step] = quantity
+                low, high = interval(quantity[1:])
+                row = {"variant": name, "intervention": kind, "metric": VALUE, "value": quantity[0]}
+                row |= {"ci_low": low, "ci_high": high, "n": len(subject.tokens), "engine": "naive"}
+                rows.append(row)
+        return rows
+
+    def stacked(self, name: str) -> tuple[list[int], Array]:
+        """Returns the steps and the curve ``[1 + draws, step]`` of a quantity."""
+        import numpy as np
+
+        steps = sorted(self.curves[name])
+        return steps, np.stack([self.curves[name][step] for step in steps], 1)
+
+    def steps(self, subject: Subject, plateau: int | None) -> list[dict[str, Any]]:
+        """Returns rows with the step at which each quantity has reached a share of its total change."""
+        from interp_tasks.measurement.crossings import crossing
+        from interp_tasks.measurement.embeddings.tables import interval
+
+        rows = []
+        of_drop: dict[float, Array] = {}
+        for name in sorted(self.curves, key=lambda name: name != self.drop):
+            at, curve = self.stacked(name)
+            first = 0 if plateau is None else at.index(plateau)
+            # A quantity that was past a share on the plateau already has no step after it.
+            for share in SHARES:
+                crossings = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
+                of_drop.setdefault(share, crossings)
+                low, high = interval(crossings[1:])
+                row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": crossings[0]}
+                row |= {"intervention": "of its way", "ci_low": low, "ci_high": high}
+                row |= {"n": len(subject.tokens), "engine": "naive"}
+                if name != self.drop:
+                    gap = crossings[: len(of_drop[share])] - of_drop[share][: len(crossings)]
+                    below, above = interval(gap[1:])
+                    row |= {"baseline": of_drop[share][0], "effect": gap[0]}
+                    row |= {"effect_ci_low": below, "effect_ci_high": above}
+                rows.append(row)
+        return rows
+
+    def made(self, plateau: int | None) -> pandas.DataFrame:
+        """Returns the share of its total change that each quantity has reached at each step."""
+        import pandas
+
+        columns: dict[str, Any] = {}
+        for name in self.curves:
+            steps, curve = self.stacked(name)
+            values = curve[0]
+            start = values[0 if plateau is None else steps.index(plateau)]
+            distance = values[-1] - start
+            columns |= {"step": steps, name: (values - start) / (distance if distance else float("nan"))}
+        return pandas.DataFrame(columns)

@@ -1,0 +1,263 @@
+"""Replaces activations by those of another input or of another checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.donors import Donor, check_architecture, donor_of
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
+from interp_tasks.measurement.heads.edits import (
+    HEADS_HELP,
+    QUERIES,
+    check_layer,
+    check_within,
+    choices,
+    positions,
+    read_specs,
+)
+from interp_tasks.measurement.options import HEAD_SITES, SITES, called, check_queries, check_site, has_heads
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure, swept
+from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tasks import Batch, Metric, Task
+
+RESAMPLE = "resample"
+#: What a task may call a source. Everything else is a REF.
+NAME = re.compile(r"[A-Za-z_][\w-]*")
+
+
+@experiment(
+    "Intervene",
+    says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False},
+    metrics=metrics_of_task,
+)
+def patch(
+    refs: str | Sequence[str],
+    source: Annotated[
+        str, typer.Option("--source", metavar="SOURCE", help="REF, resample, or a name of the task's.")
+    ],
+    site: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--site", metavar="SITE", help=f"{', '.join(SITES)}; in layer 1 alone z.1. Repeat for rows."
+        ),
+        list[str],
+    ] = "z",
+    heads: Annotated[
+        str | Sequence[Any] | None,
+        typer.Option("--heads", metavar="SPEC", help=HEADS_HELP, show_default="all, where there are heads"),
+        list[str],
+    ] = None,
+    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
+    by_class: Annotated[
+        bool, typer.Option("--by-class", help="A row more for each class of heads, by what they attend to.")
+    ] = False,
+    **options: Unpack[Options],
+) -> Result:
+    """Put activations from a source into a run, and see which metrics move.
+
+    The source is another checkpoint on the same examples, another example (resample), or an input that the task
+    declares (negated, for matrix completion). Metrics marked (source) judge the same output by the targets of the
+    source.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        source: the REF of one checkpoint of the same architecture (its activations on the same examples);
+            ``"resample"`` (those on another example of the batch, by one derangement); or a name that the task
+            declares in ``patch_sources(batch)``, such as ``"negated"`` (those on that input).
+        site: ``"z"`` (every layer at once), ``"z.1"``, ``"resid_pre.1"``, ...; a list: rows for each.
+        heads: at sites that have heads, ``"all"`` (the default), ``"each"``, ``"each-layer"`` or a spec; a list: a row
+            each.
+        queries: patch only here: positions, or a boolean mask of the task's examples by name.
+        by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`. Where the source has targets of its own, every metric stands there a second time,
+        ``mse_masked (source)``: the same output judged by the source's targets.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    sites = check_sites(site, heads is not None)
+    specs = read_specs("all" if heads is None else heads)
+    chosen_queries = check_queries(queries)
+    examples = Examples.of(options)
+    if by_class and examples.tokens is not None:
+        raise UserError(NO_CLASSES)
+    donor = read_source(source, examples)
+    refs = resolve_refs(refs, examples)
+    if donor is not None:
+        check_architecture([donor], refs)
+    lent: list[Any] = []
+
+    def check(planned: Planned) -> None:
+        for chosen_site in sites:
+            check_layer(planned, chosen_site)
+            selected(chosen_site, specs, planned.sizes)
+        positions(planned, chosen_queries)
+        check_within(planned, "--queries", chosen_queries)
+        if donor is None:
+            source_examples(planned, source)
+
+    def measure_checkpoint(subject: Subject) -> Measured:
+        from circuits import cache
+        from circuits import patch as patches
+
+        if donor is None:
+            lender = source_examples(subject, source)
+            given = lender if subject.task is None else lender.tokens
+        else:
+            lent[:] = lent or [donor.load(options.get("device", "cpu")).model]
+            lender, given = None, cache(lent[0], subject.tokens, sites)
+        variants: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        classes = head_classes_held_out(subject).groups() if by_class else {}
+        for chosen_site in sites:
+            site_classes = classes if chosen_site in HEAD_SITES else {}
+            for label, chosen in (selected(chosen_site, specs, subject.sizes) | site_classes).items():
+                row = label if label and len(sites) == 1 else f"{chosen_site} {label}".strip()
+                variants[row] = patches.activations(
+                    chosen_site, given, chosen, queries=positions(subject, chosen_queries)
+                )
+                names[row] = called(chosen_site, {"queries": chosen_queries, "source": source})
+        if subject.task is None or lender is None:
+            return swept(subject, variants, names)
+        both = Both(subject.batch, lender)
+        return swept(subject, variants, names, judged_by_both(subject.task), both)
+
+    return measure(
+        "patch",
+        refs,
+        options,
+        measure_checkpoint,
+        config={
+            "source": source if donor is None else donor.resolved.ref,
+            "site": sites,
+            "heads": None if heads is None else [str(spec) for spec in specs],
+            "queries": chosen_queries or "all",
+            "by_class": by_class,
+        },
+        notes=notes(source, donor, judged=donor is None and examples.tokens is None),
+        check=check,
+    )
+
+
+@dataclass(frozen=True)
+class Both:
+    """The examples of the run, and row by row those of the source; what ``circuits.sweep`` takes as a batch."""
+
+    run: Any
+    source: Any
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __getitem__(self, rows: slice) -> Both:
+        return Both(self.run[rows], self.source[rows])
+
+
+def judged_by_both(task: Task) -> Callable[[Any, Both], dict[str, Metric]]:
+    """Returns the task's metrics by the targets of the run, and of the same output by those of the source."""
+
+    def metrics(output: Any, both: Both) -> dict[str, Metric]:
+        by_source = task.metrics(output, both.source)
+        return task.metrics(output, both.run) | {
+            f"{name} (source)": metric for name, metric in by_source.items()
+        }
+
+    return metrics
+
+
+def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
+    """Parses sites as users write them, and tells whether heads can be chosen there.
+
+    Raises:
+        UserError: in one line.
+    """
+    sites = [check_site(each) for each in ([site] if isinstance(site, str) else site)]
+    if not sites:
+        raise UserError("--site: nothing to patch; write z, resid_pre.1, ...")
+    for each in sites:
+        if heads_given and not has_heads(each):
+            raise UserError(
+                f"--heads with --site {each}: this site has no heads; leave --heads out, or choose among "
+                f"{', '.join(HEAD_SITES)}"
+            )
+    return list(dict.fromkeys(sites))
+
+
+def read_source(source: str, examples: Examples) -> Donor | None:
+    """Returns the checkpoint that lends activations; ``None`` where the source is another input of the same model.
+
+    Raises:
+        UserError: in one line. Whether the task knows a name shows only when there is a task.
+    """
+    if source == RESAMPLE:
+        return None
+    if NAME.fullmatch(source) and not Path(source).is_dir():
+        if examples.tokens is not None:
+            raise UserError(
+                f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
+            )
+        return None
+    return donor_of(source)
+
+
+def source_examples(subject: Subject | Planned, source: str) -> Any:
+    """Returns the input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
+
+    Raises:
+        UserError: for a name that the task does not declare.
+    """
+    if source == RESAMPLE:
+        from circuits.interventions.replacements import derangement
+
+        order = derangement(len(subject.tokens), subject.seed).to(subject.tokens.device)
+        return subject.tokens[order] if subject.batch is None else subject.batch[order]
+    # Names were refused where there is no task.
+    task: Any = subject.task
+    declared: dict[str, Batch] = task.patch_sources(subject.batch) if hasattr(task, "patch_sources") else {}
+    if source not in declared:
+        has = f"declares {', '.join(declared)}" if declared else "declares none"
+        raise UserError(
+            f"--source {source}: no such source of task {task.name}, which {has}; write one of those, resample, "
+            "or a REF"
+        )
+    return declared[source].to(str(subject.tokens.device))
+
+
+def selected(site: str, specs: Sequence[Any], sizes: Any) -> dict[str, Any]:
+    """Returns the heads of each row; one row without a label where the site has no heads."""
+    if not has_heads(site):
+        return {"": None}
+    layer = site.partition(".")[2]
+    return choices(specs, sizes, int(layer) if layer else None)
+
+
+def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:
+    """Returns the notes below the table."""
+    if donor is not None:
+        return (f"Activations come from {donor} on the same examples.",)
+    if source == RESAMPLE:
+        sentence = "Activations come from another example of the batch, the same at every site."
+    else:
+        sentence = f"Activations come from the input that the task calls {source}."
+    if not judged:
+        return (sentence,)
+    return (
+        sentence,
+        "(source): the same output judged by the source's targets; low where it follows the source.",
+    )

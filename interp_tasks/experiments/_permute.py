@@ -1,0 +1,139 @@
+"""Measures which metrics move when position embeddings are shuffled, many times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.options import called, check_draws
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure, swept
+from interp_tasks.measurement.subjects import Options, Planned, Subject
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from circuits.permute import PermutedPositions
+
+ALL = "all"
+WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
+
+
+@experiment("Intervene", says={"draws": None, "what": [ALL]}, metrics=metrics_of_task)
+def permute(
+    refs: str | Sequence[str],
+    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random permutations.")] = 20,
+    what: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--what",
+            metavar="NAME",
+            help="all; of a grid of positions rows, within-rows, middle-row, columns, ... Repeat for rows.",
+        ),
+        list[str],
+    ] = ALL,
+    **options: Unpack[Options],
+) -> Result:
+    """Permute the position embeddings, many times, and see which metrics move.
+
+    The table shows the draws pooled, and how they differ; files, JSON and CSV have a row for each draw too.
+
+    Args:
+        refs: one or several REFs; all see the same examples and the same permutations.
+        draws: how many random permutations, each the same for every example.
+        what: ``"all"`` positions; or, where the task declares positions that are a grid (``grid_axes()``), by the
+            names of its axes, ``"rows"``: whole rows change places; ``"within-rows"``: entries inside each row, each
+            row by its own permutation; ``"middle-row"``: inside the middle row alone (of an even number the two in
+            the middle). A list: a row each.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`; per checkpoint, choice and metric a row that pools the draws (``draw`` empty), then one for
+        each. ``spread()`` says how the draws differ.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    check_draws(draws)
+    chosen = check_what(what)
+
+    def check(planned: Planned) -> None:
+        for name in chosen:
+            maker(planned, name)
+
+    def measure_checkpoint(subject: Subject) -> Measured:
+        from circuits import draws as drawn
+
+        makers = {name: maker(subject, name) for name in chosen}
+        variants = {
+            "positions" if name == ALL else name: drawn(make, draws, subject.seed)
+            for name, make in makers.items()
+        }
+        names = {variant: called(variant, {"draws": draws}) for variant in variants}
+        return swept(subject, variants, names)
+
+    return measure(
+        "permute",
+        refs,
+        options,
+        measure_checkpoint,
+        config={"draws": draws, "what": chosen},
+        notes=(
+            "Each draw is a random permutation of the positions in use, the same for every example and checkpoint.",
+            "value: all draws pooled, its interval over examples. sd and range: of the values of single draws.",
+        ),
+        check=check,
+    )
+
+
+def check_what(what: str | Sequence[str]) -> list[str]:
+    """Returns the choices of ``--what``, without repeats.
+
+    Whether the task has such a grid shows only when there is a task.
+
+    Raises:
+        UserError: in one line.
+    """
+    given = [what] if isinstance(what, str) else list(what)
+    for each in given:
+        if not WHAT.fullmatch(each):
+            raise UserError(f"--what {each!r}: write {ALL}, or of a grid rows, within-rows, middle-row, ...")
+    if not given:
+        raise UserError(f"--what: nothing to permute; write {ALL}, or of a grid rows, within-rows, ...")
+    return list(dict.fromkeys(given))
+
+
+def maker(subject: Subject | Planned, name: str) -> Callable[[int], PermutedPositions]:
+    """Returns a function that draws such a permutation from a seed."""
+    from circuits import permute as permutations
+
+    if name == ALL:
+        return permutations.positions
+    shape, axes = grid_of(subject)
+    known: dict[str, Callable[[int], Any]] = {}
+    for index, axis in enumerate(axes):
+        middle = sorted({(shape[index] - 1) // 2, shape[index] // 2})
+        known |= {
+            f"{axis}s": partial(permutations.slices, shape, index),
+            f"within-{axis}s": partial(permutations.within, shape, index),
+            f"middle-{axis}": partial(permutations.within, shape, index, at=middle),
+        }
+    if name not in known:
+        has = f"the grid has {', '.join(known)}" if known else "its task declares no grid of positions"
+        raise UserError(
+            f"--what {name}: no such positions in {subject.name}: {has}; write {ALL}, or one of those"
+        )
+    return known[name]
+
+
+def grid_of(subject: Subject | Planned) -> tuple[tuple[int, ...], list[str]]:
+    """Returns sizes and names of the grid of positions; empty where the axes are those of the inputs."""
+    axes = () if subject.task is None else subject.task.grid_axes()
+    axes = tuple(axis for axis in axes if axis.position is None)
+    return tuple(len(axis.values) for axis in axes), [axis.name for axis in axes]

@@ -1,0 +1,192 @@
+"""Correlates the order of generalisation with the prime q, whether q divides p − 1, and p mod q; over several p."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.run_logs import Run, read_runs, setting
+from interp_tasks.measurement.table import tidy
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+    from interp_tasks.measurement.embeddings.geometry import Array
+
+LEVEL = 0.95
+PERMUTATIONS = 9999
+FOLLOWS, SAME_Q = "rank correlation with the step", "rank correlation with the step, of the same q"
+STEP = "step at {level}"
+#: Of a prime q and the base p, what its step may follow.
+PROPERTIES = {
+    "q": lambda q, p: q,
+    "q divides p − 1": lambda q, p: float(p % q == 1),
+    "p mod q": lambda q, p: p % q,
+    "p mod q, distance from 0": lambda q, p: min(p % q, q - p % q),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """When a prime of a run generalises; infinite where it does not."""
+
+    run: Run
+    p: int
+    q: int
+    step: float
+
+
+@dataclass(frozen=True)
+class PrimeOrderResult(Result):
+    """A :class:`Result` with the points behind it."""
+
+    points: Sequence[Point] = field(default_factory=tuple)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """Returns the step of every prime, a line per value of p."""
+        import pandas
+
+        from interp_tasks.experiments._prime_order.figure import figure
+
+        points = pandas.DataFrame(
+            [{"run": one.run.name, "p": one.p, "q": one.q, "step": one.step} for one in self.points]
+        )
+        return self.titled(figure(points), self.heading())
+
+    def heading(self) -> str:
+        return "Step at which each prime generalises"
+
+    def caption(self) -> str:
+        return "Filled: q divides p − 1, the answer is the sum of the digits mod q. Open: it does not. Log scale."
+
+
+@experiment("modular", says={"level": LEVEL})
+def prime_order(
+    runs: str | Sequence[str],
+    level: Annotated[float, typer.Option("--level", help="Of an accuracy, above 0, at most 1.")] = LEVEL,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the permutations.")] = 0,
+) -> PrimeOrderResult:
+    """See what the order in which primes generalise follows: q, whether q divides p − 1, or p mod q.
+
+    Give runs of several p: of one p the primes differ in all of these at once.
+
+    Args:
+        runs: run folders, globs of some, or ``zoo:NAME``, of tasks that log ``accuracy_q`` and have a base p.
+        level: a prime has generalised once its validation accuracy first is at this level.
+        seed: of the permutations.
+
+    Returns:
+        A :class:`PrimeOrderResult`: for every run and prime the step (empty where it does not get there), and for
+        each property of (q, p) the ``rank correlation with the step`` within runs, and ``of the same q`` over the runs.
+        Ranks are taken within each run (each q), those that do not get there last and equal; p-values are of 9,999
+        permutations of the steps within each run (each q). Empty where nothing varies.
+
+    Raises:
+        UserError: in one line.
+    """
+    import numpy as np
+
+    check_level(level)
+    points = [point for run in read_runs(runs) for point in points_of(run, level)]
+    rows = [
+        {
+            **point.run.labels(),
+            "variant": f"mod_{point.q}",
+            "metric": STEP.format(level=f"{100 * level:g}%"),
+            "value": point.step if math.isfinite(point.step) else math.nan,
+        }
+        for point in points
+    ]
+    steps = np.array([point.step for point in points])
+    by_run = np.unique([point.run.name for point in points], return_inverse=True)[1]
+    by_q = np.unique([point.q for point in points], return_inverse=True)[1]
+    shared = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed}
+    shared |= {"n_runs": int(by_run.max()) + 1}
+    for name, property_of in PROPERTIES.items():
+        values = np.array([float(property_of(point.q, point.p)) for point in points])
+        for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
+            value, p_value = stratified(values, steps, strata, seed)
+            rows.append({**shared, "variant": name, "metric": metric, "value": value, "p_value": p_value})
+    import pandas
+
+    frame: pandas.DataFrame = tidy(
+        pandas.DataFrame(rows).assign(experiment="prime-order", intervention="none")
+    )
+    config = {"runs": [runs] if isinstance(runs, str) else list(runs), "level": level, "seed": seed}
+    notes = (
+        "Rank correlation: of the property with the step, ranks within each run; positive is later. Of the same q: "
+        "ranks within each q over the runs, which takes what q alone does out.",
+        f"p: {PERMUTATIONS:,} permutations of the steps within each run, or each q. Several rows were looked at.",
+        "A prime that does not get there is later than all that do.",
+    )
+    return PrimeOrderResult("prime-order", frame, config, notes, points=points)
+
+
+def check_level(level: float) -> None:
+    if not 0 < level <= 1:
+        raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
+
+
+def points_of(run: Run, level: float) -> list[Point]:
+    """Returns the primes of one run.
+
+    Raises:
+        UserError: for a run without a base p or accuracies of primes.
+    """
+    from interp_tasks.measurement.crossings import reached
+
+    p = setting(run.config, "task.p")
+    if setting(run.config, "task.variant") == "shuffled":
+        raise UserError(
+            f"{run.name} has shuffled answers, which no property of q and p tells apart: leave it out"
+        )
+    named = [(name, name.removeprefix("accuracy_")) for name in run.logged()]
+    primes = {int(q): name for name, q in named if name != q and q.isdecimal()}
+    if not isinstance(p, int) or not primes:
+        raise UserError(
+            f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
+        )
+    return [Point(run, p, q, reached(*run.points(name), level)[0]) for q, name in sorted(primes.items())]
+
+
+def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
+    """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
+    import numpy as np
+
+    one, other = ranked(x, strata), ranked(y, strata)
+    size = math.sqrt((one**2).sum() * (other**2).sum())
+    if size < 1e-12:
+        return math.nan, math.nan
+    observed = float((one * other).sum() / size)
+    draws = np.random.default_rng([seed, 4])
+    hits = 0
+    members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+    for _ in range(PERMUTATIONS):
+        mixed = other.copy()
+        for indices in members:
+            mixed[indices] = other[draws.permutation(indices)]
+        hits += abs((one * mixed).sum() / size) >= abs(observed) - 1e-12
+    return observed, (1 + hits) / (1 + PERMUTATIONS)
+
+
+def ranked(values: Array, strata: Any) -> Array:
+    """Ranks within each stratum, equal values sharing theirs, less the stratum's mean."""
+    import numpy as np
+
+    centred_ranks = np.zeros(len(values))
+    for stratum in np.unique(strata):
+        indices = np.flatnonzero(strata == stratum)
+        stratum_values = values[indices]
+        ranks = (stratum_values[:, None] > stratum_values).sum(1) + (
+            (stratum_values[:, None] == stratum_values).sum(1) - 1
+        ) / 2
+        centred_ranks[indices] = ranks - ranks.mean()
+    return centred_ranks

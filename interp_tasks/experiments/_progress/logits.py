@@ -1,0 +1,119 @@
+"""Measures what key frequencies carry of a model's logits: restricted and excluded loss, and the fitted cosines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments._progress.inputs import TRAIN, Answer, Inputs
+from interp_tasks.experiments._progress.table import (
+    ALL_WEIGHTS,
+    COEFFICIENT,
+    EXCLUDED,
+    EXPLAINED,
+    EXPLAINED_CLASSES,
+    FITTED,
+    FOLLOWS,
+    GINI,
+    LOSS,
+    NONE,
+    ONE_EXCLUDED,
+    RESTRICTED,
+    SQUARES,
+    WORST,
+    of_frequency,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Row = dict[str, Any]
+
+
+def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequence[int]) -> Iterator[Row]:
+    """Yields losses of the logits ``[input remainder]``: unedited, restricted, without keys, and fitted."""
+    clean = inputs.scores(logits, answer)
+    yield from scored(answer.name, NONE, clean)
+    if keys:
+        total = answer.sum
+        fit = total.cosines(logits)
+        for name, edited in (
+            (RESTRICTED, total.restricted(logits, keys)),
+            (EXCLUDED, total.excluded(logits, keys)),
+            (FITTED, fit.fitted(keys)),
+        ):
+            yield from scored(answer.name, name, inputs.scores(edited, answer), clean)
+        for key in keys:
+            variant = of_frequency(answer.name, key)
+            without = inputs.scores(total.excluded(logits, [key]), answer)
+            yield from scored(variant, ONE_EXCLUDED, without, clean)
+            yield measured(variant, COEFFICIENT, float(fit.coefficients[key]))
+        yield measured(answer.name, EXPLAINED, fit.explained(keys))
+        yield measured(answer.name, EXPLAINED_CLASSES, fit.explained(keys, of="classes"))
+    yield measured(answer.name, FOLLOWS, share_of_answer(answer, logits))
+    worst = worst_exclusion(inputs, answer, logits)
+    yield from scored(answer.name, WORST, {(LOSS, TRAIN): worst}, clean)
+
+
+def share_of_answer(answer: Answer, logits: Tensor) -> float:
+    """Returns the share of the logits' variance that lies between their means for each answer and class.
+
+    It is the most that any function of the answer explains, of waves or not."""
+    import torch
+
+    logits = logits.double()
+    counts = torch.bincount(answer.sum.remainders, minlength=answer.sum.period).clamp(min=1)
+    sums = logits.new_zeros(answer.sum.period, logits.shape[1]).index_add_(0, answer.sum.remainders, logits)
+    means = (sums / counts[:, None])[answer.sum.remainders]
+    total = float((logits - logits.mean()).square().sum())
+    return float((means - logits.mean()).square().sum()) / total if total else 0.0
+
+
+def worst_exclusion(inputs: Inputs, answer: Answer, logits: Tensor) -> float:
+    """Returns the largest training loss without a single frequency: an excluded loss that needs no key frequencies."""
+    logits = logits.double()
+    rows = inputs.splits[TRAIN]
+    training_logits, right = logits[rows], answer.sum.remainders[rows][:, None]
+    losses = []
+    for key in answer.sum.frequencies:
+        directions = answer.sum.directions([key])
+        left = training_logits - directions[rows] @ (directions.T @ logits)
+        losses.append(float((left.logsumexp(1) - left.gather(1, right)[:, 0]).mean()))
+    return max(losses)
+
+
+def rows_of_weights(model: Any, digits: Sequence[int]) -> Iterator[Row]:
+    """Yields the Gini coefficient of W_E's Fourier components over the digits, and sums of squared weights."""
+    from circuits.fourier import gini, transform
+
+    norms = transform(model.W_E[list(digits)].detach()).norm(dim=1)
+    yield {**measured("W_E", GINI, gini(norms)), "site": "embed"}
+    total = 0.0
+    for name, weight in model.named_parameters():
+        squares = float(weight.detach().double().square().sum())
+        total += squares
+        # A bias that is frozen at 0 is none.
+        if squares:
+            yield measured(name, SQUARES, squares)
+    yield measured(ALL_WEIGHTS, SQUARES, total)
+
+
+def scored(
+    variant: str,
+    intervention: str,
+    scores: dict[tuple[str, str], float],
+    clean: dict[tuple[str, str], float] | None = None,
+    engine: str | None = None,
+) -> Iterator[Row]:
+    """Yields a row per metric and split, beside the unedited model's where something was edited."""
+    for (metric, split), value in scores.items():
+        row: Row = {"variant": variant, "intervention": intervention, "metric": metric, "split": split}
+        row |= {"value": value, "engine": engine}
+        if clean is not None:
+            row |= {"baseline": clean[metric, split], "effect": value - clean[metric, split]}
+        yield row
+
+
+def measured(variant: str, metric: str, value: float, **more: Any) -> Row:
+    """Returns a row about the unedited model, over the complete grid."""
+    return {"variant": variant, "intervention": NONE, "metric": metric, "value": value, **more}

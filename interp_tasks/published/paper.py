@@ -1,0 +1,420 @@
+"""A paper as a TOML file: its rows, the studies that repeat them, the claims they decide, the runs they need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from interp_tasks.errors import UserError
+from interp_tasks.recipes.recipe import Ordered, ordered_runs
+from interp_tasks.recipes.spec import seed_numbers
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PRESETS = ("cpu", "reference", "paper")
+Preset = Literal["cpu", "reference", "paper"]
+#: A model that should not pass what is said of a trained one.
+Control = Literal["untrained", "shuffled"]
+#: What a row of a table is picked by: a column and its value, or several values.
+Filter = dict[str, Any]
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Row(Entry):
+    """An experiment of the paper.
+
+    Attributes:
+        where: its section, table or figure.
+        note: why nothing of it can be decided, where no claim is made of it.
+    """
+
+    number: int = Field(ge=1)
+    title: str
+    where: str = ""
+    note: str = ""
+
+
+class TrainingRun(Entry):
+    """A run that studies read.
+
+    Attributes:
+        name: ``zoo:NAME`` where it is shipped, else a folder of that name.
+        role: what studies call it; several runs may play one role. Those with the same settings but for the seed (and,
+            at a constant rate, the length) are one condition: a claim is decided on all of them together.
+        preset: the scale of ``reproduce`` at which it is used.
+        task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
+        seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
+        recipe: the one that trains and ships it under its name, which then says task, preset and settings.
+        hours: estimated training time, on two cores or (preset paper) on one large GPU.
+        untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
+    """
+
+    name: str
+    role: str
+    preset: Preset
+    task: str
+    train_preset: str = "cpu"
+    settings: dict[str, Any] = Field(default_factory=dict)
+    seeds: str | None = None
+    recipe: str = ""
+    hours: float = Field(gt=0)
+    untestable: str = ""
+
+    def command(self, folder: str) -> str:
+        """Returns the command that trains it."""
+        given = "".join(f" --set {key}={as_typed(value)}" for key, value in self.settings.items())
+        seeds = f" --seeds {self.seeds}" if self.seeds else ""
+        return f"interp-run train {self.task} --preset {self.train_preset}{given}{seeds} --out {folder}/{self.name}"
+
+
+def as_typed(value: Any) -> str:
+    """Returns a setting as one types it."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(as_typed, value))
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()  # none, true, false
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
+
+
+class Study(Entry):
+    """One call of an experiment per run, or one for all runs of a role.
+
+    Attributes:
+        experiment: a function of ``interp_tasks.experiments``.
+        role: the runs it is called on.
+        at: marks or steps; REFs are ``RUN@mark``. Empty: the run itself.
+        together: all runs of the role in one call; otherwise a call for each run, of several seeds for each seed.
+        settings: keyword arguments; ``{run}`` in a text stands for the run, on a control for that;
+            ``{trained}`` for the run there, too.
+        controls: what its claims are judged on too: ``untrained``, the run's model before its first step (every mark of
+            ``at`` stands for it), and ``shuffled``, a run trained on shuffled labels. By default ``untrained`` where
+            ``at`` names checkpoints one by one (a log, or all of training, has no untrained model), and ``shuffled``
+            where a role is named for it.
+        shuffled: the role of the runs that are trained on shuffled labels.
+    """
+
+    id: str
+    rows: tuple[int, ...]
+    experiment: str
+    role: str = "core"
+    at: tuple[str, ...] = ()
+    together: bool = False
+    settings: dict[str, Any] = Field(default_factory=dict)
+    controls: tuple[Control, ...] | None = None
+    shuffled: str | None = None
+
+    def controlled(self) -> tuple[Control, ...]:
+        """Returns the controls of its claims, but where a claim says otherwise."""
+        if self.controls is not None:
+            return self.controls
+        single = bool(self.at) and "all" not in self.at
+        untrained: tuple[Control, ...] = ("untrained",) if single else ()
+        return (*untrained, "shuffled") if self.shuffled is not None else untrained
+
+
+class Bounds(Entry):
+    """The rule: the number lies strictly above the one and strictly below the other."""
+
+    above: float | None = None
+    below: float | None = None
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Bounds:
+        if self.above is None and self.below is None:
+            raise ValueError("a rule needs above, below, or both")
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(f"nothing lies above {self.above:g} and below {self.below:g}")
+        return self
+
+    def hold(self, value: float) -> bool:
+        return (self.above is None or value > self.above) and (self.below is None or value < self.below)
+
+    def hold_between(self, low: float, high: float) -> bool | None:
+        """Judges a number that is only known to lie between two: ``None`` where the rule may hold and may not."""
+        if (self.above is None or low >= self.above) and (self.below is None or high <= self.below):
+            return True
+        none = (self.above is not None and high <= self.above) or (
+            self.below is not None and low >= self.below
+        )
+        return False if none else None
+
+    def __str__(self) -> str:
+        parts = [
+            f"{word} {bound:g}"
+            for word, bound in (("above", self.above), ("below", self.below))
+            if bound is not None
+        ]
+        return " and ".join(parts)
+
+
+class Claim(Entry):
+    """A published statement, the number of ours that it is about, and the rule that decides it.
+
+    Attributes:
+        row: of the paper.
+        source: section, table or figure.
+        says: the statement, in our words.
+        published: the published numbers, for display.
+        number: that of them which stands beside ours where there is room for one, in the unit of the rule (a share,
+            where ``per`` says so).
+        where: picks rows of the study's table; ``ref`` is compared with what stands after the ``@``, ``run`` with the
+            end of the run's name (a list: of one of several, whose names differ by scale); ``draw`` is empty unless
+            asked for.
+        reduce: ``one``: a single row must be left; or what to make of several.
+        column: which number of the row.
+        per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by another row: by the
+            same column of it, or by that which the filter's ``column`` names.
+        holds: the rule, written before the first run on a trained model.
+        over: what the interval is over: ``runs``, where the claim is about what training makes (three at least), or
+            ``examples``, where it is about a method or a definition that no run of training changes.
+        log: whether the interval over runs is of the logarithm, and the number the geometric mean: for rules about
+            orders of magnitude.
+        unit: what our number is, in the words that stand after it: ``of the norm`` for 0.1275 of the norm. By default
+            what ``per`` says.
+        headline: whether it is one of those that the paper stands on; their p-values are corrected together.
+        controls: in the place of the study's.
+        uncontrolled: why a control that passes too says nothing against it: its number is shown, and no verdict made of
+            it.
+        absent: why a table may have no row of it; then it is not run, which else is an error.
+        scale: preset -> why the claim cannot be tested there.
+        departures: what of our setting differs from theirs and matters here.
+    """
+
+    id: str
+    row: int
+    study: str
+    source: str
+    says: str
+    published: str = ""
+    number: float | None = None
+    where: Filter
+    reduce: Literal["one", "mean", "min", "max", "sum", "count"] = "one"
+    column: Literal["value", "effect", "baseline"] = "value"
+    per: Literal["baseline", "variance"] | Filter | None = None
+    holds: Bounds
+    over: Literal["runs", "examples"] = "runs"
+    log: bool = False
+    unit: str = ""
+    headline: bool = False
+    controls: tuple[Control, ...] | None = None
+    uncontrolled: str = ""
+    absent: str = ""
+    scale: dict[Preset, str] = Field(default_factory=dict)
+    departures: str = ""
+
+    @field_validator("scale", mode="before")
+    @classmethod
+    def _a_reason_alone_is_of_every_preset_but_the_papers(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return dict.fromkeys(("cpu", "reference"), given) if given else {}
+        return given
+
+    @field_validator("departures", mode="before")
+    @classmethod
+    def _several_departures(cls, given: Any) -> Any:
+        return "; ".join(given) if isinstance(given, list) else given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Claim:
+        if self.uncontrolled and self.controls:
+            raise ValueError("either controls, or uncontrolled with the reason why there are none")
+        if self.log and any(end is not None and end <= 0 for end in (self.holds.above, self.holds.below)):
+            raise ValueError("a bound that is not above 0 has no logarithm")
+        return self
+
+    def controlled(self, study: Study) -> tuple[Control, ...]:
+        """Returns the controls whose number stands beside that of the trained models."""
+        return study.controlled() if self.controls is None else self.controls
+
+    @property
+    def what(self) -> str:
+        """Returns the unit of our number, or the quantity it is a share of, to stand after it."""
+        if self.unit or self.per is None:
+            return self.unit
+        if isinstance(self.per, dict):
+            return "of the other"
+        return {"baseline": "of the unedited", "variance": "of the variance"}[self.per]
+
+    def divisor(self) -> tuple[str, Filter]:
+        """Returns, for a rule about a share of another row, the column of that row and what picks it."""
+        assert isinstance(self.per, dict)
+        return self.per.get("column", self.column), {k: v for k, v in self.per.items() if k != "column"}
+
+    @property
+    def rule(self) -> str:
+        """Returns the rule, with the number that it is about, in words."""
+        about = self.column if self.reduce == "one" else f"{self.reduce} of {self.column}"
+        if isinstance(self.per, dict):
+            # Of the other row what is not the same.
+            column, other = self.divisor()
+            differs = {key: value for key, value in other.items() if self.where.get(key) != value}
+            over = "that" if column == self.column else column
+            ratio = f"{about} of {filter_text(self.where)} / {over} of {filter_text(differs or other)}"
+            return f"{ratio} is {self.holds}"
+        if self.per is not None:
+            about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
+        return f"{about} of {filter_text(self.where)} is {self.holds}"
+
+
+def filter_text(where: Filter) -> str:
+    """Returns a filter in words."""
+    parts = []
+    for key, value in where.items():
+        text = " or ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        parts.append(f"@{text}" if key == "ref" else text if key == "metric" else f"{key} {text}")
+    return ", ".join(parts)
+
+
+class Paper(Entry):
+    """A paper.
+
+    Attributes:
+        name: as ``interp-run reproduce NAME``.
+        departures: how all our models differ from theirs.
+    """
+
+    name: str
+    title: str
+    citation: str
+    departures: tuple[str, ...] = ()
+    row: tuple[Row, ...]
+    study: tuple[Study, ...] = ()
+    claim: tuple[Claim, ...] = ()
+    run: tuple[TrainingRun, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Paper:
+        unique("row", (row.number for row in self.row))
+        unique("study", (study.id for study in self.study))
+        unique("claim", (claim.id for claim in self.claim))
+        unique("run", (f"{run.name} ({run.role}, {run.preset})" for run in self.run))
+        rows, roles = {row.number for row in self.row}, {run.role for run in self.run}
+        studies = {study.id: study for study in self.study}
+        for study in self.study:
+            if missing := set(study.rows) - rows:
+                raise ValueError(f"study {study.id!r} is of row {min(missing)}, which is not in the paper")
+            for role in filter(None, (study.role, study.shuffled)):
+                if role not in roles:
+                    raise ValueError(f"study {study.id!r}: no run plays {role!r}")
+        for claim in self.claim:
+            if claim.study not in studies:
+                raise ValueError(f"claim {claim.id!r}: no study {claim.study!r}")
+            if claim.row not in studies[claim.study].rows:
+                raise ValueError(f"claim {claim.id!r} is of row {claim.row}, its study is not")
+            if "shuffled" in claim.controlled(studies[claim.study]) and studies[claim.study].shuffled is None:
+                raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
+        return self
+
+    def runs(self, role: str, preset: str) -> list[TrainingRun]:
+        """Returns the runs that play a role at a scale."""
+        return [run for run in self.run if run.role == role and run.preset == preset]
+
+
+def unique(noun: str, names: Iterable[Any]) -> None:
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"two entries of {noun} are called {name}")
+        seen.add(name)
+
+
+def papers() -> list[str]:
+    """Returns the papers there are, by name."""
+    folder = resources.files("interp_tasks.published")
+    return sorted(
+        entry.name.removesuffix(".toml").replace("_", "-")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def read_paper(name: str) -> Paper:
+    """Returns a paper by name.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    if name not in papers():
+        raise UserError(f"no paper {name!r}: choose {', '.join(papers())}")
+    file = resources.files("interp_tasks.published").joinpath(f"{name.replace('-', '_')}.toml")
+    return parse_paper(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
+
+
+#: What a recipe says of a run.
+FROM_RECIPE = ("task", "train_preset", "settings")
+
+
+def with_recipes(entries: Sequence[Any]) -> list[Any]:
+    """Return runs with task, preset and settings from their recipes, where they name one.
+
+    Raises:
+        UserError: for a recipe that is none or ships no such run, or a run that says itself what its recipe says.
+    """
+    recipes: dict[str, dict[str, Ordered]] = {}
+    runs = []
+    for entry in entries:
+        if isinstance(entry, Mapping) and isinstance(recipe := entry.get("recipe"), str):
+            if recipe not in recipes:
+                recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
+            runs.append(with_recipe(entry, recipes[recipe]))
+        else:
+            runs.append(entry)
+    return runs
+
+
+def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dict[str, Any]:
+    """Returns a run with the settings of the recipe that ships it."""
+    name, recipe = entry.get("name"), entry["recipe"]
+    given = [key for key in FROM_RECIPE if key in entry]
+    if given:
+        raise UserError(f"run {name}: {given[0]} is that of its recipe, {recipe}: leave it out")
+    seeds = None if entry.get("seeds") is None else seed_numbers(entry["seeds"])
+    names = [str(name)] if seeds is None else [f"{name}/seed-{seed}" for seed in seeds]
+    missing = next((each for each in names if each not in shipped), None)
+    if missing is not None:
+        raise UserError(f"run {name}: its recipe, {recipe}, ships no {missing}")
+    runs = [shipped[each] for each in names]
+    first = runs[0]
+    for run, seed in zip(runs, seeds or (first.seed,), strict=True):
+        if run.seed != seed or (run.block, run.settings) != (first.block, first.settings):
+            raise UserError(
+                f"run {name}: {run.name} is no seed {seed} of {first.name}, by its recipe, {recipe}"
+            )
+    # A seed of 0 is the default, those of several runs are said by their names.
+    seed_setting = {"train.seed": first.seed} if seeds is None and first.seed else {}
+    settings = {**first.settings, **seed_setting}
+    return {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
+
+
+def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
+    """Returns a paper from the content of its file.
+
+    Raises:
+        UserError: one line naming what is wrong in it.
+    """
+    head = dict(content.get("paper", {}))
+    entries = {key: value for key, value in content.items() if key != "paper"}
+    if isinstance(entries.get("run"), list):
+        try:
+            entries["run"] = with_recipes(entries["run"])
+        except (UserError, ValueError) as error:
+            raise UserError(f"{source}: {error}") from None
+    try:
+        return Paper(**head, **entries)
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{source}: {location + ': ' if location else ''}{message}") from None

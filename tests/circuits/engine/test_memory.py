@@ -1,0 +1,150 @@
+"""What a sweep says of its memory, against all tensors that live at one time, counted from outside."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from circuits import CircuitsError, ablate, heads, patch, sweep
+
+FEW = {"draws": 5, "flips": 5}
+
+SHAPES = {
+    "replayed": {"n_layers": 6, "n_heads": 6, "d_model": 192, "d_head": 32, "d_mlp": 768},
+    "resumed": {
+        "n_layers": 6,
+        "n_heads": 4,
+        "d_model": 128,
+        "d_head": 32,
+        "d_mlp": 344,
+        "n_key_value_heads": 2,
+        "gated_mlp": True,
+        "act_fn": "silu",
+        "normalization_type": "RMS",
+        "positional_embedding_type": "alibi",
+        "original_architecture": "Olmo2ForCausalLM",
+    },
+    "large vocabulary": {
+        "n_layers": 3,
+        "n_heads": 4,
+        "d_model": 64,
+        "d_head": 16,
+        "d_mlp": 256,
+        "d_vocab": 5000,
+    },
+}
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of tensors made inside that were alive at one time, with garbage collected at every peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        known = {
+            x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
+        }
+        for one in tree_leaves(found):
+            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in known | set(self.sizes):
+                storage = one.untyped_storage()
+                key = storage._cdata
+                self.sizes[key] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, key, None)
+                self.peak = max(self.peak, sum(self.sizes.values()))
+        return found
+
+
+def peak(function):
+    gc.collect()
+    with Live() as live:
+        found = function()
+    return found, live.peak
+
+
+def asked(name):
+    return "resumed" if name == "resumed" else "auto"
+
+
+def mean(output):
+    return output.flatten(1).mean(1)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("options", [{}, {"chunk": 1024}], ids=["default", "chunk"])
+def test_what_is_told_is_what_is_taken(make_model, hooked_only, name, options):
+    model = make_model(0, hooked_only, **{"n_ctx": 16, "d_vocab": 200, **SHAPES[name]})
+    tokens = torch.randint(0, 200, (8, 16), generator=torch.Generator().manual_seed(0))
+    every = heads("all", model)
+    given = {
+        **ablate.each(ablate.zero, every),
+        "patch": patch.activations("z.1", tokens.flip(0), heads="1.0"),
+    }
+    found, taken = peak(
+        lambda: sweep(model, tokens, given, metric=mean, engine=asked(name), **options, **FEW)
+    )
+    assert set(found.frame["engine"]) == {"resumed" if name == "resumed" else "fast"}
+    assert found.settings["bytes"] == pytest.approx(taken, rel=0.2)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_bound_is_kept_to(make_model, hooked_only, name):
+    model = make_model(0, hooked_only, **{"n_ctx": 16, "d_vocab": 200, **SHAPES[name]})
+    tokens = torch.randint(0, 200, (8, 16), generator=torch.Generator().manual_seed(0))
+    given = ablate.each(ablate.zero, heads("all", model))
+    with pytest.raises(
+        CircuitsError, match=r"memory=50: one example at a time takes about \d+ bytes"
+    ) as caught:
+        sweep(model, tokens, given, metric=mean, memory=50, **FEW)
+    least = int(str(caught.value).split("about ")[1].split()[0])
+    engines = set()
+    for memory in (least, 3 * least, 20 * least):
+        found, taken = peak(
+            lambda memory=memory: sweep(
+                model, tokens, given, metric=mean, memory=memory, engine=asked(name), **FEW
+            )
+        )
+        assert taken <= memory
+        assert found.settings["bytes"] <= memory
+        engines |= set(found.frame["engine"])
+    # The replay copies some of the weights, for which there must be room.
+    assert engines == {"resumed"} if name == "resumed" else "fast" in engines
+    with pytest.raises(CircuitsError, match="memory=-1; give a number of bytes"):
+        sweep(model, tokens, given, metric=mean, memory=-1, **FEW)
+
+
+def test_half_as_much_again_as_a_loop(make_model, hooked_only):
+    """At the size of GPT-2 small but for its depth."""
+    sizes = {
+        "n_layers": 3,
+        "n_heads": 12,
+        "d_model": 768,
+        "d_head": 64,
+        "d_mlp": 3072,
+        "n_ctx": 16,
+        "d_vocab": 200,
+    }
+    model = make_model(0, hooked_only, **sizes, act_fn="gelu_new").float()
+    model.cfg.dtype = torch.float32
+    tokens = torch.randint(0, 200, (4, 16), generator=torch.Generator().manual_seed(0))
+    given = ablate.each(ablate.zero, heads("all", model))
+
+    def loop():
+        for head in heads("all", model):
+
+            def zero(z, hook, head=head):
+                z[:, :, head.head] = 0
+                return z
+
+            with torch.no_grad():
+                mean(model.run_with_hooks(tokens, fwd_hooks=[(f"blocks.{head.layer}.attn.hook_z", zero)]))
+
+    weights = sum(weight.nbytes for weight in model.parameters())
+    _, theirs = peak(loop)
+    _, taken = peak(lambda: sweep(model, tokens, given, metric=mean, **FEW))
+    assert weights + taken <= 1.5 * (weights + theirs)

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from torch import nn
+
+from circuits import CircuitsError
+from circuits.model.state import Contents
+
+
+def writes():
+    """Rows, columns and heads exchanged, one entry and one bit of it: each keeps some sums."""
+
+    def exchanged(axis):
+        def write(x):
+            x.copy_(x.flip(axis))
+
+        return write
+
+    def entry(x):
+        x.view(-1)[-1] += 0.5
+
+    def bit(x):
+        x.view(-1)[6:7].view(torch.uint8)[0] ^= 1
+
+    def signs(x):
+        x.neg_()
+
+    return {"rows": exchanged(0), "columns": exchanged(-1), "entry": entry, "bit": bit, "signs": signs}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (64, 1024), (12, 67, 33), (30011,), (300, 201)])
+@pytest.mark.parametrize("kind", ["rows", "columns", "entry", "bit", "signs"])
+def test_any_write_changes_the_contents(dtype, shape, kind):
+    """Small tensors and large, of even and odd sizes; what is put back is as it was, and NaN equals itself."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype))
+    model.weight.data.view(-1)[3] = torch.nan
+    before = model.weight.data.clone()
+    contents = Contents(model)
+    contents.refuse_writes("sweep")
+    writes()[kind](model.weight.data)
+    with pytest.raises(CircuitsError, match=r"sweep: .* has written to the model's weights \(weight\)"):
+        contents.refuse_writes("sweep")
+    model.weight.data.copy_(before)
+    contents.refuse_writes("sweep")
+
+
+def test_a_buffer_that_a_forward_fills_is_no_write():
+    """Torch counts what a forward writes there; what it does not count came by way of data."""
+    model = nn.Module()
+    model.register_buffer("runs", torch.zeros(2))
+    contents = Contents(model)
+    model.runs += 1
+    contents.refuse_writes("sweep")
+    contents = Contents(model)
+    model.runs.data += 1
+    with pytest.raises(CircuitsError, match="runs"):
+        contents.refuse_writes("sweep")

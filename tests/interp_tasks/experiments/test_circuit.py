@@ -1,0 +1,387 @@
+"""``interp-run circuit``: its numbers against a forward written by hand, its search, its refusals, its files."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from circuits import circuit as circuits
+from circuits import patch
+from circuits.interventions.replacements import derangement
+from interp_tasks import experiments
+from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments._circuit.search import Search, halves, metrics_of, smallest
+from interp_tasks.measurement.subjects import Examples, subjects
+
+N, SEED = 24, 3
+#: Copying is what the small model does; completing it does not.
+SHARED = {"samples": N, "seed": SEED, "metric": "mse_observed"}
+
+
+@pytest.fixture(scope="module")
+def copier(task, models, tmp_path_factory):
+    """A checkpoint that copies values, by way of everything: embed writes them along the unembedding."""
+    model = task.build_model(5, task.Model(n_layers=2, n_heads=2, d_model=16, init_std=0.2))
+    with torch.no_grad():
+        along = model.W_U[:, 0] / model.W_U[:, 0].norm()
+        for token, value in task.token_values().items():
+            model.W_E[token] += 4 * value * along
+        # So that the final norm's output has the size of an entry.
+        model.W_U[:, 0] = along * 0.15
+        model.b_U.zero_()
+    return str(save_checkpoint(tmp_path_factory.mktemp("copier") / "c", model, task, step=7))
+
+
+@pytest.fixture(scope="module")
+def found(copier):
+    return experiments.circuit(copier, method="exact", random=3, **SHARED)
+
+
+@pytest.fixture(scope="module")
+def examples(copier):
+    """The half that finds and the half that tests, each a batch and the batch of its source."""
+    task = load_checkpoint(copier).task
+    batch = task.sample(N, seed=SEED)
+    source = task.attention_moves(batch, SEED)["values"]
+    return [(batch[rows], source[rows]) for rows in (slice(0, N // 2), slice(N // 2, N))]
+
+
+def forward(model, tokens, hears=None, written=None):
+    """The output [batch pos 1] of a pre-norm model, with an input of its own for every receiver.
+
+    hears(sender, receiver, own): what a receiver gets of a sender; `written` collects what senders write.
+    """
+    hears = hears or (lambda sender, receiver, own: own)
+    written = {} if written is None else written
+    written |= {
+        "embed": model.W_E[tokens],
+        "pos_embed": model.W_pos[: tokens.shape[1]].expand(len(tokens), -1, -1),
+    }
+
+    def into(receiver, norm):
+        biases = (own for sender, own in written.items() if sender.startswith("b_O"))
+        heard = (
+            hears(sender, receiver, own) for sender, own in written.items() if not sender.startswith("b_O")
+        )
+        x = sum(heard) + sum(biases)
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt() * norm.w + norm.b
+
+    for layer, block in enumerate(model.blocks):
+        attn, heads = block.attn, {}
+        for head in range(model.cfg.n_heads):
+            q, k, v = (
+                into(f"{layer}.{head}.{site}", block.ln1) @ getattr(attn, f"W_{site.upper()}")[head]
+                + getattr(attn, f"b_{site.upper()}")[head]
+                for site in "qkv"
+            )
+            z = (q @ k.mT / model.cfg.d_head**0.5).softmax(-1) @ v
+            heads[f"{layer}.{head}"] = z @ attn.W_O[head]
+        written |= heads
+        written[f"b_O.{layer}"] = attn.b_O.expand_as(written["embed"])
+        hidden = into(f"mlp{layer}", block.ln2) @ block.mlp.W_in + block.mlp.b_in
+        hidden = hidden.relu() if model.cfg.act_fn == "relu" else torch.nn.functional.gelu(hidden)
+        written[f"mlp{layer}"] = hidden @ block.mlp.W_out + block.mlp.b_out
+    return into("output", model.ln_final) @ model.W_U + model.b_U
+
+
+def error(output, batch):
+    """mse_observed, by hand."""
+    seen = ~batch.extras["hidden"]
+    return float((output[..., 0] - batch.targets).square()[seen].double().mean())
+
+
+def kept(model, batch, source, names):
+    """mse_observed where the edges `names` carry what the run computes, and all others what the source does."""
+    theirs = {}
+    forward(model, source.tokens, written=theirs)
+
+    def hears(sender, receiver, own):
+        return own if f"{sender} -> {receiver}" in names else theirs[sender]
+
+    return error(forward(model, batch.tokens, hears), batch)
+
+
+@torch.no_grad()
+def faithfulness(model, half, names):
+    batch, source = half
+    # The metric of the source run is judged by the targets of the run.
+    low, high = error(forward(model, source.tokens), batch), error(forward(model, batch.tokens), batch)
+    return (kept(model, batch, source, names) - low) / (high - low)
+
+
+def rows_of(result, variant):
+    return result.frame[result.frame["variant"] == variant].set_index("metric")
+
+
+def test_faithfulness_is_that_of_a_forward_by_hand(found, copier, examples):
+    model = load_checkpoint(copier).model
+    finding, testing = examples
+    (circuit,) = found.circuits.values()
+    own = rows_of(found, "circuit")
+    names = set(circuit)
+    assert 0 < len(names) < own.loc["size", "baseline"] == len(circuits.full(model)) - 1 - 2 * 6 - 2
+    assert own.loc["size", "value"] == len(names)
+    assert own.loc["faithfulness", "value"] == pytest.approx(faithfulness(model, testing, names), abs=1e-4)
+    on_finding = faithfulness(model, finding, names)
+    assert own.loc["faithfulness, finding half", "value"] == pytest.approx(on_finding, abs=1e-4)
+    assert on_finding >= 0.9
+    # One edge less, the last of the ranking, is not enough.
+    members = found.frame[found.frame["engine"] == "exact"]["variant"].tolist()
+    assert set(members) == names
+    assert faithfulness(model, finding, set(members[:-1])) < 0.9
+    with torch.no_grad():
+        expected = kept(model, *testing, names)
+        clean = error(forward(model, testing[0].tokens), testing[0])
+    assert own.loc["mse_observed", "value"] == pytest.approx(expected, rel=1e-4)
+    assert own.loc["mse_observed", "baseline"] == pytest.approx(clean, rel=1e-4)
+    assert own["n"].eq(N // 2).all()
+
+
+def test_every_size_of_the_curve_by_hand(found, copier, examples):
+    checkpoint = load_checkpoint(copier)
+    model, task = checkpoint.model, checkpoint.task
+    frame = found.frame[
+        found.frame["variant"].str.startswith("top ") & (found.frame["metric"] == "faithfulness")
+    ]
+    batch, source = examples[0]
+    screened = patch.edges(
+        model,
+        batch.tokens,
+        source.tokens,
+        lambda output, rows: {"mse_observed": task.metrics(output, rows)["mse_observed"]},
+        batch=batch,
+        exact="all",
+    )
+    members = [next(iter(circuits.edges([name]))) for name in screened.ranking(by="effect")]
+    for row in frame.to_dict("records"):
+        size = int(row["variant"].removeprefix("top "))
+        by_hand = faithfulness(model, examples[1], set(members[:size]))
+        assert row["value"] == pytest.approx(by_hand, abs=1e-4), size
+    last = rows_of(found, "curve")
+    xs = [int(name.removeprefix("top ")) / len(members) for name in frame["variant"]]
+    sizes = {0, *(round(size) for size in np.geomspace(1, len(members), 20))}
+    assert [round(x * len(members)) for x in xs] == sorted(sizes)
+    assert last.loc["CPR", "value"] == pytest.approx(np.trapezoid(frame["value"], xs), abs=1e-9)
+    assert last.loc["CMD", "value"] == pytest.approx(np.trapezoid((1 - frame["value"]).abs(), xs), abs=1e-9)
+
+
+def test_effects_are_of_one_edge_from_the_source_on_the_finding_half(found, copier, examples):
+    model = load_checkpoint(copier).model
+    every = set(circuits.full(model))
+    batch, source = examples[0]
+    rows = found.frame[found.frame["engine"] == "exact"]
+    sizes = rows["effect"].abs()
+    assert sizes.is_monotonic_decreasing
+    with torch.no_grad():
+        clean = error(forward(model, batch.tokens), batch)
+        for row in rows.head(4).to_dict("records"):
+            assert row["effect"] == pytest.approx(
+                kept(model, batch, source, every - {row["variant"]}) - clean, abs=1e-5
+            )
+
+
+@pytest.mark.parametrize("kind", ["edges", "nodes"])
+@pytest.mark.parametrize("method", ["gradient", "integrated"])
+def test_estimates_rank_where_nothing_is_measured(copier, kind, method):
+    result = experiments.circuit(copier, kind=kind, method=method, curve=False, random=2, **SHARED)
+    (circuit,) = result.circuits.values()
+    assert circuit.kind == kind
+    members = result.frame[result.frame["variant"].isin([*circuit])]
+    assert len(members) == len(circuit) == rows_of(result, "circuit").loc["size", "value"]
+    assert set(members["engine"]) <= {"exact", method}
+    assert set(result.curves) == set()
+
+
+def test_a_ranking_by_mean_sizes(copier, examples):
+    result = experiments.circuit(copier, rank="size", curve=False, random=1, **SHARED)
+    (circuit,) = result.circuits.values()
+    checkpoint = load_checkpoint(copier)
+    batch, source = examples[0]
+    screens = {
+        rank: patch.edges(
+            checkpoint.model,
+            batch.tokens,
+            source.tokens,
+            lambda output, rows: {"mse_observed": checkpoint.task.metrics(output, rows)["mse_observed"]},
+            batch=batch,
+            rank=rank,
+        )
+        for rank in ("mean", "size")
+    }
+    assert circuit == screens["size"].top(len(circuit), by="estimate")
+    assert screens["size"].ranking(by="estimate") != screens["mean"].ranking(by="estimate")
+    assert result.config["rank"] == "size"
+
+
+def test_a_verified_search_spends_its_budget(copier):
+    result = experiments.circuit(copier, method="verified", budget=4, curve=False, random=2, **SHARED)
+    assert (result.frame["engine"] == "exact").sum() <= 4
+    assert result.config["budget"] == 4
+
+
+def test_the_smallest_size_by_bisection():
+    def steps(at):
+        return lambda size: float(size >= at)
+
+    for total in (1, 2, 5, 100):
+        for at in range(1, total + 1):
+            assert smallest(steps(at), total, 0.9) == (at, 1.0)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        values = [0.0, *rng.uniform(0, 1.2, 48), 1.0]
+        asked = []
+        size, value = smallest(lambda one, v=values, a=asked: a.append(one) or v[one], 49, 0.9)
+        assert value == values[size] >= 0.9
+        assert size == 1 or values[size - 1] < 0.9
+        assert len(asked) <= 6
+
+
+def test_the_halves_do_not_overlap_and_sources_are_of_their_own(copier):
+    (subject,) = subjects(copier, Examples(samples=N, seed=SEED))
+    first, second = halves(subject, "resample")
+    assert torch.equal(torch.cat([first.base, second.base]), subject.tokens)
+    for at, half in enumerate((first, second)):
+        order = derangement(len(half.base), SEED + at)
+        assert torch.equal(half.source, half.base[order])
+        assert torch.equal(half.batch.tokens, half.base)
+    negated = halves(subject, "negated")[1]
+    assert torch.equal(negated.source, subject.task.patch_sources(subject.batch)["negated"].tokens[N // 2 :])
+    # By default another matrix, with the same entries hidden.
+    values = halves(subject, None)[0]
+    assert torch.equal(values.source == 0, values.base == 0)
+    assert not torch.equal(values.source, values.base)
+
+
+def addition(folder):
+    task = tasks.get("modular-addition", p=7)
+    model = task.build_model(0, task.Model(n_layers=1, n_heads=2, d_model=8))
+    return str(save_checkpoint(folder / "addition", model, task, step=1))
+
+
+def test_a_metric_without_a_gradient_is_ranked_by_one_that_has(tmp_path):
+    (subject,) = subjects(addition(tmp_path), Examples(samples=8))
+    assert metrics_of(subject, Search()) == ("accuracy", "loss")
+    assert metrics_of(subject, Search(metric="loss")) == ("loss", "loss")
+    with pytest.raises(
+        UserError, match="--rank-by accuracy: it has no gradient; of modular-addition there is loss"
+    ):
+        metrics_of(subject, Search(rank_by="accuracy"))
+
+
+def test_without_a_gap_there_is_no_circuit(tmp_path, task, capsys):
+    model = task.build_model(0, task.Model(n_layers=1, n_heads=2, d_model=8))
+    with torch.no_grad():
+        model.W_E.zero_()
+    folder = str(save_checkpoint(tmp_path / "c", model, task, step=3))
+    result = experiments.circuit(folder, samples=8, random=2)
+    own = rows_of(result, "circuit")
+    assert math.isnan(own.loc["size", "value"])
+    assert own.loc["gap", "value"] == 0
+    assert "faithfulness" not in own.index
+    assert result.circuits == {}
+    assert main(["circuit", "--ckpt", folder, "--samples", "8", "--random", "2"]) == 0
+    assert "no gap" in capsys.readouterr().out
+    with pytest.raises(UserError, match="there is no circuit"):
+        experiments.circuit(folder, samples=8, random=2, write=tmp_path / "none.json")
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_what_is_written_is_kept(copier, folders, tmp_path, found):
+    file = tmp_path / "circuit.json"
+    asked = {"method": "exact", "curve": False, "random": 3, **SHARED}
+    experiments.circuit(copier, write=file, **asked)
+    (circuit,) = found.circuits.values()
+    assert circuits.read(file) == circuit
+    kept_again = experiments.circuit([copier, folders[0]], keep=file, random=3, **SHARED)
+    own = rows_of(found, "circuit")
+    again = kept_again.frame[(kept_again.frame["ref"] == copier) & (kept_again.frame["variant"] == "circuit")]
+    again = again.set_index("metric")
+    for metric in ("size", "faithfulness", "mse_observed", "gap", "faithfulness, best of random"):
+        assert again.loc[metric, "value"] == pytest.approx(own.loc[metric, "value"], abs=1e-9)
+    assert "faithfulness, finding half" not in again.index
+    assert kept_again.config["method"] == "given"
+
+
+def test_bare_tokens_have_the_distance_between_the_first_two_choices(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 7, (12, 3))
+    result = experiments.circuit(addition(tmp_path), tokens=tokens, random=2)
+    assert set(result.metrics.values()) == {"logit_diff"}
+    assert rows_of(result, "circuit")["n"].eq(6).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"method": "best"}, "--method 'best': choose gradient, integrated, exact or verified"),
+        ({"rank": "largest"}, "--rank 'largest': choose mean or size"),
+        ({"kind": "heads"}, "--kind 'heads': choose edges or nodes"),
+        ({"kind": "nodes", "method": "verified"}, "searches among edges"),
+        ({"budget": 3}, "--budget 3 goes with --method verified"),
+        ({"budget": 0, "method": "verified"}, "--budget 0: at least 1"),
+        ({"faithfulness": 0.0}, "--faithfulness 0: above 0 and at most 1"),
+        ({"faithfulness": 1.5}, "--faithfulness 1.5"),
+        ({"random": 0}, "--random 0"),
+        ({"samples": 3}, "3 examples: one half finds the circuit"),
+        ({"source": "shifted"}, "--source shifted: no such source of task matrix-completion, which declares"),
+        ({"metric": "accuracy"}, "--metric 'accuracy': the metrics are mse_all, mse_masked, mse_observed$"),
+        ({"rank_by": "all"}, "--rank-by 'all': the metrics are"),
+        ({"keep": "nowhere.json"}, "nowhere.json"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_before_a_model_is_loaded(copier, asked, message, monkeypatch):
+    def load(*_):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", load)
+    with pytest.raises(UserError, match=message) as error:
+        experiments.circuit(copier, **asked)
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_with_files(copier, folders, tmp_path):
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(UserError, match=r"other\.json is no circuit"):
+        experiments.circuit(copier, keep=tmp_path / "other.json")
+    file = tmp_path / "c.json"
+    with pytest.raises(UserError, match="--ckpt names 2 checkpoints"):
+        experiments.circuit(folders, write=file)
+    (tmp_path / "one.json").write_text(json.dumps({"format": 1, "kind": "edges", "members": []}))
+    with pytest.raises(UserError, match="nothing is found that could be written"):
+        experiments.circuit(copier, keep=tmp_path / "one.json", write=file)
+    with pytest.raises(UserError, match="tokens of your own have no task with metrics"):
+        experiments.circuit(copier, tokens=np.ones((8, 9), dtype=int), metric="mse_all")
+
+
+def test_the_page_and_the_tables(copier, found, folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    options = [
+        "--samples",
+        str(N),
+        "--seed",
+        str(SEED),
+        "--metric",
+        "mse_observed",
+        "--random",
+        "3",
+        "--quiet",
+    ]
+    command = ["circuit", "--ckpt", copier, "--method", "exact", *options]
+    assert main([*command, "--plot", "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    (line,) = (each for each in shown.splitlines() if each.rstrip().endswith("the circuit"))
+    (circuit,) = found.circuits.values()
+    assert line.split()[0] == str(len(circuit))
+    assert max(map(len, shown.splitlines())) <= 80
+    page = (tmp_path / "out" / "circuit.html").read_text(encoding="utf-8")
+    assert "Faithfulness of growing circuits" in page
+    assert "The circuit, " in page
+    assert main(["circuit", "--ckpt", copier, "--ckpt", folders[0], "--no-curve", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "2 checkpoints" in shown
+    assert max(map(len, shown.splitlines())) <= 80

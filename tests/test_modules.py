@@ -1,0 +1,70 @@
+"""``import x.y.z as m`` gives the module x.y.z, whatever else has been imported or asked for; folders are small."""
+
+import importlib
+import pkgutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("circuits", "tasks", "interp_tasks")
+
+
+def modules_under(name):
+    """The names of a package and of all modules in it, but for programs."""
+    package = importlib.import_module(name)
+    found = [each.name for each in pkgutil.walk_packages(package.__path__, f"{name}.")]
+    return [name, *(each for each in found if not each.endswith(".__main__"))]
+
+
+def shadowed(names):
+    """Those of some modules that ``import ... as m`` does not give, when all of them are imported.
+
+    ``as`` goes along attributes: a function that has the name of its file hides the file, and all that is in a folder.
+    """
+    imported = [importlib.import_module(name) for name in names]
+    for module in imported:
+        # Public names that are found when they are first asked for.
+        for name in getattr(module, "__all__", ()):
+            getattr(module, name)
+    found = []
+    for name in names:
+        space = {}
+        try:
+            exec(f"import {name} as m", space)
+        except ImportError:
+            found.append(name)
+        else:
+            found += [name] if space["m"] is not sys.modules[name] else []
+    return found
+
+
+def test_no_public_name_hides_a_module():
+    names = [name for package in PACKAGES for name in modules_under(package)]
+    assert "interp_tasks.experiments._probe.measure" in names
+    assert shadowed(names) == []
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_hidden_module_is_found(tmp_path, monkeypatch, hidden):
+    folder = tmp_path / f"rooms_{hidden}".lower() / "probe"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "measure.py").write_text("def probe(): ...\n")
+    alias = "" if hidden else " as look"
+    room = folder.parent.name
+    (folder.parent / "__init__.py").write_text(f"from {room}.probe.measure import probe{alias}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = [f"{room}.probe", f"{room}.probe.measure"] if hidden else []
+    assert shadowed(modules_under(room)) == expected
+
+
+def test_a_folder_has_at_most_20_files_of_code():
+    root = Path(__file__).resolve().parents[1]
+    folders = [root / name for name in (*PACKAGES, "tests", "benchmarks", "docs")]
+    counted = Counter(path.parent for folder in folders for path in folder.rglob("*.py"))
+    # What an installation has left behind is not ours.
+    ours = {path: count for path, count in counted.items() if "build" not in path.relative_to(root).parts}
+    assert ours[root / "circuits"] > 10
+    assert {path.relative_to(root).as_posix(): count for path, count in ours.items() if count > 20} == {}
