@@ -72,3 +72,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.nodeid.startswith(RIGHT[0]) and item.nodeid.endswith(RIGHT[1])
         ):
             item.add_marker(pytest.mark.slow)
+    # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
