@@ -124,6 +124,7 @@ class _Steps:
         return self._cut_where.get(member, self._cut_elsewhere)
 
     def sender(self, node: Node, at: Where) -> ActivationEdit:
+        """Returns the write that replaces a node's output at some positions, one for all edges from it."""
         if (node, at) not in self._senders:
             positions, replacement = None, self._replacement
             if not at.inverted:

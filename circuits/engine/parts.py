@@ -86,6 +86,7 @@ class Norm:
     rounded_last: bool = True
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Returns the normalised stream, rounded where the model rounds; weights may be stacked by checkpoint."""
         if self.kind is None:
             return x
         own, weight = x.dtype, self.weight

@@ -381,6 +381,7 @@ class _Theirs:
             handle.remove()
 
     def _hook(self, site: str, layer: int | None, function: Function) -> Any:
+        """Puts a function onto the wrapped model's own modules where a site is computed, and returns its handle."""
         if layer is None:
             return _on_output(self._module(getattr(self._bridge, site)), function)
         block = self._blocks[layer]
@@ -416,6 +417,7 @@ class _Theirs:
     def _on_projection(
         self, site: str, block: Any, part: Callable[..., nn.Module], function: Function
     ) -> Any:
+        """Puts a function onto q, k or v of the wrapped model, where one matrix may make all three."""
         heads = self._heads if site == "q" else _groups(self._plain, self._heads)
         if not hasattr(block.attn, "qkv"):
             return _on_output(part("attn", site), _by_head(function, heads))

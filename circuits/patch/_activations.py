@@ -196,6 +196,7 @@ def _read_source(
 
 
 def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapshot | None) -> FromTensors:
+    """Returns a replacement by activations that the user has, taken from a cache by hook name."""
     # TransformerLens' ActivationCache has full hook names as its keys, as our own cache does.
     names = list(source.keys())
     if place.site.layer is not None or not place.site.kind.per_layer:

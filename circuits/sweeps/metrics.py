@@ -251,6 +251,7 @@ def _pair(value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, n
 
 
 def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
+    """Returns a metric's values as a number per example; refuses any other shape or kind."""
     what = f"metric {name}, {variant}"
     if isinstance(value, Tensor):
         value = as_dense_tensor(value, what).detach().cpu().resolve_conj().resolve_neg()

@@ -99,6 +99,7 @@ def heads(
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint: each head, each layer, all heads and groups edited, or classes of heads."""
         from circuits import draws
 
         every = tuple(every_head(subject.sizes))

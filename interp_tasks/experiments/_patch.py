@@ -110,6 +110,7 @@ def patch(
             source_examples(planned, source)
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
 

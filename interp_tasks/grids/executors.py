@@ -152,6 +152,7 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def dask(name: str, slots: int, threads: int) -> Iterator[Workplace]:
+    """Yields a place to run units on Dask: a cluster of this machine, or the scheduler at an address."""
     try:
         from distributed import Client, LocalCluster
     except ImportError:

@@ -118,6 +118,7 @@ def plane(
     one: str,
     table: str,
 ) -> Section:
+    """Draws rows of a table on the two principal components of its last checkpoint, which the slider moves."""
     import numpy as np
     import plotly.graph_objects as go
 

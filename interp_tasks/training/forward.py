@@ -101,6 +101,7 @@ class FusedForward:
     def __call__(
         self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
     ) -> Float[Tensor, "batch read d_out"]:
+        """Returns the output at the positions that are read; in the last layer only those are computed."""
         n_pos = tokens.shape[1]
         positions = [position for position in self.read_positions if position < n_pos]
         read = None if positions == list(range(n_pos)) else positions

@@ -244,6 +244,7 @@ class Stack:
         return "mapped" if self.maps_loss else "one by one"
 
     def run(self, folders: Sequence[RunFolder], stop: Callable[[], bool] | None = None) -> None:
+        """Trains all runs to the end, or until ``stop`` says so, and stores checkpoints as they fall due."""
         start = self._begin(folders)
         before = [run.clock.seconds for run in self.runs]
         for step in range(start, self.config.steps):
@@ -293,6 +294,7 @@ class Stack:
                 raise Diverged(f"{folder.path}: {error}") from None
 
     def update(self, step: int) -> list[dict[str, Any]]:
+        """Takes one step of all runs together, and returns what each logs."""
         tensors = self._batch(step)
         dropouts = [run.dropout(step, tensors[0].shape[-1]) for run in self.runs]
         with self.runs[0].autocast():

@@ -97,6 +97,7 @@ class Train(RecipeCommand):
             self.say(out, before)
 
     def train_stacked(self, resolved: Resolved, seeds: list[int], stop: Callable[[], bool]) -> None:
+        """Trains several seeds in one process, and says where each run is."""
         from interp_tasks.checkpoints.meta import reached
         from interp_tasks.training.stacked import train_stacked
         from tasks import get

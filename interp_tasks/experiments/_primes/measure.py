@@ -97,6 +97,7 @@ def primes(
     damages: dict[str, list[Damage]] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures what the tensors of one checkpoint hold of each prime's remainder, and what its removal does."""
         import pandas
 
         from interp_tasks.experiments._primes.remainders import read_inputs

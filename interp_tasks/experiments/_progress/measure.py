@@ -329,6 +329,7 @@ class RunMeasures:
         logits: Tensor,
         seen: Mapping[str, Tensor],
     ) -> list[Row]:
+        """Returns the rows that look inside one checkpoint: the neurons' map, removals, attention, skips."""
         from interp_tasks.experiments._progress.attention import (
             rows_of_attention,
             rows_of_skips,
@@ -459,6 +460,7 @@ def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None
 def notes(
     followed: Mapping[str, RunMeasures], name: str, number: float, chosen: tuple[int, ...] | None
 ) -> Sequence[str]:
+    """Returns the notes below the table; they say which frequencies are key, and by which rule."""
     from circuits.fourier._key_frequencies import RULES as MADE
 
     texts = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]

@@ -110,6 +110,7 @@ def transplant(
     variants_of_donor: dict[Donor, dict[str, Any]] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint with each component of each source."""
         for donor in donors:
             if donor not in variants_of_donor:
                 variants_of_donor[donor] = lent(donor, given, chosen_layers, options.get("device", "cpu"))
