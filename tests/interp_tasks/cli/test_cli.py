@@ -66,16 +66,10 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture
-def call(root, monkeypatch, capsys):
-    """Run a command in ``root``; returns (exit code, stdout, stderr)."""
+def call(call, root, monkeypatch):
+    """Runs a command in ``root``."""
     monkeypatch.chdir(root)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return call
 
 
 def records(call, *arguments):
