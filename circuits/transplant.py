@@ -165,6 +165,7 @@ def _snapshot(
     chosen: tuple[int, ...] | None,
     caller: str,
 ) -> Transplant:
+    """Returns the transplant of some components, with copies of their weights; refuses those the source lacks."""
     source_weights, post_norm = source
     names = selected(source_weights, components, chosen)
     for component in components:

@@ -108,6 +108,7 @@ class _Steps:
         where: Mapping[Member, Where],
         keep: bool,
     ) -> None:
+        """Finds where each member is cut: everywhere but there if it is kept, else there."""
         self._label, self._surface, self._replacement = label, surface, replacement
         # Of many thousand members nearly all are there at all positions, or at none.
         self._cut_where = (

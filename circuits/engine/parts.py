@@ -211,6 +211,7 @@ class Attention:
     def _by_scores(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, tap: Tap | None
     ) -> Tensor:
+        """Returns attention's mix of v by explicit scores and patterns, which `tap` sees and may change."""
         scores = capped(q @ k.transpose(-2, -1) / self.scale, self.cap)
         if seen is not None:
             scores = scores.masked_fill(~seen, self.mask_value)

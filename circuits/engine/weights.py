@@ -264,6 +264,7 @@ class _Reader:
         return Rotary(cos[: self.length], sin[: self.length], adjacent)
 
     def mlp(self, layer: int) -> Mlp:
+        """Reads the MLP of a layer: its maps, its gate and its activation function."""
         path = f"blocks.{layer}.mlp"
         activation = self._activation(layer)
         if self.linear:

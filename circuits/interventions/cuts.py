@@ -144,6 +144,7 @@ class CutHooks:
     """The hooks that carry out all cut edges of one model."""
 
     def __init__(self, surface: Surface, blocks: Sequence[_Block]) -> None:
+        """Prepares the tables of senders and receivers; no hook is put on yet."""
         self._surface, self._blocks = surface, tuple(blocks)
         self._projections = Projections.of(surface)
         self._receivers = receivers_of(surface)
@@ -435,6 +436,7 @@ class CutHooks:
         return x + change
 
     def _after(self, layer: int, x: Tensor) -> Tensor | None:
+        """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
         run, hook = self._current_run(), _hook("resid_post", layer)
         if run is None:
             return None

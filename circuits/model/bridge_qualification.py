@@ -312,6 +312,7 @@ class _Ours:
         places: list[tuple[str, int | None]],
         write: tuple[str, int | None, Tensor] | None = None,
     ) -> dict[tuple[str, int | None], Tensor]:
+        """Returns the activations that the hooks see in one run, with noise written at one of them if asked."""
         seen: dict[tuple[str, int | None], Tensor] = {}
         with torch.no_grad(), ExitStack() as stack:
             if write is not None:
@@ -518,6 +519,7 @@ class _Softmax(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Lets the function see, and change, what goes into or comes out of one layer's softmax."""
         kwargs = kwargs or {}
         # Inside this method the mode is off, so that a softmax which calls another is seen once.
         if getattr(func, "__name__", "") != "softmax" or not args or args[0].ndim != 4:

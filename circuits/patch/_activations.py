@@ -185,6 +185,7 @@ def _read_source(
     positions: Positions | Span | Snapshot | None,
     source_positions: Any,
 ) -> Replacement:
+    """Returns the replacement that a source stands for: tokens to run, or activations that the user has."""
     at = read_source_positions(source_positions, positions, caller)
     if at is not None and "key" in place.site.kind.axes:
         raise CircuitsError(

@@ -235,6 +235,7 @@ def _ids(answers: tuple[Answer, ...], batch: int, surface: Surface | None) -> tu
 
 
 def _id(text: str, surface: Surface | None) -> int:
+    """Returns the id of an answer given as text, which must be one token."""
     model: Any = None if surface is None else surface.model
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:

@@ -71,6 +71,7 @@ class Metric:
         return read if inputs is None else read._on(*inputs, caller, positions)
 
     def _on(self, surface: Surface, prompts: Prompts, caller: str, positions: Any) -> Metric:
+        """Returns the metric of a model and prompts, with the positions it reads; refuses what does not fit."""
         what = f"{caller}, positions"
         if positions is None:
             positions, what = own_positions(self.function), f"{caller}, read_positions of the metric"

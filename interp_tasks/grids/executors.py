@@ -106,6 +106,7 @@ def workplace(name: str, jobs: int | None, threads: int) -> Iterator[Workplace]:
 
 @contextlib.contextmanager
 def processes(slots: int) -> Iterator[Workplace]:
+    """Yields a place to run units on processes of this machine, which are killed when it is left by an error."""
     from multiprocessing import get_context
 
     def make() -> Executor:

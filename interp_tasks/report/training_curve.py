@@ -159,6 +159,7 @@ def add_metric(
 
 
 def add_levels(figure: Any, run: Run, panel_metrics: Sequence[str], metrics: Sequence[str], row: int) -> None:
+    """Draws the plateau that theory gives for each metric of a panel."""
     last = run.lines[-1]["step"]
     for metric, level in plateau_levels(run).items():
         if metric in panel_metrics and level > 0:

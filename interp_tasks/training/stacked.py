@@ -221,6 +221,7 @@ class Stack:
     """The runs that train together, and the updates that they share."""
 
     def __init__(self, runs: Sequence[Seed]) -> None:
+        """Joins the runs' models into one forward and one optimiser; refuses models that have no fast forward."""
         self.runs = runs
         self.task, self.config = runs[0].task, runs[0].config
         self.clock = Clock(runs[0].device)
@@ -317,6 +318,7 @@ class Stack:
         return [{"gradient_norm": each.line} for each in norms]
 
     def _batch(self, step: int) -> Tensors:
+        """Returns the tensors of the step, stacked by run, or the whole split that all runs share."""
         if self.runs[0].whole_split is not None:
             batch = self.runs[0].whole_split
             return batch.tokens, batch.targets, dict(batch.extras)

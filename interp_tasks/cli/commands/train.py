@@ -50,6 +50,7 @@ class Train(RecipeCommand):
     ] = False
 
     def check(self) -> None:
+        """Refuses options that do not go together, a start_from that is not there, and a folder in use."""
         settings, seeds = self.check_recipe(), read_seeds(self.seeds)
         launched().device(self.device)
         if seeds is not None and "train.seed" in settings:

@@ -391,6 +391,7 @@ def accuracy_bars(found: Demo) -> Section:
 
 
 def claims_table(outcome: Outcome) -> Table:
+    """Returns the paper's claims with ours beside them, each with its rule and verdict."""
     import pandas
 
     rows = judged_claims(outcome.result.frame, outcome.config)

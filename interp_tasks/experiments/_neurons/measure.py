@@ -154,6 +154,7 @@ def neurons(
     history = History()
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures the neurons, or heads, of one checkpoint over all inputs, and draws the chosen ones."""
         import pandas
 
         ref = str(subject.labels["ref"])
@@ -188,6 +189,7 @@ def neurons(
 
 
 def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[str]:
+    """Yields the notes below the table."""
     yield "The grid of inputs is complete and all neurons count: nothing is sampled, there are no intervals."
     yield (
         "degree 1: cos and sin of the first frequency in either digit. degree 2: also their products. alone: any "

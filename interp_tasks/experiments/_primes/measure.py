@@ -138,6 +138,7 @@ def is_share(frame: Any) -> Any:
 
 
 def notes(draws: int, ablate: bool) -> list[str]:
+    """Returns the notes below the table."""
     texts = [
         "In brackets the control. Shares of the variance over all inputs: functions of the digits modulo q, and of the "
         f"answer; control: the mean over {draws} draws of shuffled digits. Other forms: as the answer, with another "

@@ -165,6 +165,7 @@ def progress(
             tables[planned.task] = read_inputs_of(planned.task, wanted, chosen)
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures the progress of one checkpoint, by the key frequencies of its run's last one."""
         import pandas
 
         inputs = tables[subject.task]
