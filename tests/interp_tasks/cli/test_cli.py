@@ -963,6 +963,14 @@ def test_every_ref_is_checked_before_the_first_is_loaded(call, monkeypatch, aske
     assert (code, out, err) == (2, "", f"interp-run: {LACKING[asked]}\n")
 
 
+@pytest.mark.parametrize("option", ["--queries", "--keys"])
+def test_a_position_that_the_model_has_and_the_tokens_lack(call, monkeypatch, tmp_path, option):
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    numpy.save(tmp_path / "short.npy", numpy.zeros((2, 5), dtype=int))
+    err = call("ablation", "--ckpt", "run@40", "--tokens", tmp_path / "short.npy", option, "7")[2]
+    assert err == f"interp-run: {option}: no position 7: the examples of run@40 have positions 0-4\n"
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
