@@ -156,6 +156,7 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         components["edits"] = components.pop("edits", 0) + remainder
 
     def normalise(site: str, layer: int | None) -> None:
+        """Divides every component by the norm of the stream at a site, and lists the norm's bias as a component."""
         nonlocal rounded
         path = surface.stream_norm(site, layer)
         if path is None:

@@ -39,6 +39,7 @@ class Permuted(Replacement):
         return "padding" if run.mask is not None else unusual(run.given)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
+        """Returns position embeddings with their rows permuted; refuses runs that read other rows than the first."""
         length = current.shape[1]
         order = self.order if self.order is not None else random_order(length, self.seed or 0)
         if max(order) >= length:

@@ -60,6 +60,7 @@ def renew(surface: Surface) -> None:
 
 
 def _read(given: Any, sae: Any, surface: Surface) -> dict[str, Splice]:
+    """Returns the splice of each hook that a site names, with its autoencoder, checked."""
     try:
         site = Site.parse(given)
         if site.name not in KINDS or site.kind.axes[1] != "pos":

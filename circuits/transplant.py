@@ -70,6 +70,7 @@ class Transplant(Intervention):
     post_norm: bool | None = field(default=None, compare=False)
 
     def plan(self, surface: Surface) -> tuple[WeightEdit, ...]:
+        """Returns an edit for each parameter that is exchanged; refuses a source of another architecture."""
         if self.post_norm not in (None, surface.post_norm):
             one, other = "a post-norm model", "none"
             raise CircuitsError(
@@ -164,6 +165,7 @@ def _snapshot(
     chosen: tuple[int, ...] | None,
     caller: str,
 ) -> Transplant:
+    """Returns the transplant of some components, with copies of their weights; refuses those the source lacks."""
     source_weights, post_norm = source
     names = selected(source_weights, components, chosen)
     for component in components:

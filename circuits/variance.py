@@ -45,6 +45,7 @@ class Contrasts:
 
     @classmethod
     def of(cls, classes: Mapping[str, Any], examples: int, caller: str) -> Contrasts:
+        """Makes contrasts of named classes of examples; refuses classes whose functions are not independent."""
         parsed = {
             str(name): read_classes(one, examples, f"{caller}: {name}") for name, one in classes.items()
         }

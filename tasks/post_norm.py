@@ -71,6 +71,7 @@ class PostNormBlock(TransformerBlock):
         past_kv_cache_entry: Any = None,
         attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the stream after the block: attention is added and the sum normalised, then the MLP likewise."""
         cfg = self.cfg
         resid_pre = self.hook_resid_pre(resid_pre)
         read = resid_pre

@@ -47,10 +47,14 @@ SLOW = (
             "matrix-completion/algorithms",
             "matrix-completion/attention-heads",
             "matrix-completion/copying",
+            "matrix-completion/embeddings",
             "matrix-completion/order",
             "matrix-completion/out-of-distribution",
             "matrix-completion/training-dynamics",
             "matrix-completion/transplant-and-permutation",
+            "modular-arithmetic/embeddings",
+            "modular-arithmetic/neurons",
+            "modular-arithmetic/progress-measures",
             "report",
             "shipped-models",
             "tutorials/circuit",
@@ -59,7 +63,7 @@ SLOW = (
             "tutorials/modular-addition",
         )
     ),
-    "tests/test_notebooks.py::test_a_notebook_holds_its_source_and_what_its_cells_show[matrix-completion]",
+    "tests/test_notebooks.py::test_a_notebook_holds_its_source_and_what_its_cells_show",
 )
 #: Every edit of padded prompts: on the left in the daily tests, on the right in the slow ones.
 RIGHT = "tests/circuits/model/test_prompts.py::test_edits[", "-right]"
@@ -72,3 +76,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.nodeid.startswith(RIGHT[0]) and item.nodeid.endswith(RIGHT[1])
         ):
             item.add_marker(pytest.mark.slow)
+    # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

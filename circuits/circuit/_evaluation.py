@@ -185,6 +185,7 @@ class _Test:
         return Faithfulness.of(self.found, runs, metric, self.seed, self.draws)
 
     def faithfulness(self, random: int) -> list[Row]:
+        """Returns, for each metric, the share that the circuit keeps beside shares of random circuits of its size."""
         candidates = sorted(self.found.candidates(self.circuit.kind), key=lambda one: one.sort_key)
         size = min(len(self.circuit), len(candidates))
         # Circuits of one size have the same controls.
@@ -223,6 +224,7 @@ class _Test:
         return rows
 
     def completeness(self, subsets: int, greedy: int) -> list[Row]:
+        """Returns, for each subset taken out, the shares of the circuit and of the model without it."""
         members = [member for member, _ in self.circuit.members]
         rng = np.random.default_rng([self.seed, 4])
         removed: list[tuple[str, list[Member]]] = []
@@ -280,6 +282,7 @@ class _Test:
         return self.found.kept(self.circuit - part), self.found.without(part)
 
     def minimality(self) -> list[Row]:
+        """Returns, for each member, the share that the circuit loses without it, tested against no loss."""
         members = [member for member, _ in self.circuit.members]
         if not members:
             return []

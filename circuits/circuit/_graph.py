@@ -117,6 +117,7 @@ class Graph:
         return found
 
     def _missing(self, member: Member) -> str:
+        """Returns what to say of a member that the model does not have."""
         has = f"{self.n_layers} layers of {self.n_heads} heads"
         if not self.mlps:
             has += " and no MLPs"

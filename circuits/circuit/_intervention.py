@@ -108,6 +108,7 @@ class _Steps:
         where: Mapping[Member, Where],
         keep: bool,
     ) -> None:
+        """Finds where each member is cut: everywhere but there if it is kept, else there."""
         self._label, self._surface, self._replacement = label, surface, replacement
         # Of many thousand members nearly all are there at all positions, or at none.
         self._cut_where = (
@@ -124,6 +125,7 @@ class _Steps:
         return self._cut_where.get(member, self._cut_elsewhere)
 
     def sender(self, node: Node, at: Where) -> ActivationEdit:
+        """Returns the write that replaces a node's output at some positions, one for all edges from it."""
         if (node, at) not in self._senders:
             positions, replacement = None, self._replacement
             if not at.inverted:

@@ -89,6 +89,7 @@ class Measurement:
         return found
 
     def _prepare(self, base: Prompts, source: Prompts | None) -> None:
+        """Cuts the examples into pieces, each with its replacement, and measures the clean and the source run."""
         per_example = len(self.graph.nodes) * base.shape[1] * (self.surface.sizes["d_model"] or 1)
         step = max(1, min(_EXAMPLES, _NUMBERS // per_example))
         sources: list[PerExample] = []

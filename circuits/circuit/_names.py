@@ -189,6 +189,7 @@ def _read_node(name: str, text: str, caller: str) -> Node:
 
 
 def _read_input(name: str, text: str, caller: str) -> Input:
+    """Reads the name of an edge's receiver: an input of a head or of a group, of an MLP, or the output."""
     if name == "output":
         return Input("resid_post")
     if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_out"):

@@ -102,6 +102,7 @@ class Circuit:
         return not len(self - other)
 
     def _combined(self, other: Any, combine: Any) -> Circuit:
+        """Returns a circuit of both circuits' members, where each acts as `combine` says."""
         if not isinstance(other, Circuit):
             return NotImplemented
         if self.kind != other.kind:

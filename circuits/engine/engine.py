@@ -266,6 +266,7 @@ class Engine:
     def _run_batch(
         self, batch: BranchBatch, tokens: Tensor, clean: CleanCache, places: Places | None
     ) -> Iterator[tuple[int, Branch, Tensor]]:
+        """Runs branches of one batch together, each from where its edits begin, and yields the logits of each."""
         replay, last = self.replay, self.replay.n_layers - 1
         x: Tensor | None = None
         if batch.joining((-1, BEFORE)):
@@ -342,6 +343,7 @@ class Engine:
         read: Tensor | None,
         places: Places | None,
     ) -> Tensor | None:
+        """Returns the rows with those of the branches that begin at z of this layer, their heads' outputs edited."""
         joining = batch.add((layer, AT_Z))
         if not joining:
             return x

@@ -86,6 +86,7 @@ class Norm:
     rounded_last: bool = True
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Returns the normalised stream, rounded where the model rounds; weights may be stacked by checkpoint."""
         if self.kind is None:
             return x
         own, weight = x.dtype, self.weight
@@ -210,6 +211,7 @@ class Attention:
     def _by_scores(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, tap: Tap | None
     ) -> Tensor:
+        """Returns attention's mix of v by explicit scores and patterns, which `tap` sees and may change."""
         scores = capped(q @ k.transpose(-2, -1) / self.scale, self.cap)
         if seen is not None:
             scores = scores.masked_fill(~seen, self.mask_value)

@@ -108,6 +108,7 @@ class Hearing:
         return lambda activation: None if self.busy else function(activation)
 
     def put_on(self) -> Handle:
+        """Puts hooks onto every place where a sender's change is received."""
         handles: list[Handle] = []
         by_hook: dict[str, list[tuple[int, Heard]]] = {}
         for place in self.places:

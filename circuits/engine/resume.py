@@ -238,6 +238,7 @@ class Resume:
         clean: CleanPass,
         changes: Mapping[frozenset[Sender], Tensor],
     ) -> Iterator[tuple[Tail, bool, Tensor]]:
+        """Runs several edits in one pass from block `start` on; yields the output of each, and whether it changed."""
         members = [
             TailRun(tail, ForwardPass(self.surface, references, State(rows=rows, total=total)))
             for tail in tails

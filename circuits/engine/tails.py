@@ -41,6 +41,7 @@ class Tail:
 
     @classmethod
     def of(cls, index: int, plan: Plan, surface: Surface) -> Tail:
+        """Finds the block from which a run differs from the clean one; raises `NotResumed` where none can be told."""
         paths = direct_paths(plan, surface)
         if paths is not None:
             if any(map(_prepares, paths.senders.values())):

@@ -127,6 +127,7 @@ class _Reader:
         return Linear(weight, self.parameters.get(f"{path}.bias"))
 
     def block(self, layer: int) -> Block:
+        """Reads a block: its norms where this form of model has them, its attention and its MLP."""
         surface, path = self.surface, f"blocks.{layer}"
         module = surface.model.get_submodule(path)
         # The norms before attention and MLP; in other models these stand on the stream, or after both.
@@ -147,6 +148,7 @@ class _Reader:
         )
 
     def attention(self, layer: int) -> Attention:
+        """Reads the attention of a layer: projections, mask, scale, rotary table; raises `NotReplayed` for others."""
         surface, cfg, path = self.surface, self.cfg, f"blocks.{layer}.attn"
         module: Any = surface.model.get_submodule(path)
         settings: dict[str, Any] = {
@@ -232,6 +234,7 @@ class _Reader:
         return Linear(weight.transpose(-3, -2).flatten(-2), bias.flatten(-2))
 
     def _rotary(self, attention: Any) -> Rotary | None:
+        """Returns the table of rotary embedding, `None` where there is none; raises `NotReplayed` for one per layer."""
         model: Any = self.surface.model
         if getattr(self.cfg, "positional_embedding_type", None) != "rotary":
             return None
@@ -261,6 +264,7 @@ class _Reader:
         return Rotary(cos[: self.length], sin[: self.length], adjacent)
 
     def mlp(self, layer: int) -> Mlp:
+        """Reads the MLP of a layer: its maps, its gate and its activation function."""
         path = f"blocks.{layer}.mlp"
         activation = self._activation(layer)
         if self.linear:

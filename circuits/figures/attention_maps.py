@@ -53,6 +53,7 @@ def largest_choice(mean: Tensor) -> float:
 
 
 def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles: Mapping[Any, str]) -> Any:
+    """Draws the mean map of every head, layers down and heads across, on one colour scale."""
     from plotly import graph_objects
     from plotly.subplots import make_subplots
 

@@ -86,6 +86,7 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
 
 
 def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) -> None:
+    """Draws the nodes with their names."""
     figure.add_scatter(
         x=[place.x for place in places.values()],
         y=[place.y for place in places.values()],

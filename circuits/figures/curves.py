@@ -129,6 +129,7 @@ def _of_table(
     low: str | None,
     high: str | None,
 ) -> dict[str, Sequence[Any]]:
+    """Returns the series of a table as (x, y, low, high) by name, told apart by the columns `by`."""
     columns = [] if by is None else [by] if isinstance(by, str) else list(by)
     if missing := [name for name in (x, y, *columns) if name not in table]:
         raise CircuitsError(
@@ -153,6 +154,7 @@ def _of_table(
 
 
 def _of_arrays(name: str, given: Any) -> Sequence[Any]:
+    """Returns a series given as arrays as (x, y), with bounds where they are given or several runs make them."""
     parts = list(given) if isinstance(given, tuple) else [given]
     needed = f"{name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high)"
     numbers = [read_numbers(part, _CALLER, needed) for part in parts[min(1, len(parts) - 1) :]]

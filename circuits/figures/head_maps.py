@@ -157,6 +157,7 @@ def _in_cells(panel: Panel) -> list[list[str]] | None:
 def _of_table(
     table: pd.DataFrame, metric: str | Sequence[str] | None, column: str | None, unit: str | None
 ) -> list[Panel]:
+    """Returns a panel for each metric and checkpoint of a table, from its rows about one head alone."""
     drawn_column = column or ("effect" if "effect" in table else "value")
     missing = [name for name in ("layer", "head", drawn_column) if name not in table]
     if missing:

@@ -60,6 +60,7 @@ def _heatmaps(frame: pd.DataFrame, metrics: Sequence[str], across: str, words: S
 
 
 def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
+    """Draws each variant's value with its interval, one panel per metric, beside a line for the unedited model."""
     from plotly.subplots import make_subplots
 
     panels = make_subplots(rows=len(metrics), cols=1, shared_xaxes=True, vertical_spacing=0.16 / len(metrics))

@@ -117,6 +117,7 @@ class Spectrum:
         return self._grouped(combinations, label)
 
     def _grouped(self, combinations: list[tuple[int, ...]], label: Callable[[tuple[int, ...]], Any]) -> Bands:
+        """Returns the power summed over bands; `label` names a combination's band, `None` where it is in none."""
         axes = len(self.grid.sizes)
         label_of_each = [label(at) for at in combinations]
         labels = sorted({name for name in label_of_each if name is not None})

@@ -140,6 +140,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
 def _silent(
     surface: Surface, label: str, write: ActivationEdit | Receiver, runs: int, call: ForwardPass
 ) -> str:
+    """Returns what to say of an edit that never acted: no run, no such position, or a hook that never fired."""
     if runs == 0:
         return f"{label}: the model was not run inside the block"
     if call.windows.end and isinstance(write, ActivationEdit) and write.positions is not None:

@@ -87,6 +87,7 @@ class Parts(Reduction):
         return sums
 
     def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+        """Returns the mean over examples and what each class adds to it, from sums over the examples of the classes."""
         contrasts = self.labelled.contrasts
         sums = total.flatten(1).cpu()
         counts = [torch.bincount(kind).double()[:, None] for kind in contrasts.classes]

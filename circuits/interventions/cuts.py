@@ -144,6 +144,7 @@ class CutHooks:
     """The hooks that carry out all cut edges of one model."""
 
     def __init__(self, surface: Surface, blocks: Sequence[_Block]) -> None:
+        """Prepares the tables of senders and receivers; no hook is put on yet."""
         self._surface, self._blocks = surface, tuple(blocks)
         self._projections = Projections.of(surface)
         self._receivers = receivers_of(surface)
@@ -160,6 +161,7 @@ class CutHooks:
         self._read()
 
     def _read(self) -> None:
+        """Numbers the senders, and finds which of them each receiving head hears, and where each is heard last."""
         numbers: dict[tuple[object, ...], int] = {}
         groups: dict[tuple[str, int | None], set[int]] = {}
         # By place, its order and the label of one of the cuts there.
@@ -188,6 +190,7 @@ class CutHooks:
             self._labels[group] = label
 
     def put_on(self) -> None:
+        """Puts hooks onto every place where senders' changes arise, pass on or are received."""
         functions: list[tuple[str, Callable[[Tensor], Tensor | None]]] = [
             ("hook_embed", partial(self._embedding, "hook_embed")),
             ("hook_pos_embed", partial(self._embedding, "hook_pos_embed")),
@@ -249,6 +252,10 @@ class CutHooks:
         run.changes |= self._changes_of(run, hook, output)
 
     def _before_attention(self, layer: int, x: Tensor) -> None:
+        """Computes what receivers at q, k and v of a layer get of the stream with the senders' changes.
+
+        It is written when their hooks fire; see `_receive`.
+        """
         run = self._current_run()
         if run is None:
             return
@@ -301,6 +308,7 @@ class CutHooks:
             run.received[hook] = chosen, new, changed[at].permute(1, 2, 0), computed
 
     def _receive(self, site: str, layer: int, x: Tensor) -> Tensor | None:
+        """Returns q, k or v of a layer with the heads that receive computed anew; `None` where nothing is received."""
         run, hook = self._current_run(), _hook(site, layer)
         if run is None or hook not in run.received:
             return None
@@ -428,6 +436,7 @@ class CutHooks:
         return x + change
 
     def _after(self, layer: int, x: Tensor) -> Tensor | None:
+        """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
         run, hook = self._current_run(), _hook("resid_post", layer)
         if run is None:
             return None

@@ -96,6 +96,7 @@ class Edit(Intervention):
     optional_places: bool = False
 
     def plan(self, surface: Surface) -> tuple[ActivationEdit, ...]:
+        """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
         writes: list[ActivationEdit] = []
         try:
             replacement = self.replacement.on(surface)

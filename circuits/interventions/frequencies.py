@@ -105,6 +105,7 @@ class RemoveFrequencies(Replacement):
         return self.waves.at(tokens)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
+        """Returns the activation without its part at the frequencies, or with that part alone."""
         label = context.write.label
         if context.prepared is None:
             raise CircuitsError(
@@ -134,6 +135,7 @@ class RemoveFrequencies(Replacement):
 
 
 def check_coordinates(tokens: Tensor, waves: FourierComponents, label: str) -> None:
+    """Refuses tokens that are no coordinates of the period, or positions that the run does not have."""
     length = tokens.shape[1]
     wrong = [position for position in waves.coords if not -length <= position < length]
     if wrong:

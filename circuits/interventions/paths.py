@@ -27,6 +27,7 @@ class Path(Intervention):
             raise ValueError("a path without receivers changes nothing")
 
     def plan(self, surface: Surface) -> tuple[Cut, ...]:
+        """Returns a cut for each sender and receiver; refuses a receiver that is computed before the sender."""
         senders = self.sender.plan(surface)
         try:
             output = Place(Site("resid_post", surface.n_layers - 1))

@@ -112,6 +112,7 @@ class References:
             )
 
     def _run(self, prompts: Prompts, edits: Edits | None, wanted: list[Reference]) -> None:
+        """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
         surface = self._surface
         surface.check_prompts(prompts, "reference or source tokens")
         step = max(1, TOKENS_PER_PASS // max(1, prompts.tokens[0].numel()))

@@ -241,6 +241,7 @@ class Uniform(Replacement):
         return {"scores": KINDS["scores"].hook.format(write.layer)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
+        """Returns patterns that spread each query evenly over the chosen keys that it may see."""
         label = context.write.label
         scores = context.reads.pop("scores", None)
         if scores is None:

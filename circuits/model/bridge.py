@@ -240,6 +240,7 @@ class _StreamWrite:
         return new
 
     def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Returns the MLP's inputs with the change of the stream added; refuses one that rounding would blur."""
         # The change is kept until the next write: `through` may be called again with the stream that comes to the end
         # of the block.
         if self.change is None:
@@ -348,6 +349,7 @@ class _Recomputed(AttentionHooks):
         self._seen.clear()
 
     def _put_on(self) -> Handles:
+        """Puts the hooks on by which attention is computed anew from q, k, v and z."""
         attention = self._attention
         return Handles(
             attention.register_forward_pre_hook(

@@ -312,6 +312,7 @@ class _Ours:
         places: list[tuple[str, int | None]],
         write: tuple[str, int | None, Tensor] | None = None,
     ) -> dict[tuple[str, int | None], Tensor]:
+        """Returns the activations that the hooks see in one run, with noise written at one of them if asked."""
         seen: dict[tuple[str, int | None], Tensor] = {}
         with torch.no_grad(), ExitStack() as stack:
             if write is not None:
@@ -381,6 +382,7 @@ class _Theirs:
             handle.remove()
 
     def _hook(self, site: str, layer: int | None, function: Function) -> Any:
+        """Puts a function onto the wrapped model's own modules where a site is computed, and returns its handle."""
         if layer is None:
             return _on_output(self._module(getattr(self._bridge, site)), function)
         block = self._blocks[layer]
@@ -416,6 +418,7 @@ class _Theirs:
     def _on_projection(
         self, site: str, block: Any, part: Callable[..., nn.Module], function: Function
     ) -> Any:
+        """Puts a function onto q, k or v of the wrapped model, where one matrix may make all three."""
         heads = self._heads if site == "q" else _groups(self._plain, self._heads)
         if not hasattr(block.attn, "qkv"):
             return _on_output(part("attn", site), _by_head(function, heads))
@@ -516,6 +519,7 @@ class _Softmax(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Lets the function see, and change, what goes into or comes out of one layer's softmax."""
         kwargs = kwargs or {}
         # Inside this method the mode is off, so that a softmax which calls another is seen once.
         if getattr(func, "__name__", "") != "softmax" or not args or args[0].ndim != 4:

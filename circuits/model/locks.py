@@ -136,6 +136,7 @@ def _before(hold: _Hold) -> list[_Hold]:
 
 
 def _refuse_in_vain(hold: _Hold, others: list[_Hold], start: float) -> None:
+    """Refuses to wait for a model that is held in a circle, by an ended thread, or idle for too long."""
     other = others[0].user
     if _waits_for(others, hold.user):
         raise CircuitsError(

@@ -112,6 +112,7 @@ class Site:
     layer: int | None = None
 
     def __post_init__(self) -> None:
+        """Checks the name and the layer; a full hook name becomes its short one."""
         if not isinstance(self.name, str):
             raise CircuitsError(
                 f'not a site: {self.name!r}; write "z", "z.2", a full hook name or Site("z", layer=2)'

@@ -275,6 +275,7 @@ def _refuse_others(model: nn.Module, others: list[nn.Parameter], what: str) -> N
 
 
 def _end(state: State, values: dict[nn.Parameter, Tensor], others: list[nn.Parameter]) -> None:
+    """Takes one block's weights out again: a parameter gets what an outer block put there, else its original."""
     # Compared by identity, as another block may hold equal values.
     state.replacing[:] = [other for other in state.replacing if other is not values]
     remaining = {parameter: value for other in state.replacing for parameter, value in other.items()}

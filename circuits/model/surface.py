@@ -51,6 +51,7 @@ class Surface:
     """Gives access to the sizes, hook points and weights of a model. Build it with `Surface.of(model)`."""
 
     def __init__(self, model: nn.Module) -> None:
+        """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
         cfg: Any = getattr(model, "cfg", None)
         missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
         hooks = _hook_points(model)

@@ -185,6 +185,7 @@ def _read_source(
     positions: Positions | Span | Snapshot | None,
     source_positions: Any,
 ) -> Replacement:
+    """Returns the replacement that a source stands for: tokens to run, or activations that the user has."""
     at = read_source_positions(source_positions, positions, caller)
     if at is not None and "key" in place.site.kind.axes:
         raise CircuitsError(
@@ -196,6 +197,7 @@ def _read_source(
 
 
 def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapshot | None) -> FromTensors:
+    """Returns a replacement by activations that the user has, taken from a cache by hook name."""
     # TransformerLens' ActivationCache has full hook names as its keys, as our own cache does.
     names = list(source.keys())
     if place.site.layer is not None or not place.site.kind.per_layer:

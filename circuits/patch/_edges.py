@@ -523,6 +523,7 @@ def _senders(surface: Surface, how: str = "resample") -> list[End]:
 
 
 def _receivers(surface: Surface) -> list[End]:
+    """Returns every place that receives an edge, in the order in which the model computes them."""
     receivers: list[End] = []
     table = receivers_of(surface)
     for site in ("q", "k", "v"):

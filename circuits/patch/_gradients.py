@@ -66,6 +66,7 @@ class Pair:
         positions: Any = None,
         source_positions: Any = None,
     ) -> Pair:
+        """Reads the arguments of an attribution into base, source and metric, and refuses what does not fit."""
         surface = Surface.of(model)
         prompts = read_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")

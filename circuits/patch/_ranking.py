@@ -69,6 +69,7 @@ class Counts:
     def read(
         cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any, budget: Any = None
     ) -> Counts:
+        """Reads how many rows are measured, by how many draws and flips, and how they are ranked."""
         read_choice(rank, RANKS, caller, "rank")
         verified = caller == "patch.edges" and isinstance(exact, str) and exact == "verified"
         if budget is not None and not verified:

@@ -164,6 +164,7 @@ def _estimates(
     gradient_sums: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
 
     def add(gradient_hooks: list[str], interpolated_hooks: list[str], fraction: float, weight: float) -> None:
+        """Adds the gradients at one point between base and source to the sums, with its weight."""
         run = base_run
         if interpolated_hooks:
             interpolated = {
@@ -218,6 +219,7 @@ def _read_sites(given: Any, surface: Surface, by: str) -> list[_LayerSite]:
 
 
 def _check_positions(pair: Pair, layer_sites: list[_LayerSite], by: str, method: str, line: str) -> None:
+    """Refuses positions that the rows, the line of the estimate or a site with a key axis cannot take."""
     if by == "position":
         raise CircuitsError(f'{CALLER}: by="position" has a row for each position; leave positions= out')
     if pair.source_at is None:

@@ -108,6 +108,7 @@ def _compare(
 
 
 def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
+    """Returns a row for each head: how far attention moves, unpaired, their difference and ratio, and intervals."""
     (paired_mean, unpaired_mean), (paired_resamples, unpaired_resamples) = pairs.means(sums, pairs.compared)
     table_columns: dict[str, Any] = {
         "layer": [head.layer for head in pairs.heads],

@@ -247,6 +247,7 @@ def selected_queries(surface: Surface, queries: Any, positions: Any, prompts: Pr
 
 
 def _selected(queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:
+    """Returns a boolean mask [batch pos] of the queries to score."""
     chosen = read_queries(queries, positions, caller)
     batch, length = prompts.shape[:2]
     if chosen is None:

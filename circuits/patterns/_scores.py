@@ -178,6 +178,7 @@ def _frame(
     measured: np.ndarray,
     resampled: tuple[np.ndarray, np.ndarray],
 ) -> pd.DataFrame:
+    """Returns a row for each head and template: score, chance, their difference, and intervals over examples."""
     mass, by_chance, queries = measured.sum(-1)
     score, chance = ratio(mass, queries), ratio(by_chance, queries)
     score_resamples, chance_resamples = resampled

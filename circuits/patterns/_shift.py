@@ -152,6 +152,7 @@ def _compare(
 
 
 def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
+    """Returns a row for each head: how often attention follows, by chance, their difference, and intervals."""
     (paired, unpaired), (paired_resamples, unpaired_resamples) = pairs.means(sums)
     low, high = interval(paired_resamples, LEVEL)
     effect_low, effect_high = interval(paired_resamples - unpaired_resamples, LEVEL)

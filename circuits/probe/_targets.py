@@ -70,6 +70,7 @@ def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...
 
 
 def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
+    """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
     kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
     if isinstance(values, np.ndarray):
         values = torch.from_numpy(values)

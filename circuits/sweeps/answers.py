@@ -184,6 +184,7 @@ def _difference(output: Tensor, answers: Answers) -> Tensor:
 
 
 def _read(given: Any, name: str) -> tuple[Answer, ...]:
+    """Returns the answers of each example as ids or texts; one may have several."""
     given = as_dense_tensor(given, f"{CALLER}: {name}")
     if isinstance(given, Tensor):
         if given.ndim > 2 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
@@ -234,6 +235,7 @@ def _ids(answers: tuple[Answer, ...], batch: int, surface: Surface | None) -> tu
 
 
 def _id(text: str, surface: Surface | None) -> int:
+    """Returns the id of an answer given as text, which must be one token."""
     model: Any = None if surface is None else surface.model
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:

@@ -86,6 +86,7 @@ class Across:
 
     @classmethod
     def of(cls, executor: Any, load: Any, split: Any, done: Any) -> Across:
+        """Reads `executor=`, `load=`, `split=` and `done=` of a sweep, and refuses what cannot be shared out."""
         if not callable(getattr(executor, "submit", None)):
             raise CircuitsError(
                 f"{_CALLER}: it has submit, as concurrent.futures.ProcessPoolExecutor has; got "
@@ -167,6 +168,7 @@ class Across:
         read: Callable[[Mapping[str, Any], Surface], list[Variant]],
         engine: str,
     ) -> list[Unit]:
+        """Cuts a sweep into units of whole chunks of examples, each with the name of what it measures."""
         # Whole chunks, so that every forward is the one of a sweep in one process.
         # Workers have a model of their own.
         inputs = replace(inputs, metric=replace(inputs.metric, model=None))

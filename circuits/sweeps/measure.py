@@ -56,6 +56,7 @@ class ModelSweep:
         engine: str,
         checkpoint: str | None = None,
     ) -> ModelSweep:
+        """Prepares a sweep over one model, and measures the memory that this takes where it is not known yet."""
         meter, known = Meter(), known_peaks(surface.model)
         with evaluating(surface.model), torch.no_grad():
             try:

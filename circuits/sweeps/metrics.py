@@ -71,6 +71,7 @@ class Metric:
         return read if inputs is None else read._on(*inputs, caller, positions)
 
     def _on(self, surface: Surface, prompts: Prompts, caller: str, positions: Any) -> Metric:
+        """Returns the metric of a model and prompts, with the positions it reads; refuses what does not fit."""
         what = f"{caller}, positions"
         if positions is None:
             positions, what = own_positions(self.function), f"{caller}, read_positions of the metric"
@@ -251,6 +252,7 @@ def _pair(value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, n
 
 
 def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
+    """Returns a metric's values as a number per example; refuses any other shape or kind."""
     what = f"metric {name}, {variant}"
     if isinstance(value, Tensor):
         value = as_dense_tensor(value, what).detach().cpu().resolve_conj().resolve_neg()

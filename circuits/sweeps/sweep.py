@@ -175,6 +175,7 @@ _Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interv
 
 
 def _read_variants(variants: Any) -> _Given:
+    """Returns every variant as (name, draw, interventions); refuses names that would be the same in the table."""
     if not isinstance(variants, Mapping) or not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
     read: _Given = []

@@ -144,6 +144,11 @@ def check_parameters(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, 
 
 
 def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
+    """Loads a checkpoint onto a device: its files checked, its model built and filled, its task made.
+
+    Raises:
+        UserError: for files that are mangled or do not fit each other, or a device that is not there.
+    """
     folder = resolved.path
     meta = read_meta(folder)
     if meta["step"] != resolved.step:

@@ -149,6 +149,7 @@ def check_selector(selector: str, text: str) -> None:
 
 
 def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedCheckpoint]:
+    """Returns the checkpoints of a run, or the one checkpoint of a folder, that the selectors of a REF name."""
     path = find_run(name)
     if not name.startswith(ZOO) and is_checkpoint(path):
         if selectors is not None:
@@ -214,6 +215,7 @@ def _from_folder(path: Path) -> ResolvedCheckpoint:
 
 
 def _select(selector: str, run: Path, run_name: str, steps: list[int]) -> list[int]:
+    """Returns the stored steps that one selector names."""
     if selector == "all":
         return steps
     if selector == "last":

@@ -22,10 +22,18 @@ class Once(BareFlags, TyperCommand):
     """Refuses what would otherwise be ignored in silence: all but the last of several values, and empty ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the arguments once :meth:`check_given` has refused what would be ignored in silence."""
         given, extra, order = self.make_parser(ctx).parse_args(args=list(args))
-        wants_help = asks_for_help(order)
-        seen: list[Any] = [] if wants_help else list(dict.fromkeys(order))
-        for parameter in seen:
+        if not asks_for_help(order):
+            self.check_given(ctx, given, order)
+            self.check_extra(ctx, extra)
+            self.check_required(ctx, order)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def check_given(self, ctx: Any, given: Mapping[str, Any], order: Sequence[Any]) -> None:
+        """Refuses empty values, values that are no text, and an option of one value that is given several times."""
+        for parameter in dict.fromkeys(order):
             values = given.get(parameter.name)
             for value in values if isinstance(values, (list, tuple)) else [values]:
                 if isinstance(value, str) and not value.strip():
@@ -38,13 +46,12 @@ class Once(BareFlags, TyperCommand):
                 ctx.fail(
                     f"{spelled(parameter)} was given {order.count(parameter)} times, but takes one value"
                 )
-        if not wants_help:
-            self.check_extra(ctx, extra)
-            for parameter in self.params:
-                if parameter.required and parameter not in seen and parameter.param_type_name == "option":
-                    ctx.fail(f"{spelled(parameter)} is missing: give {example(parameter)}")
-        rest: list[str] = super().parse_args(ctx, args)
-        return rest
+
+    def check_required(self, ctx: Any, order: Sequence[Any]) -> None:
+        """Refuses to run without an option that is required, with an example of it."""
+        for parameter in self.params:
+            if parameter.required and parameter not in order and parameter.param_type_name == "option":
+                ctx.fail(f"{spelled(parameter)} is missing: give {example(parameter)}")
 
     def check_extra(self, ctx: Any, extra: Sequence[str]) -> None:
         """Refuse words that belong to no option, where they look like checkpoints."""

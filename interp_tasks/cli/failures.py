@@ -66,6 +66,8 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool, written: Sequence[s
 
 
 def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> int:
+    """Runs a command and returns its exit status; says a user's mistake in one line, and raises others."""
+
     def say(message: str, *, of_one: bool = False) -> None:
         refuse(message, debug, written, of_one=of_one)
 

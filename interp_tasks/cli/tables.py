@@ -175,6 +175,7 @@ class Sheet:
     def of(
         cls, rows: Sequence[Mapping[Any, Any]], columns: Sequence[Column], blocks: Sequence[tuple[int, ...]]
     ) -> Sheet:
+        """Returns rows as printable texts; a header loses its "[95% CI]" where no row has an interval."""
         cells = tuple(tuple(printable(column.shown(row)) for column in columns) for row in rows)
         headers = [printable(column.header, keep="\n") for column in columns]
         with_intervals = [any("[" in row[at] for row in cells) for at in range(len(columns))]

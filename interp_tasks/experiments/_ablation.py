@@ -17,9 +17,10 @@ from interp_tasks.measurement.heads.edits import (
     choices,
     read_specs,
 )
+from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure, swept
-from interp_tasks.measurement.subjects import Options, Planned
+from interp_tasks.measurement.subjects import Options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,10 +63,6 @@ def ablation(
     """
     specs, edit = read_specs(heads), HeadEdit.read(mode, keys, queries)
 
-    def check(planned: Planned) -> None:
-        choices(specs, planned.sizes)
-        edit.check(planned)
-
     return measure(
         "ablation",
         refs,
@@ -73,5 +70,6 @@ def ablation(
         lambda subject: swept(subject, edit.on(subject, choices(specs, subject.sizes)), edit.name),
         config={"heads": [str(spec) for spec in specs], **edit.describe()},
         notes=edit.notes,
-        check=check,
+        parts=ModelParts(specs, positions=edit.positions),
+        check=edit.check,
     )

@@ -40,6 +40,7 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     no_tokens(options, "copying")
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
         import pandas
 
         task = subject.task

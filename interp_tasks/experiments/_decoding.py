@@ -38,6 +38,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         raise UserError("decoding needs a task that decodes: leave --tokens out, or give --task NAME instead")
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint with the right entries before each answer, and with its own answers before it."""
         import numpy as np
         import pandas
         import torch

@@ -102,6 +102,7 @@ def answers_of(task: Any) -> Mapping[str, ModularAnswer]:
 
 
 def rows_of(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one checkpoint: of all inputs together, and of each split."""
     import numpy as np
     import torch
 

@@ -23,10 +23,11 @@ from interp_tasks.measurement.heads.edits import (
     every_head,
     read_groups,
 )
+from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Options, Planned, Subject
+from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -95,16 +96,10 @@ def heads(
     named = read_groups(groups)
     check_controls(by_class, least, random)
 
-    def check(planned: Planned) -> None:
-        edit.check(planned)
-        for group in named.values():
-            group.resolve(planned.sizes)
-        if least:
-            check_size(planned, least, len(every_head(planned.sizes)))
-
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint: each head, each layer, all heads and groups edited, or classes of heads."""
         from circuits import draws
 
         every = tuple(every_head(subject.sizes))
@@ -147,7 +142,8 @@ def heads(
             "random": random,
         },
         notes=edit.notes,
-        check=check,
+        parts=ModelParts(list(named.values()), positions=edit.positions, fewer_heads=least),
+        check=edit.check,
     )
     if not by_class:
         return result
@@ -169,11 +165,6 @@ def check_controls(by_class: bool, least: int, random: int) -> None:
         raise UserError(f"--least {least} goes with --by-class, which scores heads against templates")
     if random:
         check_draws(random, "--random")
-
-
-def check_size(planned: Planned, least: int, heads: int) -> None:
-    if least >= heads:
-        raise UserError(f"--least {least}: {planned.name} has {heads} heads; fewer than that")
 
 
 def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:

@@ -17,12 +17,12 @@ from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held
 from interp_tasks.measurement.heads.edits import (
     HEADS_HELP,
     QUERIES,
-    check_layer,
     check_within,
     choices,
     positions,
     read_specs,
 )
+from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import HEAD_SITES, SITES, called, check_queries, check_site, has_heads
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
@@ -104,15 +104,13 @@ def patch(
     lent: list[Any] = []
 
     def check(planned: Planned) -> None:
-        for chosen_site in sites:
-            check_layer(planned, chosen_site)
-            selected(chosen_site, specs, planned.sizes)
         positions(planned, chosen_queries)
         check_within(planned, "--queries", chosen_queries)
         if donor is None:
             source_examples(planned, source)
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
 
@@ -151,6 +149,7 @@ def patch(
             "by_class": by_class,
         },
         notes=notes(source, donor, judged=donor is None and examples.tokens is None),
+        parts=ModelParts(specs, sites, positions={"--queries": chosen_queries}),
         check=check,
     )
 

@@ -106,6 +106,7 @@ def workplace(name: str, jobs: int | None, threads: int) -> Iterator[Workplace]:
 
 @contextlib.contextmanager
 def processes(slots: int) -> Iterator[Workplace]:
+    """Yields a place to run units on processes of this machine, which are killed when it is left by an error."""
     from multiprocessing import get_context
 
     def make() -> Executor:
@@ -152,6 +153,7 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def dask(name: str, slots: int, threads: int) -> Iterator[Workplace]:
+    """Yields a place to run units on Dask: a cluster of this machine, or the scheduler at an address."""
     try:
         from distributed import Client, LocalCluster
     except ImportError:

@@ -170,6 +170,13 @@ class _Run:
         self.suspects: set[str] = set()
 
     def all(self, place: Workplace) -> None:
+        """Runs every unit that is not done, as many at a time as there are slots, until none can begin.
+
+        A unit that was running when the executor broke runs again.
+
+        Raises:
+            UserError: for an executor that broke and cannot be renewed.
+        """
         waiting: list[Unit] = [unit for unit in self.whole.units if unit.key not in self.records]
         running: dict[Future[Any], Unit] = {}
         while waiting or running:

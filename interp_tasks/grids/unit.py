@@ -97,6 +97,7 @@ def train_unit(unit: TrainUnit, root: Path, device: str) -> None:
 
 
 def measure_unit(unit: MeasureUnit, root: Path, device: str) -> None:
+    """Measures one unit of a grid, in a worker, and writes its result."""
     import warnings
 
     import torch

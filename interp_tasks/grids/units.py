@@ -126,6 +126,11 @@ def check_given(run: str, experiment_specs: Sequence[ExperimentSpec]) -> None:
 
 
 def check_experiment(experiment_spec: ExperimentSpec) -> None:
+    """Refuses an experiment of a grid that does not exist, or settings that it does not take.
+
+    Raises:
+        UserError: in one line.
+    """
     from interp_tasks import experiments
 
     names = sorted(

@@ -33,6 +33,7 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
 
 
 def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None = None) -> None:
+    """Draws a curve over steps, with its drop in bold."""
     style = line(index)
     panel: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
     figure.add_scatter(

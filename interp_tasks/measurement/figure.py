@@ -87,6 +87,7 @@ def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
     """Draws values with their intervals (filled), single draws (faint) and baselines (open) of one metric."""
 
     def draw(figure: Any, row: int) -> None:
+        """Draws each checkpoint's edited and unedited values into a panel, single draws beside them."""
         for index, ref in enumerate(refs):
             ref_rows = part[part["ref"] == ref]
             pooled = ref_rows[ref_rows["draw"].isna()]
@@ -110,6 +111,7 @@ def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
 
 
 def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str, Any]:
+    """Returns the points of one checkpoint as a plotly trace: edited with intervals, single draws, or unedited."""
     symbol = SYMBOLS[index % len(SYMBOLS)]
     colour = COLOURS["light"][index % len(COLOURS["light"])]
     several = part.duplicated(["variant", "draw"]).any()
@@ -173,6 +175,7 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
     effects = part.pivot(index="layer", columns="head", values="effect")
 
     def draw(figure: Any, row: int) -> None:
+        """Draws effects as a map into a panel, layer by head."""
         figure.add_trace(
             {
                 "type": "heatmap",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads.edits import HeadChoice, check_layer, check_within
+from interp_tasks.measurement.heads.edits import HeadChoice, check_within
+from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import (
     MAX_DRAWS,
     check_positions,
@@ -97,17 +98,18 @@ class ProbeSettings:
             for name, value in vars(self).items()
         }
 
+    def parts(self) -> ModelParts:
+        """Returns the parts that a model must have."""
+        heads = [] if self.heads is None else [self.heads]
+        return ModelParts(heads, self.sites, positions={"--positions": self.positions})
+
     def check(self, planned: Planned) -> None:
-        """Refuses what a checkpoint has not: targets, heads, layers, positions.
+        """Refuses targets that a checkpoint's task does not declare, and positions that its examples do not have.
 
         Raises:
-            UserError, CircuitsError: in one line.
+            UserError: in one line.
         """
         choose(planned, declared_by(planned), self.targets)
-        if self.heads is not None:
-            self.heads.resolve(planned.sizes)
-        for site in self.sites:
-            check_layer(planned, site)
         check_within(planned, "--positions", self.positions)
 
 

@@ -161,6 +161,11 @@ def read_runs(given: str | Sequence[str]) -> list[Run]:
 
 
 def read_one(name: str, path: Path) -> Run:
+    """Reads a run's declaration and its log, checked.
+
+    Raises:
+        UserError: for a run without a drop metric, or a mangled log.
+    """
     described = read_run(path)
     metric, config = described.get("drop_metric"), described.get("config")
     if (

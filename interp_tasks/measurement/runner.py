@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.model_parts import ModelParts, check_parts
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs, subjects
 from interp_tasks.measurement.table import RATIO, tidy
@@ -41,16 +42,20 @@ def measure(
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
-    check: Callable[[Planned], None] | None = None,
+    parts: ModelParts | None = None,
+    check: Callable[[Planned], object] | None = None,
 ) -> Result:
     """Measures one checkpoint after the other on the same examples.
 
     Args:
         config: is recorded with the rows.
-        check: refuses what cannot be done with a checkpoint; called on all before the first is loaded.
+        parts: what the options name of the models; refused where one lacks it, before anything slow is imported.
+        check: refuses what cannot be done with a checkpoint's examples; called on all before the first is loaded.
     """
     examples, device = Examples.of(options), options.get("device", "cpu")
     refs = resolve_refs(refs, examples)
+    if parts is not None:
+        check_parts(refs, parts)
 
     import pandas
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -237,7 +238,7 @@ def subjects(
     examples: Examples,
     device: str = "cpu",
     progress: Progress | None = None,
-    check: Callable[[Planned], None] | None = None,
+    check: Callable[[Planned], object] | None = None,
 ) -> Iterator[Subject]:
     """Load the checkpoints one after the other, each with its examples.
 
@@ -254,7 +255,8 @@ def subjects(
     planned = plan(named, examples, device)
     for each in planned:
         if check is not None:
-            checked_alone(check, each, alone=len(named) == 1)
+            with named_if_several(each.named.label, len(named)):
+                check(each)
     # Only now, since that takes seconds.
     from interp_tasks.checkpoints.load import load_resolved
 
@@ -341,21 +343,22 @@ def task_of(named: Named) -> Task:
     return found
 
 
-def checked_alone(check: Callable[[Planned], None], planned: Planned, *, alone: bool) -> None:
-    """Asks a check of one checkpoint; of several it is named in what ``circuits`` refuses.
+@contextmanager
+def named_if_several(label: str, count: int) -> Iterator[None]:
+    """Puts a checkpoint's label before what ``circuits`` refuses inside, where there are several checkpoints.
 
     Raises:
-        UserError: as the check says, or with the REF before it.
-        CircuitsError: of a checkpoint ``alone``.
+        UserError: with the label before it.
+        CircuitsError: of the only checkpoint.
     """
     from circuits.errors import CircuitsError
 
     try:
-        check(planned)
+        yield
     except CircuitsError as error:
-        if alone:
+        if count == 1:
             raise
-        raise UserError(f"{planned.named.label}: {error}") from None
+        raise UserError(f"{label}: {error}") from None
 
 
 def sample(task: Task, examples: Examples) -> Batch:

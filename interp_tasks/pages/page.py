@@ -42,6 +42,7 @@ class Page:
     versions: Mapping[str, str] = field(default_factory=versions)
 
     def html(self) -> str:
+        """Returns the whole page as text; whatever it needs stands in it."""
         body = "\n".join(
             f'<section id="s{index}"{self._label(section, index)}>\n{section.html(f"s{index}-x")}\n</section>'
             for index, section in enumerate(self.sections)

@@ -241,6 +241,7 @@ class Figure:
     width: int | None = None
 
     def html(self, identifier: str) -> str:
+        """Returns the figure with heading and caption as HTML; one that cannot be narrow scrolls in a frame."""
         from circuits.figures.layout import NARROW, laid_out, least_width
         from circuits.figures.style import untitled
 

@@ -172,6 +172,7 @@ class SteppedTable:
         return self.table.title
 
     def html(self, identifier: str) -> str:
+        """Returns the table as HTML, and its rows as data: a script shows those of the slider's step."""
         rows: list[Any] = self.table.frame.to_dict("records")
         columns, numeric = self.table.shown_columns()
         content = {

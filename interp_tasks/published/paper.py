@@ -296,6 +296,7 @@ class Paper(Entry):
 
     @model_validator(mode="after")
     def _consistent(self) -> Paper:
+        """Refuses rows, studies, claims and runs that name each other wrongly."""
         unique("row", (row.number for row in self.row))
         unique("study", (study.id for study in self.study))
         unique("claim", (claim.id for claim in self.claim))

@@ -95,6 +95,7 @@ def size_text(size: float, total: int) -> str:
 
 
 def circuit_figure(view: View, frame: pandas.DataFrame) -> Section:
+    """Draws the size of the smallest faithful circuit, its faithfulness and the metric over checkpoints."""
     from plotly.subplots import make_subplots
 
     rows = frame[frame["run"] == view.name].sort_values("step")

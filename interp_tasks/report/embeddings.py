@@ -35,6 +35,7 @@ def embeddings_section(views: Sequence[View]) -> Section:
 
 
 def tokens_plane(view: View) -> Section:
+    """Draws the token embeddings on two principal components, coloured by value, or by angle where digits go round."""
     labels, values, noun = token_labels(view)
     tables = [snapshot.tables[0].rows[: len(labels)] for snapshot in view.snapshots]
     left_out = len(view.snapshots[0].tables[0].rows) - len(labels)
@@ -118,6 +119,7 @@ def plane(
     one: str,
     table: str,
 ) -> Section:
+    """Draws rows of a table on the two principal components of its last checkpoint, which the slider moves."""
     import numpy as np
     import plotly.graph_objects as go
 

@@ -58,6 +58,7 @@ def largest_effect(views: Sequence[View], metric: str) -> float:
 
 
 def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
+    """Draws the effect of every head under each edit, layer by head, which the slider moves over checkpoints."""
     from plotly.subplots import make_subplots
 
     layers, heads = view.snapshots[0].maps.shape[:2]
@@ -170,6 +171,7 @@ def common_axis(metric: str, views: Sequence[View], marks: Sequence[Mark]) -> di
 
 
 def ablation_curve(view: View, metric: str, marks: Sequence[Mark], axis: Mapping[str, Any]) -> Section:
+    """Draws a metric over checkpoints, unedited and with all heads edited."""
     import plotly.graph_objects as go
 
     unedited = view.unedited()

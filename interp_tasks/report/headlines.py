@@ -126,6 +126,7 @@ def headline_rows(views: Sequence[View]) -> list[dict[str, str]]:
 
 
 def quantities(view: View) -> list[tuple[str, str]]:
+    """Returns names and texts: of the task, the model, its training, the drop and the last checkpoint."""
     source, run = view.source, view.source.run
     # Each row is one line of a terminal.
     rows = [("task", task_text(view) if view.task is None else str(view.task.name))]

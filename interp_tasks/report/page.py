@@ -120,6 +120,7 @@ def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
 
 
 def metrics_table(frame: pandas.DataFrame) -> Section:
+    """Returns the metrics of every checkpoint as a table."""
     columns = [
         *([Column("run", "run")] if frame["run"].nunique() > 1 else []),
         Column("step", "step"),

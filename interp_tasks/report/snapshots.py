@@ -187,6 +187,7 @@ def pairs(subject: Subject, metric: str, *edits: Any) -> tuple[Array, Array]:
 
 
 def snapshot(subject: Subject, view: View, *, circuit: bool = False) -> Snapshot:
+    """Measures one checkpoint for the report: metrics, effects of heads, patterns, embeddings, a circuit."""
     import pandas
 
     from circuits import patterns

@@ -40,6 +40,7 @@ def spectra_section(views: Sequence[View]) -> Section:
 
 
 def frequencies(view: View, index: int) -> Section:
+    """Draws the norm of a table at each frequency, with its threshold, at the slider's step and at the last."""
     import numpy as np
     import plotly.graph_objects as go
 
@@ -95,6 +96,7 @@ def fourier_norms(rows: Array) -> tuple[Array, float]:
 
 
 def singular_values(view: View) -> Section:
+    """Draws the singular values of each embedding table at the slider's step, and of the last checkpoint."""
     import numpy as np
     import plotly.graph_objects as go
 

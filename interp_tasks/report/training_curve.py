@@ -44,6 +44,7 @@ def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
 
 
 def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], leading: View) -> Section:
+    """Draws the logged metrics over training, losses above accuracies, with the drops and the slider's step marked."""
     from plotly.subplots import make_subplots
 
     first = logged[0].source.run
@@ -62,29 +63,7 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
         vertical_spacing=GAP / total_height if len(panels) > 1 else 0,
     )
     for row, panel in enumerate(panels, start=1):
-        extremes: list[float] = []
-        for which, view in enumerate(logged):
-            run = view.source.run
-            assert run is not None
-            logged_metrics = [metric for metric in panel if run.points(metric)[1]]
-            for metric in logged_metrics:
-                index = metrics.index(metric)
-                name = f"{metric}, {run.name}" if len(logged) > 1 else metric
-                extremes += add_metric(figure, run, metric, name, row, index, which, len(logged) == 1)
-            if logged_metrics:
-                add_levels(figure, run, logged_metrics, metrics, row)
-            for mark in marks.get(view.name, ()):
-                if mark.metric in logged_metrics and mark.of_curve:
-                    add_mark(figure, mark)
-                    figure.data[-1].update(
-                        xaxis=f"x{row if row > 1 else ''}", yaxis=f"y{row if row > 1 else ''}"
-                    )
-        figure.update_yaxes(
-            title_text=panel[0] if len(panel) == 1 else "metric",
-            row=row,
-            col=1,
-            **value_axis(panel[0], extremes),
-        )
+        add_panel(figure, row, panel, metrics, logged, marks)
     shapes = [
         step_line(),
         *(shape for index, view in enumerate(logged) for shape in drop_shapes(view, index)),
@@ -104,6 +83,42 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
     alt = f"{', '.join(metrics)} over training of {' and '.join(view.name for view in logged)}"
     return Stepped(
         Figure(figure, alt=alt, height=height), move_line(leading), leading.at, picks=leading.steps
+    )
+
+
+def add_panel(
+    figure: Any,
+    row: int,
+    panel: Sequence[str],
+    metrics: Sequence[str],
+    logged: Sequence[View],
+    marks: Mapping[str, Sequence[Mark]],
+) -> None:
+    """Draws some of the metrics of every run into one panel, with their levels and marks.
+
+    Args:
+        metrics: all that are drawn, in the order of their colours.
+    """
+    extremes: list[float] = []
+    for which, view in enumerate(logged):
+        run = view.source.run
+        assert run is not None
+        logged_metrics = [metric for metric in panel if run.points(metric)[1]]
+        for metric in logged_metrics:
+            index = metrics.index(metric)
+            name = f"{metric}, {run.name}" if len(logged) > 1 else metric
+            extremes += add_metric(figure, run, metric, name, row, index, which, len(logged) == 1)
+        if logged_metrics:
+            add_levels(figure, run, logged_metrics, metrics, row)
+        for mark in marks.get(view.name, ()):
+            if mark.metric in logged_metrics and mark.of_curve:
+                add_mark(figure, mark)
+                figure.data[-1].update(xaxis=f"x{row if row > 1 else ''}", yaxis=f"y{row if row > 1 else ''}")
+    figure.update_yaxes(
+        title_text=panel[0] if len(panel) == 1 else "metric",
+        row=row,
+        col=1,
+        **value_axis(panel[0], extremes),
     )
 
 
@@ -144,6 +159,7 @@ def add_metric(
 
 
 def add_levels(figure: Any, run: Run, panel_metrics: Sequence[str], metrics: Sequence[str], row: int) -> None:
+    """Draws the plateau that theory gives for each metric of a panel."""
     last = run.lines[-1]["step"]
     for metric, level in plateau_levels(run).items():
         if metric in panel_metrics and level > 0:

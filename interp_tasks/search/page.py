@@ -339,6 +339,7 @@ def value_axis(values: Sequence[float]) -> dict[str, Any]:
 
 
 def setting_axis(values_of: Any) -> dict[str, Any]:
+    """Returns the axis of a setting: its values in order, or a logarithmic one; empty for what plotly does anyway."""
     if isinstance(values_of, list):
         order = [shown(value) for value in values_of]
         # Values that were not tried have their place too.

@@ -41,6 +41,7 @@ class SearchResult:
 
     @classmethod
     def of(cls, study: Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
+        """Reads the trials of a study, and how much each setting mattered."""
         trials = []
         for trial in study.get_trials(deepcopy=False):
             same_as = trial.user_attrs.get("same_as")

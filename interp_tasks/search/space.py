@@ -73,6 +73,7 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
+        """Refuses a range that is empty, infinite, or of other numbers than its setting takes."""
         if any(isinstance(end, int) and end.bit_length() > 63 for end in (self.low, self.high, self.step)):
             raise UserError(f"{self.key}: whole numbers of a range lie below 2^63")
         shown = f"{self.key}: {self.low:g}:{self.high:g}"

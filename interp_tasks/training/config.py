@@ -119,6 +119,7 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _schedule_falls_after_the_warm_up(self) -> TrainConfig:
+        """Refuses a schedule whose fall ends before it begins, or that begins within the warm-up."""
         start, end = self.schedule_start, self.schedule_end
         if self.schedule == "constant":
             given = [

@@ -51,6 +51,7 @@ class HookedForward:
     def __call__(
         self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
     ) -> Float[Tensor, "batch read d_out"]:
+        """Returns the output at the positions that are read, by the model's own forward."""
         handles = []
         if dropout is not None:
             for layer, block in enumerate(self.model.blocks):
@@ -101,6 +102,7 @@ class FusedForward:
     def __call__(
         self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
     ) -> Float[Tensor, "batch read d_out"]:
+        """Returns the output at the positions that are read; in the last layer only those are computed."""
         n_pos = tokens.shape[1]
         positions = [position for position in self.read_positions if position < n_pos]
         read = None if positions == list(range(n_pos)) else positions
@@ -171,6 +173,7 @@ class FusedForward:
         return [*self._project(layer, "Q", x[:, rows]), *self._project(layer, "KV", x)]
 
     def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: list[int] | None) -> list[Tensor]:
+        """Returns q, k and v of the first layer, looked up in a table of every token at every position."""
         n_pos = tokens.shape[1]
         table = self.parameters["pos_embed.W_pos"][:n_pos, None] + self.parameters["embed.W_E"]
         table = self._before("blocks.0.ln1", self._after("ln_embed", table))  # [pos vocab d_model]

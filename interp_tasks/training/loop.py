@@ -42,6 +42,7 @@ class Loop:
         progress: Progress | None,
         processes: Processes | None = None,
     ) -> None:
+        """Draws the data that stay, chooses the fastest forward that is the model's, and makes the optimiser."""
         self.processes = processes or Processes()
         self.task, self.model, self.config = task, model, config
         self.device, self.progress = device, progress
@@ -106,6 +107,7 @@ class Loop:
         return self.task.sample(n, seed=seed, split=split).to(self.device)
 
     def update(self, step: int) -> dict[str, Any]:
+        """Takes one step, and returns what is logged of it: norms of gradients, where they are due."""
         batch = self.batch(step)
         dropout = self.dropout(step, batch.tokens.shape[1])
         self.model.train()

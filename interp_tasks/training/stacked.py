@@ -221,6 +221,7 @@ class Stack:
     """The runs that train together, and the updates that they share."""
 
     def __init__(self, runs: Sequence[Seed]) -> None:
+        """Joins the runs' models into one forward and one optimiser; refuses models that have no fast forward."""
         self.runs = runs
         self.task, self.config = runs[0].task, runs[0].config
         self.clock = Clock(runs[0].device)
@@ -244,6 +245,7 @@ class Stack:
         return "mapped" if self.maps_loss else "one by one"
 
     def run(self, folders: Sequence[RunFolder], stop: Callable[[], bool] | None = None) -> None:
+        """Trains all runs to the end, or until ``stop`` says so, and stores checkpoints as they fall due."""
         start = self._begin(folders)
         before = [run.clock.seconds for run in self.runs]
         for step in range(start, self.config.steps):
@@ -293,6 +295,7 @@ class Stack:
                 raise Diverged(f"{folder.path}: {error}") from None
 
     def update(self, step: int) -> list[dict[str, Any]]:
+        """Takes one step of all runs together, and returns what each logs."""
         tensors = self._batch(step)
         dropouts = [run.dropout(step, tensors[0].shape[-1]) for run in self.runs]
         with self.runs[0].autocast():
@@ -315,6 +318,7 @@ class Stack:
         return [{"gradient_norm": each.line} for each in norms]
 
     def _batch(self, step: int) -> Tensors:
+        """Returns the tensors of the step, stacked by run, or the whole split that all runs share."""
         if self.runs[0].whole_split is not None:
             batch = self.runs[0].whole_split
             return batch.tokens, batch.targets, dict(batch.extras)

@@ -160,6 +160,7 @@ def resolved(
     settings: ModelSettings | Mapping[str, Any] | None,
     config: TrainConfig | Mapping[str, Any] | None,
 ) -> tuple[Task, ModelSettings, TrainConfig]:
+    """Returns the task, the model's settings and the training's, those of a preset beneath those that are given."""
     name = task if isinstance(task, str) else task.name
     sections: Mapping[str, Mapping[str, Any]] = {}
     if preset is not None:

@@ -32,6 +32,7 @@ def catalog() -> list[dict[str, Any]]:
 
 
 def _row(name: str, runs: list[Path]) -> dict[str, Any]:
+    """Returns the row of one shipped name, which may be several seeds of a run."""
     described = [read_run(run) for run in runs]
     config = described[0]["config"]
     metric = described[0]["drop_metric"]["name"]

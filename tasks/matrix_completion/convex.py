@@ -71,6 +71,7 @@ def solve_by_cvxpy(
 def _results(
     jobs: list[tuple[Any, Any]], problem: tuple[int, int, float | None, str], processes: int
 ) -> Iterator[tuple[Any, float]]:
+    """Yields the solution of each problem in order, over several processes where that is asked for."""
     if processes < 2:
         _compile(*problem)
         yield from map(_solve, jobs)

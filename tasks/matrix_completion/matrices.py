@@ -51,6 +51,7 @@ class Matrices(Task):
 
     @model_validator(mode="after")
     def _consistent(self) -> Matrices:
+        """Refuses a rank, a grid of values or a mask that the matrix cannot have."""
         if self.rank > min(self.n, self.columns):
             raise ValueError(f"rank {self.rank} exceeds the sides of a {self.n}×{self.columns} matrix")
         if self.grid_step > self.grid_max:

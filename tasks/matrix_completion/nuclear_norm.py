@@ -168,6 +168,7 @@ class _State:
         return completed, bound, reached - bound
 
     def step(self) -> None:
+        """Takes one Newton step towards the central path, so long that primal and dual stay positive definite."""
         rows, columns = self.observed.shape[1:]
         size = rows + columns
         eye = torch.eye(size, dtype=self.observed.dtype, device=self.observed.device)

@@ -22,8 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.frame import Campaign, Fault, Trials, expect
-from tests.campaigns.mangling import (
+from tests.campaigns.damage import (
     BYTES,
     TEXTS,
     changed,
@@ -31,6 +30,7 @@ from tests.campaigns.mangling import (
     spoil_place,
     tensors_spoilt,
 )
+from tests.campaigns.frame import Campaign, Fault, Trials, expect
 
 #: Beside what is mapped already, in bytes. The files are some ten thousand.
 ROOM = 192 << 20

@@ -5,12 +5,26 @@ import torch
 
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
 
 
 @pytest.fixture(autouse=True)
 def no_width_of_the_terminal(monkeypatch):
     """pytest-xdist tells its workers how wide the terminal is, which would break lines of tables."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs a command in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture(scope="session")

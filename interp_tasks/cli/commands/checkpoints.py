@@ -31,6 +31,7 @@ class Checkpoints(Command):
             check_run_name(run)
 
     def execute(self) -> None:
+        """Prints the stored checkpoints of each run, with their marks and metrics."""
         checkpoints = [each for run in self.ckpt for each in resolve(f"{run}@all")]
         runs = {each.run_name: each.run_path for each in checkpoints if each.run_path is not None}
         rows = [

@@ -48,6 +48,7 @@ class CostCommand(RecipeCommand):
             resolve_config(self.task, self.preset, settings)
 
     def execute(self) -> None:
+        """Prints what training would cost."""
         self.import_tasks()
         resolved = resolve_config(self.task, self.preset, read_settings(self.settings))
         from interp_tasks.training.cost import cost

@@ -68,6 +68,7 @@ class GridCommand(Command):
     format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
 
     def check(self) -> None:
+        """Refuses options that do not go together, a recipe that cannot be read, and a folder that is no grid's."""
         from interp_tasks.grids.units import check
 
         check_choice("--format", self.format, FORMATS)
@@ -92,6 +93,7 @@ class GridCommand(Command):
         return self.out or Path("grids") / self.spec.stem
 
     def execute(self) -> None:
+        """Runs the grid, or with ``--dry-run`` shows its plan, and prints and writes the findings."""
         if self.dry_run:
             for path in self.import_paths:
                 import_file(path)

@@ -15,6 +15,7 @@ class Tasks(PrintingCommand):
     """List the tasks there are, with their presets."""
 
     def execute(self) -> None:
+        """Prints each preset of each task, with its settings."""
         from interp_tasks.training.config import presets_of
         from tasks import catalog
 

@@ -89,6 +89,7 @@ class Reproduce(Command):
         return self.out or Path("results") / f"{self.paper}-{self.preset}"
 
     def execute(self) -> None:
+        """Trains what is missing if that is asked for, measures the paper's claims, prints and writes verdicts."""
         if self.train:
             with progress_line(self.quiet) as progress:
                 train_missing(

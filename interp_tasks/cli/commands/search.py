@@ -112,6 +112,7 @@ class Search(RecipeCommand):
         )
 
     def execute(self) -> None:
+        """Runs the search, prints its best trials, and says what it wrote."""
         self.import_tasks()
         from interp_tasks.search.study import search
 

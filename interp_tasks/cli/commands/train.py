@@ -50,6 +50,7 @@ class Train(RecipeCommand):
     ] = False
 
     def check(self) -> None:
+        """Refuses options that do not go together, a start_from that is not there, and a folder in use."""
         settings, seeds = self.check_recipe(), read_seeds(self.seeds)
         launched().device(self.device)
         if seeds is not None and "train.seed" in settings:
@@ -97,6 +98,7 @@ class Train(RecipeCommand):
             self.say(out, before)
 
     def train_stacked(self, resolved: Resolved, seeds: list[int], stop: Callable[[], bool]) -> None:
+        """Trains several seeds in one process, and says where each run is."""
         from interp_tasks.checkpoints.meta import reached
         from interp_tasks.training.stacked import train_stacked
         from tasks import get

@@ -51,6 +51,7 @@ class Zoo(Command):
     format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
 
     def check(self) -> None:
+        """Refuses options that do not go together, and a recipe that cannot be read."""
         check_choice("--format", self.format, FORMATS)
         if self.pack is not None and self.check_name is not None:
             raise UserError("--pack and --check are two things to do: give one")
@@ -95,6 +96,7 @@ class Zoo(Command):
         )
 
     def list(self) -> None:
+        """Prints what ships, a table for each task and folder."""
         from interp_tasks.zoo.catalog import catalog
 
         rows = catalog()

@@ -89,6 +89,7 @@ def algorithm(
     known: dict[Any, dict[str, Tensor]] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures how far one checkpoint's answers agree with each method's, by kind of entry."""
         import pandas
 
         task = subject.task

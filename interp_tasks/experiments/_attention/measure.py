@@ -28,6 +28,7 @@ from interp_tasks.measurement.heads.classes import (
     check_scored,
     classify_heads,
 )
+from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -185,6 +186,7 @@ def attention(
             "threshold": threshold,
             "mask": mask,
         },
+        parts=ModelParts(positions={"--queries": chosen_queries}),
         check=check,
     )
     return AttentionResult.of(

@@ -72,6 +72,7 @@ def counted(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    """Returns the columns that people see: of heads, or of counts of heads over checkpoints."""
     if "checkpoint" in rows:
         names = [str(name) for name in rows.columns if str(name).startswith((COUNTED, FOLLOWING))]
         short = {

@@ -44,6 +44,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def of_checkpoint(frame: pandas.DataFrame, *, alone: bool) -> list[dict[str, Any]]:
+    """Returns one checkpoint's rows for people: its circuit, and where it is alone other sizes of its ranking."""
     own = frame[frame["variant"] == CIRCUIT].set_index("metric")
     total = own.loc[SIZE, "baseline"]
     first: dict[Any, Any] = frame.iloc[0].to_dict()
@@ -96,6 +97,7 @@ def numbers(rows: pandas.DataFrame) -> dict[str, Any]:
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    """Returns the columns that people see: of one circuit and its sizes, or of the circuits of several checkpoints."""
     metric = str(rows["metric"].iloc[0]) if rows["metric"].nunique() == 1 else "metric"
     size = Column("size", "size", lambda row: "–" if row["size"] != row["size"] else f"{row['size']:.0f}")
     shared = [

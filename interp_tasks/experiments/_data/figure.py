@@ -151,6 +151,7 @@ def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.gra
 
 
 def dft(size: int) -> plotly.graph_objects.Figure:
+    """Draws the Fourier basis of so many values as a map, a row for each function."""
     import numpy as np
     from plotly import graph_objects
 

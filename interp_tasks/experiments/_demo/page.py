@@ -59,6 +59,7 @@ def demo_page(found: Demo) -> Page:
 
 
 def matrix_chapter(found: Demo) -> Section:
+    """Returns the chapter of the page about matrix completion."""
     import tasks
 
     outcome, filled = found.matrices, found.filled
@@ -95,6 +96,7 @@ def matrix_chapter(found: Demo) -> Section:
 
 
 def sum_chapter(found: Demo) -> Section:
+    """Returns the chapter of the page about modular addition."""
     outcome, answered = found.sums, found.answered
     modulus = answered.modulus
     intro = Text(
@@ -140,6 +142,7 @@ def checkpoints(steps: Sequence[int], outcome: Outcome, name: str) -> Slider:
 
 
 def loss_curve(found: Demo) -> Section:
+    """Draws the error of matrix completion over training, beside what answering 0 at the blanks errs by."""
     outcome, steps = found.matrices, found.filled.steps
     log, guess = outcome.log, guessing(outcome.config)
     level = plateau_levels(log).get("mse_masked", guess)
@@ -253,6 +256,7 @@ def unedited(outcome: Outcome, mark: str, metric: str) -> dict[str, float]:
 
 
 def error_bars(found: Demo) -> Section:
+    """Draws the errors before and after the drop, with and without uniform attention, as bars."""
     outcome = found.matrices
     level = guessing(outcome.config)
     panels = {
@@ -284,6 +288,7 @@ def holds_throughout(outcome: Outcome) -> bool:
 
 
 def accuracy_curve(found: Demo) -> Section:
+    """Draws the share of right sums over training, of sums it was trained on and of others."""
     outcome, steps = found.sums, found.answered.steps
     log, chance = outcome.log, 1 / found.answered.modulus
     curve = log.curve("accuracy")
@@ -309,6 +314,7 @@ def accuracy_curve(found: Demo) -> Section:
 
 
 def ring(found: Demo) -> Section:
+    """Draws the embeddings of the numbers along their key frequency, which the slider moves."""
     ring, steps = found.ring, found.answered.steps
     figure = draw.ring(ring.points[-1], ring.phases, 1.3 * float(abs(ring.points).max()), ring.frequency)
     order = draw.around(ring.phases)
@@ -339,6 +345,7 @@ def ring(found: Demo) -> Section:
 
 
 def heads_look(found: Demo) -> Section:
+    """Draws where each head looks when the model answers a sum, by checkpoint, sum and edit."""
     answered = found.answered
     frames = list(product(range(len(answered.steps)), range(len(answered.right)), (0, 1)))
     figure = draw.attention(*answered.looks.shape[3:])
@@ -384,6 +391,7 @@ def accuracy_bars(found: Demo) -> Section:
 
 
 def claims_table(outcome: Outcome) -> Table:
+    """Returns the paper's claims with ours beside them, each with its rule and verdict."""
     import pandas
 
     rows = judged_claims(outcome.result.frame, outcome.config)

@@ -18,6 +18,7 @@ def summary(found: Demo) -> list[str]:
 
 
 def matrix_lines(outcome: Outcome) -> list[str]:
+    """Returns the lines about matrix completion: the error over training, as trained, edited, and published."""
     from interp_tasks.published import read_paper
 
     published = {claim.id: claim.published for claim in read_paper("matrix-completion").claim}

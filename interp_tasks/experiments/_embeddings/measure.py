@@ -157,6 +157,7 @@ def embeddings(
         EmbeddingTargets.of(planned, largest)
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
         import pandas
 
         ref, task = str(subject.labels["ref"]), subject.task

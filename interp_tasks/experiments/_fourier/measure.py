@@ -160,6 +160,7 @@ def fourier(
     rules: dict[str, None] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures the spectrum of each tensor of one checkpoint."""
         ref = str(subject.labels["ref"])
         axes = read_axes(subject)
         examples = len(subject.tokens)

@@ -54,6 +54,7 @@ def lines_panel(
     title = f"{split} {kind}" + (f", {short(lines[0][0])}" if len(runs) == 1 else "")
 
     def draw(figure: Any, row: int) -> None:
+        """Draws a line for each run and quantity, over steps on a logarithmic axis."""
         colours = COLOURS["light"]
         last = 1
         for index, (run, name) in enumerate(lines):
@@ -100,6 +101,7 @@ def map_panel(curves: pandas.DataFrame, run: str, names: Sequence[str], split: s
     """Returns a map with a row per answer, smallest modulus on top; colours are values, from chance to right."""
 
     def draw(figure: Any, row: int) -> None:
+        """Draws the accuracies as a map into a panel, quantity by step."""
         points = [later_points(curves, run, name) for name in names]
         figure.add_trace(
             {

@@ -165,6 +165,7 @@ def check_level(level: float) -> None:
 
 
 def notes(logged_runs: Sequence[Run], compared: bool) -> tuple[str, ...]:
+    """Returns the notes below the table."""
     several = any(len(group) > 1 for group in groups_of(logged_runs).values())
     return (
         "Step: where the accuracy first is at the level, interpolated between logged steps; for good: after it the "

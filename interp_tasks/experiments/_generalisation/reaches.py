@@ -78,6 +78,7 @@ def percent(level: float) -> str:
 
 
 def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one run: where each accuracy reaches the level, its delay, and its last value."""
     from interp_tasks.measurement.crossings import finite_or_nan
 
     trained = {reach.name: reach for reach in reaches if reach.split == "train"}

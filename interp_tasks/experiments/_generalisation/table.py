@@ -58,6 +58,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    """Returns the columns that people see; those without an entry are left out."""
     level = rows["level"].iloc[0]
     columns = [Column("run", "run")] if rows["run"].nunique() > 1 else []
     columns += [

@@ -45,6 +45,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    """Returns the columns that people see: of each tensor, norms of its gradient at every stage of the update."""
     columns = [Column("tensor", "variant")]
     for stage in STAGES:
         for metric, title, digits in (

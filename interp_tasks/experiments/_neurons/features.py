@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._neurons.active_counts import MIN_CHECKPOINTS
-from interp_tasks.measurement.heads.edits import check_layer
 from interp_tasks.measurement.runner import TOKENS_PER_PASS
 from interp_tasks.measurement.subjects import Planned, Subject
 
@@ -84,19 +83,6 @@ def input_axes(subject: Subject | Planned) -> tuple[GridAxis, GridAxis]:
             f"task {task.name!r}: a digit takes fewer than {MIN_CHECKPOINTS} values, which have no frequency"
         )
     return axes[0], axes[1]
-
-
-def check_features(planned: Planned, kind: str, layer: int | None, chosen: Sequence[int]) -> None:
-    """Refuses a task without two input digits, and a layer or neurons that a checkpoint does not have.
-
-    Raises:
-        UserError: in one line.
-    """
-    input_axes(planned)
-    check_layer(planned, kind if layer is None else f"{kind}.{layer}")
-    neurons = planned.sizes.d_model if kind == "mlp_out" else planned.sizes.d_mlp
-    if kind != "pattern" and max(chosen) >= neurons:
-        raise UserError(f"--neurons {max(chosen)}: {kind} of {planned.name} has neurons 0-{neurons - 1}")
 
 
 def features_at(

@@ -13,7 +13,6 @@ from interp_tasks.experiments._neurons.active_counts import MIN_CHECKPOINTS
 from interp_tasks.experiments._neurons.active_history import History
 from interp_tasks.experiments._neurons.features import (
     MeasuredFeatures,
-    check_features,
     features_at,
     input_axes,
     measured,
@@ -23,9 +22,10 @@ from interp_tasks.experiments._neurons.rows import rows_of
 from interp_tasks.experiments._neurons.table import ACTIVE
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
+from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Planned, Subject
+from interp_tasks.measurement.subjects import Options, Subject
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -153,10 +153,8 @@ def neurons(
     images: dict[str, dict[str, Image]] = {}
     history = History()
 
-    def check(planned: Planned) -> None:
-        check_features(planned, kind, layer, chosen)
-
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures the neurons, or heads, of one checkpoint over all inputs, and draws the chosen ones."""
         import pandas
 
         ref = str(subject.labels["ref"])
@@ -173,7 +171,10 @@ def neurons(
         return Measured(pandas.DataFrame(rows), {})
 
     config = {"neurons": list(chosen), "site": site, "threshold": threshold, "draws": draws}
-    result = measure("neurons", refs, options, measure_checkpoint, config=config, check=check)
+    parts = ModelParts(sites=[site.strip()], neurons=() if kind == "pattern" else chosen)
+    result = measure(
+        "neurons", refs, options, measure_checkpoint, config=config, parts=parts, check=input_axes
+    )
     import pandas
 
     from interp_tasks.measurement.table import tidy
@@ -188,6 +189,7 @@ def neurons(
 
 
 def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[str]:
+    """Yields the notes below the table."""
     yield "The grid of inputs is complete and all neurons count: nothing is sampled, there are no intervals."
     yield (
         "degree 1: cos and sin of the first frequency in either digit. degree 2: also their products. alone: any "

@@ -62,6 +62,7 @@ def over_steps(rows: Mapping[tuple[str, str, str], Mapping[Any, Any]]) -> pandas
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    """Returns the columns that people see: of groups of neurons, or of clusters over checkpoints."""
     tensors = [Column("tensor", "intervention")] if frame["intervention"].nunique() > 1 else []
     if "checkpoint" in frame:
         name = str(frame["single"].iloc[0])

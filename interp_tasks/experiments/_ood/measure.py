@@ -81,6 +81,7 @@ def ood(
     used: dict[str, None] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint on every variation of its task; the notes say which do not fit it."""
         import pandas
 
         assert subject.task is not None

@@ -103,6 +103,7 @@ def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
 
 
 def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
+    """Returns how far the position embeddings form clusters, by each axis of the grid of positions."""
     import numpy as np
 
     from interp_tasks.measurement.embeddings.geometry import distances, silhouette

@@ -97,6 +97,7 @@ def primes(
     damages: dict[str, list[Damage]] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures what the tensors of one checkpoint hold of each prime's remainder, and what its removal does."""
         import pandas
 
         from interp_tasks.experiments._primes.remainders import read_inputs
@@ -137,6 +138,7 @@ def is_share(frame: Any) -> Any:
 
 
 def notes(draws: int, ablate: bool) -> list[str]:
+    """Returns the notes below the table."""
     texts = [
         "In brackets the control. Shares of the variance over all inputs: functions of the digits modulo q, and of the "
         f"answer; control: the mean over {draws} draws of shuffled digits. Other forms: as the answer, with another "

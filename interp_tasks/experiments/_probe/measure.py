@@ -162,6 +162,7 @@ def probe(
         options,
         measure_checkpoint,
         config={"method": settings.method, **settings.describe()},
+        parts=settings.parts(),
         check=settings.check,
     )
     return ProbeResult.of(result, notes=tuple(notes(settings, tables)), tables=tables)

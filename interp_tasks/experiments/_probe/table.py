@@ -71,6 +71,7 @@ def tidy_rows(table: pandas.DataFrame, settings: ProbeSettings) -> pandas.DataFr
 
 
 def notes(settings: ProbeSettings, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
+    """Returns the notes below the table."""
     first = next(iter(tables.values()))
     fitted, scored = int(first["fit_n"].iloc[0]), int(first["n"].iloc[0])
     intercept = "with" if settings.intercept else "without"

@@ -101,6 +101,7 @@ class Lines:
         self.curves, self.title, self.log = curves, title, log
 
     def draw(self, figure: Any, row: int, column: int) -> None:
+        """Draws each curve over steps into a panel, with the bounds of the phases."""
         shown = {trace.name for trace in figure.data}
         for index, (name, curve) in enumerate(self.curves.items()):
             steps = sorted(curve)
@@ -152,6 +153,7 @@ class Bars:
         self.coefficients, self.keys = coefficients, keys
 
     def draw(self, figure: Any, row: int, column: int) -> None:
+        """Draws the coefficient of every frequency as bars into a panel, key frequencies in a colour of their own."""
         shown = {trace.name for trace in figure.data}
         every = range(1, len(self.coefficients))
         for index, (name, chosen) in enumerate(
@@ -189,6 +191,7 @@ class Points:
         self.values = values
 
     def draw(self, figure: Any, row: int, column: int) -> None:
+        """Draws the loss without each key frequency into a panel."""
         shown = {trace.name for trace in figure.data}
         for index, (name, by_key) in enumerate(self.values.items()):
             figure.add_trace(

@@ -165,6 +165,7 @@ def progress(
             tables[planned.task] = read_inputs_of(planned.task, wanted, chosen)
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures the progress of one checkpoint, by the key frequencies of its run's last one."""
         import pandas
 
         inputs = tables[subject.task]
@@ -329,6 +330,7 @@ class RunMeasures:
         logits: Tensor,
         seen: Mapping[str, Tensor],
     ) -> list[Row]:
+        """Returns the rows that look inside one checkpoint: the neurons' map, removals, attention, skips."""
         from interp_tasks.experiments._progress.attention import (
             rows_of_attention,
             rows_of_skips,
@@ -459,6 +461,7 @@ def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None
 def notes(
     followed: Mapping[str, RunMeasures], name: str, number: float, chosen: tuple[int, ...] | None
 ) -> Sequence[str]:
+    """Returns the notes below the table; they say which frequencies are key, and by which rule."""
     from circuits.fourier._key_frequencies import RULES as MADE
 
     texts = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]

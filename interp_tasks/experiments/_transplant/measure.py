@@ -12,10 +12,11 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.donors import Donor, check_architecture, donors_of
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import COMPONENTS, EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs
+from interp_tasks.measurement.subjects import Examples, Options, Subject, resolve_refs
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -108,13 +109,8 @@ def transplant(
     check_architecture(donors, refs)
     variants_of_donor: dict[Donor, dict[str, Any]] = {}
 
-    def check(planned: Planned) -> None:
-        # Sources have the architecture of every REF.
-        for layer in chosen_layers or ():
-            if layer >= planned.sizes.n_layers:
-                raise UserError(f"--layers {layer}: {planned.name} has layers 0-{planned.sizes.n_layers - 1}")
-
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures one checkpoint with each component of each source."""
         for donor in donors:
             if donor not in variants_of_donor:
                 variants_of_donor[donor] = lent(donor, given, chosen_layers, options.get("device", "cpu"))
@@ -148,7 +144,8 @@ def transplant(
             "layers": chosen_layers,
         },
         notes=(f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",),
-        check=check,
+        # Sources have the architecture of every REF.
+        parts=ModelParts(layers=chosen_layers or ()),
     )
     moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of_donor[donors[0]].items())
     notes = (*result.notes, f"Moved, N being every such layer: {'; '.join(moved)}.")

@@ -88,6 +88,7 @@ def named(figure: Any, name: str) -> dict[str, Any]:
 
 
 def add_values(figure: Any, row: int, table: TableView) -> None:
+    """Draws the singular values of a table and of untrained ones, and how many make up 50% and 90% of the sum."""
     sizes = table.singular.values
     places = list(range(1, len(sizes) + 1))
     for name, values, colour, dash in (
@@ -166,6 +167,7 @@ def add_vectors(figure: Any, row: int, table: TableView) -> None:
 
 
 def add_spectrum(figure: Any, row: int, table: TableView) -> None:
+    """Draws the norm of each frequency of a table, with the bounds that tell it from chance."""
     frequencies = table.frequencies
     assert frequencies is not None
     norms, significant = frequencies.norms, frequencies.significant
@@ -218,6 +220,7 @@ def add_spectrum(figure: Any, row: int, table: TableView) -> None:
 
 
 def add_positions(figure: Any, row: int, one: Any, other: Any) -> None:
+    """Draws two rows of the position embedding against each other, dimension by dimension."""
     from interp_tasks.experiments._weights.position_similarity import PUBLISHED_DIMENSIONS
 
     for name, part, colour, symbol in (

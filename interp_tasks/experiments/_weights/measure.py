@@ -146,6 +146,7 @@ def weights(
     ordered: dict[bool, None] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
+        """Measures the embedding tables of one checkpoint, beside those of untrained models."""
         import pandas
 
         task = subject.task
@@ -179,6 +180,7 @@ def weights(
 
 
 def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) -> Iterator[str]:
+    """Yields the notes below the table."""
     if controls:
         yield f"Controls: {', '.join(controls)}."
     yield (

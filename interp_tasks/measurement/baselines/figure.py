@@ -16,6 +16,7 @@ PANEL, GAP, TOP, BOTTOM = 280, 60, 110, 90
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+    """Draws each metric over the variations of the data, of checkpoints and of the methods beside them."""
     from plotly.subplots import make_subplots
 
     frame = frame[frame["value"].notna() & frame["ci_low"].notna()]

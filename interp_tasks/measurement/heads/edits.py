@@ -84,6 +84,11 @@ class HeadEdit:
             f"The {name} is taken over the examples evaluated{', in the edited pass itself' if within else ''}.",
         )
 
+    @property
+    def positions(self) -> dict[str, str | tuple[int, ...] | None]:
+        """Returns the positions of each option that names some."""
+        return {"--queries": self.queries, "--keys": self.keys}
+
     def check(self, planned: Planned) -> None:
         """Refuses positions that a checkpoint's examples do not have.
 
@@ -91,8 +96,8 @@ class HeadEdit:
             UserError: in one line.
         """
         positions(planned, self.queries)
-        check_within(planned, "--queries", self.queries)
-        check_within(planned, "--keys", self.keys)
+        for option, given in self.positions.items():
+            check_within(planned, option, given)
 
     def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
         """Returns the edit of each choice of heads, by its label."""
@@ -234,23 +239,21 @@ def check_within(planned: Planned, option: str, given: Any) -> None:
     Raises:
         UserError: in one line.
     """
-    there = planned.tokens.shape[1]
-    for position in () if given is None or isinstance(given, str) else given:
-        if not -there <= position < there:
-            raise UserError(
-                f"{option}: no position {position}: the examples of {planned.name} have positions 0-{there - 1}"
-            )
+    check_positions_below(planned.tokens.shape[1], option, given, f"the examples of {planned.name} have")
 
 
-def check_layer(planned: Planned, site: str) -> None:
-    """Refuses a site in a layer that a model lacks.
+def check_positions_below(length: int, option: str, given: Any, whose: str) -> None:
+    """Refuses positions beyond a length; the name of a mask, or ``None``, is no position.
+
+    Args:
+        whose: what has so many positions, and its verb: ``the examples of run@40 have``.
 
     Raises:
         UserError: in one line.
     """
-    layer = site.partition(".")[2]
-    if layer and int(layer) >= planned.sizes.n_layers:
-        raise UserError(f"--site {site}: {planned.name} has layers 0-{planned.sizes.n_layers - 1}")
+    for position in () if given is None or isinstance(given, str) else given:
+        if not -length <= position < length:
+            raise UserError(f"{option}: no position {position}: {whose} positions 0-{length - 1}")
 
 
 def read_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, HeadChoice]:

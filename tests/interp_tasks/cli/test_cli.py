@@ -66,16 +66,10 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture
-def call(root, monkeypatch, capsys):
-    """Run a command in ``root``; returns (exit code, stdout, stderr)."""
+def call(call, root, monkeypatch):
+    """Runs a command in ``root``."""
     monkeypatch.chdir(root)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return call
 
 
 def records(call, *arguments):
@@ -789,12 +783,13 @@ def test_help_and_argument_errors_import_nothing_slow(root):
     program = (
         "import contextlib, io, json, sys\n"
         "from interp_tasks.cli import main\n"
-        "codes = []\n"
-        "for arguments in json.loads(sys.argv[1]):\n"
+        "codes, lacking = [], json.loads(sys.argv[2])\n"
+        "for arguments in json.loads(sys.argv[1]) + lacking:\n"
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
         "        codes.append(main(arguments))\n"
         "    slow = {'torch', 'transformer_lens', 'pandas', 'plotly', 'circuits'}\n"
         "    slow |= {'numpy', 'pydantic'} if arguments == ['--help'] else set()\n"
+        "    slow -= {'circuits'} if arguments in lacking else set()\n"
         "    assert not slow & set(sys.modules), (arguments, slow & set(sys.modules))\n"
         "print(json.dumps(codes))\n"
     )
@@ -802,9 +797,13 @@ def test_help_and_argument_errors_import_nothing_slow(root):
         ["--help"],
         *([*path, "--help"] for path in COMMANDS),
     ]
+    # Its configuration says that a model lacks what an option names: heads are read by circuits, without torch.
+    lacking = [[*asked.split(), "--ckpt", "run@40"] for asked in LACKING]
+    lacking += [[*asked.split(), "--ckpt", "zoo:modular-addition-113@last"] for asked in LACKING_NEURONS]
+    lacking += [["transplant", "--source", "run@0", "--layers", "2", "--ckpt", "run@40"]]
     cases = [*helps, *REFUSED.values(), ["runs", "checkpoints", "--ckpt", "run"], ["tasks"]]
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(cases)],
+        [sys.executable, "-c", program, json.dumps(cases), json.dumps(lacking)],
         cwd=root,
         # Without it the child has what readline, once loaded, sets past os.environ: the width of a terminal.
         env=dict(os.environ),
@@ -813,7 +812,7 @@ def test_help_and_argument_errors_import_nothing_slow(root):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [0] * len(helps) + [2] * len(REFUSED) + [0, 0]
+    assert json.loads(done.stdout) == [0] * len(helps) + [2] * len(REFUSED) + [0, 0] + [2] * len(lacking)
     assert done.stderr == ""
 
 
@@ -929,8 +928,8 @@ def test_a_metric_of_a_task_that_does_not_say_its_metrics(call, monkeypatch, fai
 #: What the shallower of two models lacks, and what is said of it.
 LACKING = {
     "ablation --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
-    "ablation --queries 15": "--queries: no position 15: the examples of run@40 have positions 0-8",
-    "ablation --keys 15": "--keys: no position 15: the examples of run@40 have positions 0-8",
+    "ablation --queries 15": "--queries: no position 15: run@40 has positions 0-8",
+    "ablation --keys 15": "--keys: no position 15: run@40 has positions 0-8",
     "heads --group mine=2.0": "run@40: heads '2.0': no head 2.0: the model has layers 0-1 and heads 0-1",
     "heads --by-class --least 4": "--least 4: run@40 has 4 heads; fewer than that",
     "patch --source negated --site z.2": "--site z.2: run@40 has layers 0-1",
@@ -938,7 +937,19 @@ LACKING = {
     "patch --source negated --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
     "probe --site z --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
     "probe --site resid_post.2": "--site resid_post.2: run@40 has layers 0-1",
-    "probe --positions 15": "--positions: no position 15: the examples of run@40 have positions 0-8",
+    "probe --positions 15": "--positions: no position 15: run@40 has positions 0-8",
+    "attention --queries 15": "--queries: no position 15: run@40 has positions 0-8",
+    "patch --source negated --queries -10": "--queries: no position -10: run@40 has positions 0-8",
+    "patch --source negated --site z.1 --heads 0.1": (
+        "--site z.1 with --heads 0.1: 0.1 is not in layer 1; leave the layer out"
+    ),
+}
+
+
+LACKING_NEURONS = {
+    "modular neurons --site mlp_post.1": "--site mlp_post.1: zoo:modular-addition-113@3000 has layers 0-0",
+    "modular neurons --neurons 512": "--neurons 512: mlp_post of",
+    "modular neurons --site mlp_out --neurons 128": "has neurons 0-127",
 }
 
 
@@ -950,6 +961,14 @@ def test_every_ref_is_checked_before_the_first_is_loaded(call, monkeypatch, aske
     refs = ["--ckpt", "zoo:matrix-completion-4x4@post", "--ckpt", "run@40"]
     code, out, err = call(command, *refs, *options, "--samples", "12")
     assert (code, out, err) == (2, "", f"interp-run: {LACKING[asked]}\n")
+
+
+@pytest.mark.parametrize("option", ["--queries", "--keys"])
+def test_a_position_that_the_model_has_and_the_tokens_lack(call, monkeypatch, tmp_path, option):
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    numpy.save(tmp_path / "short.npy", numpy.zeros((2, 5), dtype=int))
+    err = call("ablation", "--ckpt", "run@40", "--tokens", tmp_path / "short.npy", option, "7")[2]
+    assert err == f"interp-run: {option}: no position 7: the examples of run@40 have positions 0-4\n"
 
 
 @pytest.mark.parametrize(
@@ -975,12 +994,7 @@ def test_what_a_task_declares_is_known_before_a_model_is_loaded(call, monkeypatc
     ("asked", "said"),
     [
         ("modular progress --answer product", "--answer 'product': task 'modular-addition' has sum"),
-        (
-            "modular neurons --site mlp_post.1",
-            "--site mlp_post.1: zoo:modular-addition-113@3000 has layers 0-0",
-        ),
-        ("modular neurons --neurons 512", "--neurons 512: mlp_post of"),
-        ("modular neurons --site mlp_out --neurons 128", "has neurons 0-127"),
+        *LACKING_NEURONS.items(),
         ("modular detector --metric recal", "'modular-addition' has none"),
         ("modular detector --metric recal --ckpt zoo:miiii-113@last", "--metric 'recal': of 11 metrics"),
         ("matrix embeddings --metric norms --ckpt run@40", "--metric 'norms': of"),

@@ -45,19 +45,6 @@ EVIL = "r\x1b[31m\x9b1m\u202eun"
 RUN = "import sys; from interp_tasks.cli import main; sys.exit(main())"
 
 
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
 def refused(outcome):
     """The one line of a refusal."""
     code, out, err = outcome

@@ -12,7 +12,6 @@ from circuits import CircuitsError, Head, ablate, intervene, patterns
 from circuits.interventions.replacements import derangement
 from interp_tasks import load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, AttentionResult, attention
 from interp_tasks.experiments._attention.table import FOLLOWS, MOVED
@@ -43,18 +42,6 @@ COUNTS = [
 PATTERNS = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
 #: What is said of all heads without a threshold.
 DISTRIBUTION = ("best score: ", "largest score: ")
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 import tasks
 from circuits.statistics import bootstrap, interval, ratio
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, algorithm, baseline, copying, ood
 from interp_tasks.experiments._algorithm.measure import correlation
@@ -20,18 +19,6 @@ from interp_tasks.experiments._algorithm.table import view_columns, view_rows
 from interp_tasks.measurement.paired import paired
 
 N, SEED = 24, 3
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
