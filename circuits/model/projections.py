@@ -16,6 +16,9 @@ from circuits.model.surface import Surface
 # Largest difference allowed between a product of weights and the model's own value, relative to the largest entry.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 _HALF = 5e-2  # of half precision
+_COMPUTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# The matrices of a bridge that are read here.
+_MATRICES = tuple(f".{name}.weight" for name in ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.out"))
 #: The site that each component's output is a linear function of.
 OUTPUTS = {"attn_out": "z", "mlp_out": "mlp_post"}
 
@@ -31,7 +34,17 @@ class Projections:
 
     @classmethod
     def of(cls, surface: Surface) -> Projections:
-        return cls(surface, surface.model.state_dict(keep_vars=True))
+        tensors = surface.model.state_dict(keep_vars=True)
+        for name, value in tensors.items():
+            if name.endswith(_MATRICES) and (
+                value.dtype not in _COMPUTED or value.ndim != 2 or 1 in value.shape
+            ):
+                dtype = str(value.dtype).removeprefix("torch.")
+                raise CircuitsError(
+                    f"{name} is packed ({dtype} {list(value.shape)}), as in a quantised model, where paths and direct "
+                    "contributions are not served; load it unquantised, or patch activations"
+                )
+        return cls(surface, tensors)
 
     def norm(self, layer: int, streams: Tensor) -> Tensor:
         """Returns what a layer's attention reads of residual streams [row pos d_model]: the streams after its norm."""

@@ -112,10 +112,14 @@ def untouched(model: nn.Module, who: str) -> Iterator[None]:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """Returns what `model.modules()` does, each once, in another order and without its generators and names, which cost
-    too much around every call of a metric.
+    """Returns the modules of a model, each once, and those of the model that a bridge is around, which the bridge does
+    not register: no module of it holds the dropout of GPT-2's embeddings.
+
+    `model.modules()` has generators and names, which cost too much around every call of a metric.
     """
-    found, seen = [model], {model}
+    wrapped: Any = model.__dict__.get("original_model")
+    found = [model, wrapped] if isinstance(wrapped, nn.Module) else [model]
+    seen = set(found)
     for module in found:
         for inner in module._modules.values():
             if inner is not None and inner not in seen:

@@ -56,6 +56,11 @@ class Surface:
         missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
         hooks = _hook_points(model)
         if missing or not hooks:
+            if any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
+                raise CircuitsError(
+                    f"{type(model).__name__} is a Hugging Face model, without hook points; a bridge around it has "
+                    "them: TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
+                )
             what = f"no cfg.{missing[0]}" if missing else "no hook points"
             raise CircuitsError(f"{type(model).__name__} is not a hooked transformer: it has {what}")
         families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
@@ -63,6 +68,11 @@ class Surface:
             raise CircuitsError(
                 f"{type(model).__name__} is not served: its hook points are not qualified for writing "
                 f"(served: {', '.join(sorted(QUALIFIED))})"
+            )
+        if not hasattr(model, "blocks"):
+            raise CircuitsError(
+                f"this {families[0]} has no blocks that follow each other, but an encoder and a decoder or other "
+                "parts; circuits serves models of one stack"
             )
         self.model = model
         self.family = families[0]
@@ -224,10 +234,15 @@ class Surface:
         return {name: value for name, value in tensors.items() if isinstance(value, nn.Parameter)}
 
     def check_inputs(self, tokens: Tensor, what: str) -> None:
-        """Refuses token ids and lengths that the model has no embedding for.
+        """Refuses token ids and lengths that the model has no embedding for, and weights that are not in memory.
 
         Negative ids would count from the end of the table.
         """
+        if any(parameter.is_meta for parameter in self.model.parameters()):
+            raise CircuitsError(
+                f"{what}: some weights of the model are not in memory (offloaded by device_map, or never loaded), so "
+                "that edits cannot be computed; boot it on one device"
+            )
         if tokens.is_floating_point() and tokens.ndim == 3 and self._bridge is not None:
             if tokens.shape[2] != self.sizes["d_model"]:
                 raise CircuitsError(

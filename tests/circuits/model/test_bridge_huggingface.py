@@ -435,6 +435,29 @@ def test_every_way_to_run_is_a_run(model, way):
     torch.testing.assert_close(output, run(model, TOKENS, *edits), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [
+        ("gpt2", "embd_pdrop"),
+        ("gptj", "embd_pdrop"),
+        ("pythia", "hidden_dropout"),
+        ("bert", "hidden_dropout_prob"),
+    ],
+)
+def test_dropout_is_off_in_every_module_of_the_wrapped_model(hf_model, name, dropout):
+    """The bridge does not register the model that it wraps: no module of its own holds the embeddings' dropout."""
+    model = hf_model(name, **{dropout: 0.5})
+    clean = model.eval()(TOKENS).detach()
+    model.train()
+    before = [module.training for module in model.original_model.modules()]
+    assert all(before)
+    assert not torch.equal(model(TOKENS), model(TOKENS))
+    assert torch.equal(run(model, TOKENS), clean)
+    frame = sweep(model, TOKENS, {"as it was": edit("z", torch.clone)}, metric).frame
+    assert frame["effect"].tolist() == [0.0]
+    assert [module.training for module in model.original_model.modules()] == before
+
+
 def test_with_the_models_own_switches_on(hf_model):
     for name in ("gpt2", "llama"):
         model = hf_model(name, fresh=True)
@@ -496,6 +519,62 @@ def test_sites_that_are_not_served_are_refused_by_name(hf_model):
     for name, site in [("llama", "pos_embed"), ("pythia", "resid_mid"), ("gptj", "resid_mid")]:
         with pytest.raises(CircuitsError, match=f"no site {site} in this model; it has"):
             run(hf_model(name), TOKENS, edit(site, torch.zeros_like))
+
+
+def test_models_of_other_kinds_are_refused_in_one_line(hf_model, tmp_path):
+    with pytest.raises(
+        CircuitsError, match="GPT2LMHeadModel is a Hugging Face model, without hook points; a bridge"
+    ):
+        run(hf_model.plain("gpt2"), TOKENS)
+    transformers = families.transformers
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=families.WORDS, **sizes))
+    t5.save_pretrained(tmp_path)
+    families.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(
+        CircuitsError, match="this TransformerBridge has no blocks that follow each other, but an enc"
+    ):
+        run(families.boot(tmp_path), TOKENS)
+
+
+def test_weights_that_are_not_in_memory_are_refused(hf_model):
+    model = hf_model("gpt2", fresh=True)
+    model.original_model.transformer.h[1].to("meta")
+    for call in (
+        lambda: run(model, TOKENS, ablate.zero("0.1")),
+        lambda: sweep(model, TOKENS, {"0.1": ablate.zero("0.1")}),
+        lambda: patch.edges(model, TOKENS, OTHER),
+    ):
+        with pytest.raises(CircuitsError, match="some weights of the model are not in memory"):
+            call()
+
+
+class Packed(torch.nn.Linear):
+    """As a quantised model has them: a weight of whole numbers on one axis, unpacked when it is used."""
+
+    def forward(self, x):
+        return x @ (self.weight.reshape(self.out_features, -1).to(x) * self.scale).T
+
+
+def test_packed_weights_are_edited_around_and_not_multiplied(hf_model):
+    model = hf_model("llama", fresh=True)
+    linear = model.blocks[1].attn.o.original_component
+    linear.scale = linear.weight.detach().abs().max() / 127
+    whole = (linear.weight.detach() / linear.scale).round().to(torch.int8)
+    with torch.no_grad():
+        linear.weight.copy_(whole * linear.scale)
+    expected = sweep(model, TOKENS, {"1.2": ablate.zero("1.2")}, metric).frame["effect"]
+    linear.__class__ = Packed
+    linear.weight = torch.nn.Parameter(whole.reshape(-1, 1), requires_grad=False)
+    found = sweep(model, TOKENS, {"1.2": ablate.zero("1.2")}, metric).frame["effect"]
+    torch.testing.assert_close(*(torch.tensor(one.to_numpy()) for one in (found, expected)))
+    for call in (
+        lambda: run(model, TOKENS, patch.path("0.1", "output", OTHER)),
+        lambda: patch.edges(model, TOKENS, OTHER),
+        lambda: lens(model, TOKENS),
+    ):
+        with pytest.raises(CircuitsError, match=r"blocks.1.attn.o.weight is packed \(int8 \[768, 1\]\)"):
+            call()
 
 
 def test_inputs_out_of_range_are_refused(model):
