@@ -71,8 +71,9 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
     of them never took effect because its hook did not fire.
     """
     surface = Surface.of(model)
-    plan = planned(interventions, surface)
     with exclusive(surface.model):
+        # Not before: another thread may have put something in the place of the parameters.
+        plan = planned(interventions, surface)
         references = References(surface)
         references.fetch(wanted(plan))
         with attached(surface, plan, references):

@@ -201,7 +201,8 @@ class Weights:
 
     def first(self, count: int) -> dict[str, Tensor]:
         """Returns a state_dict of the first `count` checkpoints, stacked, buffers included."""
-        model_weights = self._surface.model.state_dict()
+        with exclusive(self._surface.model):
+            model_weights = self._surface.model.state_dict()
         expanded = {name: value.expand(count, *value.shape) for name, value in model_weights.items()}
         return {**expanded, **self.parameters(count)}
 
@@ -225,21 +226,25 @@ def read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model into which state_dicts are loaded, with its names read once."""
+    """A model into which state_dicts are loaded, with its names read once, in its turn among threads."""
 
     surface: Surface
 
     @cached_property
     def weights(self) -> dict[str, nn.Parameter]:
-        return self.surface.named_weights()
+        with exclusive(self.surface.model):
+            return self.surface.named_weights()
 
     @cached_property
     def state_dict(self) -> dict[str, Tensor]:
-        return self.surface.model.state_dict()
+        with exclusive(self.surface.model):
+            return self.surface.model.state_dict()
 
     @cached_property
     def shared(self) -> frozenset[str]:
-        memory = {name: weight.untyped_storage().data_ptr() for name, weight in self.weights.items()}
+        weights = self.weights
+        with exclusive(self.surface.model):
+            memory = {name: weight.untyped_storage().data_ptr() for name, weight in weights.items()}
         counts = Counter(memory.values())
         return frozenset(name for name, address in memory.items() if counts[address] > 1)
 

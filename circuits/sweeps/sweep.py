@@ -149,7 +149,8 @@ def swept(
     read = _read_variants(variants)
     if checkpoints is not None:
         # Before one is loaded, so that what does not fit the model shows at once.
-        _planned(read, surface)
+        with exclusive(surface.model):
+            _planned(read, surface)
     table = Table(resampling, metric.untested)
     if across is None:
         found = measure_checkpoints(

@@ -11,6 +11,8 @@ import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, run, sweep, transplant
 from circuits.model import locks as locks
+from circuits.model.record import evaluating
+from circuits.model.state import substituted
 
 
 def in_thread(function):
@@ -74,6 +76,27 @@ def test_what_waits(make_model, tokens, what):
         assert waits(thread)
     again = ended(found, thread)
     assert again.equals(alone) if what == "sweep" else again == alone
+
+
+@pytest.mark.parametrize("what", ["intervene", "checkpoints"])
+def test_parameters_are_not_looked_up_while_another_thread_has_others_in_place(make_model, tokens, what):
+    """As a sweep over checkpoints has, for a function transform."""
+    model, donor = make_model(0), make_model(1)
+
+    def called():
+        if what == "intervene":
+            with intervene(model, transplant.weights(donor, ["qkv"])):
+                return model(tokens)
+        variants = {"a": ablate.zero("0.1")}
+        return sweep(model, tokens, variants, checkpoints={"a": donor.state_dict()}, draws=2, flips=2).frame
+
+    alone = called()
+    others = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with evaluating(model), substituted(model, others):
+        found, thread = in_thread(called)
+        assert waits(thread), found
+    again = ended(found, thread)
+    assert torch.equal(again, alone) if what == "intervene" else again.equals(alone)
 
 
 def test_models_that_share_nothing_do_not_wait(make_model, family, tokens):
