@@ -49,6 +49,9 @@ class ScreenResult:
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return "\n".join([short_table(self.frame, SHOWN), *self.notes])
+
     @property
     def metrics(self) -> list[str]:
         return list(self.correlation["metric"])

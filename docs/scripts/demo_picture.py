@@ -44,7 +44,7 @@ def curve(log: Run, filled: Filled) -> Figure:
 def matrices(filled: Filled) -> Beside:
     blanks = int(filled.hidden[MATRIX].sum())
     shown = {
-        f"the truth; the {blanks} strong entries<br>are hidden from the model": filled.truth[MATRIX],
+        f"the truth; the {blanks} bold entries<br>are hidden from the model": filled.truth[MATRIX],
         f"what it fills in<br>at step {filled.steps[BEFORE]:,}": filled.trained[BEFORE, MATRIX],
         f"what it fills in<br>at step {filled.steps[AFTER]:,}": filled.trained[AFTER, MATRIX],
         "the same, with every head made<br>to look everywhere alike": filled.uniform[AFTER, MATRIX],

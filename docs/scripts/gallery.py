@@ -138,7 +138,7 @@ FIGURES = {
     "embeddings": Shown(
         "Embeddings",
         "Values lie on a curve ordered by size, and positions in groups by column.",
-        f"interp-run embeddings --ckpt {MARKS[-1]} --plot",
+        f"interp-run matrix embeddings --ckpt {MARKS[-1]} --plot",
         of(experiments.embeddings, MARKS[-1], samples=SAMPLES),
     ),
     "probe": Shown(

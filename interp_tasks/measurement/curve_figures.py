@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS, SYMBOLS, template
 from circuits.figures.style import log_axis
-from interp_tasks.measurement.run_logs import Curve
+from interp_tasks.measurement.run_logs import Curve, shared_folder
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -22,13 +22,19 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    metrics = list(dict.fromkeys(metric for _, metric in curves))
+    # Parts of a mixture have metrics such as "loss (n=3)": the axis is that of the loss.
+    metrics = list(dict.fromkeys(metric.partition(" (")[0] for _, metric in curves))
+    runs = {run for run, _ in curves}
+    folder = shared_folder([*runs]) if len(runs) > 1 else ""
     for index, ((run, metric), curve) in enumerate(curves.items()):
-        name = run if len(metrics) == 1 else f"{run}, {metric}"
+        short = run.removeprefix(f"{folder}/") if folder else run
+        name = short + metric.removeprefix(metrics[0]) if len(metrics) == 1 else f"{short}, {metric}"
         add_curve(figure, curve, name, index)
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
     finish(figure, len(curves))
+    if folder:
+        figure.update_layout(legend_title_text=f"{folder}/… ")
     return figure
 
 

@@ -18,6 +18,7 @@ from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments._curve.measure import between_points
 from interp_tasks.experiments._drops.measure import plateau_until
 from interp_tasks.experiments._drops.table import view_rows
+from interp_tasks.measurement.curve_figures import curves_figure
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)
@@ -305,6 +306,21 @@ def test_figures_draw_the_drop_bold_and_the_plateau_of_theory(tmp_path):
     assert dotted == pytest.approx(
         {"mse_all, plateau by theory": 0.3 / 9, "mse_masked, plateau by theory": 1 / 9}
     )
+
+
+def test_runs_of_one_folder_and_parts_of_a_mixture_have_short_names_in_the_figure(tmp_path):
+    parts = {"mse_masked": sigmoid(1500), "mse_masked (n=3)": sigmoid(1400)}
+    for name in ("given-pos_embed", "sizes"):
+        write(tmp_path / name, parts)
+    curves = {
+        **drops(f"{tmp_path}/*").curves,
+        **drops(f"{tmp_path}/sizes", metric="mse_masked (n=3)").curves,
+    }
+    figure = curves_figure(curves)
+    shown = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert shown == ["given-pos_embed", "sizes", "sizes (n=3)"]
+    assert figure.layout.legend.title.text == f"{tmp_path}/… "
+    assert figure.layout.yaxis.title.text == "mse_masked"
 
 
 def test_a_task_without_theory_has_a_curve_too():
