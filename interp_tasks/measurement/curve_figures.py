@@ -107,7 +107,7 @@ def run_figure(
         figure.add_scatter(
             x=list(steps),
             y=list(values),
-            name=name,
+            name=f"{name}, stored steps",
             mode="lines+markers",
             marker={"symbol": SYMBOLS[index], "size": 8},
             line={"color": line(len(curves) + index)["color"], "width": 1.3},

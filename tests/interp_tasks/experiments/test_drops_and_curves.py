@@ -18,7 +18,6 @@ from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments._curve.measure import between_points
 from interp_tasks.experiments._drops.measure import plateau_until
 from interp_tasks.experiments._drops.table import view_rows
-from interp_tasks.measurement.curve_figures import curves_figure
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)
@@ -312,13 +311,9 @@ def test_runs_of_one_folder_and_parts_of_a_mixture_have_short_names_in_the_figur
     parts = {"mse_masked": sigmoid(1500), "mse_masked (n=3)": sigmoid(1400)}
     for name in ("given-pos_embed", "sizes"):
         write(tmp_path / name, parts)
-    curves = {
-        **drops(f"{tmp_path}/*").curves,
-        **drops(f"{tmp_path}/sizes", metric="mse_masked (n=3)").curves,
-    }
-    figure = curves_figure(curves)
+    figure = drops(f"{tmp_path}/*").plot()
     shown = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert shown == ["given-pos_embed", "sizes", "sizes (n=3)"]
+    assert shown == ["given-pos_embed", "given-pos_embed (n=3)", "sizes", "sizes (n=3)"]
     assert figure.layout.legend.title.text == f"{tmp_path}/… "
     assert figure.layout.yaxis.title.text == "mse_masked"
 
