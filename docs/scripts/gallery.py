@@ -89,7 +89,7 @@ FIGURES = {
     ),
     "ablation": Shown(
         "Before and after the drop",
-        "All heads made uniform (filled marks) or not (open): at the blanks it costs nothing before the drop, much after it.",
+        "All heads made uniform (filled) or not (open): at the blanks it costs nothing before the drop, much after it.",
         f"interp-run ablation --ckpt {MARKS[0]} --ckpt {MARKS[-1]} --plot",
         of(experiments.ablation, BEFORE_AND_AFTER, samples=SAMPLES),
     ),

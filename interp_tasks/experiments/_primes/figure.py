@@ -113,7 +113,9 @@ def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
                 "y": rows["value"].tolist(),
                 "marker": {"color": colour},
                 "customdata": rows["baseline"].tolist(),
-                "hovertemplate": "modulo %{x}: %{y:.4f}<br>shuffled: %{customdata:.4f}<extra>" + name + "</extra>",
+                "hovertemplate": "modulo %{x}: %{y:.4f}<br>shuffled: %{customdata:.4f}<extra>"
+                + name
+                + "</extra>",
             },
             row=row,
             col=1,

@@ -76,8 +76,8 @@ def test_texts_have_room(browser, tmp_path, name):
                 for (const text of plot.querySelectorAll(".main-svg text")) {
                     const { left, right, top, bottom, width } = box(text);
                     if (text.closest(".legend, .hoverlayer") || !width) continue;
-                    if (left < whole.left - 1 || right > whole.right + 1 || top < whole.top - 1 || bottom > whole.bottom + 1)
-                        cut.push(text.textContent);
+                    const beside = left < whole.left - 1 || right > whole.right + 1;
+                    if (beside || top < whole.top - 1 || bottom > whole.bottom + 1) cut.push(text.textContent);
                 }
                 for (const axis of plot.querySelectorAll(".xaxislayer-above")) {
                     const labels = [...axis.querySelectorAll(".xtick text, .x2tick text")].map(box);
