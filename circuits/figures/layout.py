@@ -226,8 +226,11 @@ def _place_legend(figure: Any) -> None:
     if lines <= LEGEND_LINES or below or layout.legend.orientation == "v" or layout.height is None:
         return
     bottom = layout.margin.b if layout.margin.b is not None else 50
+    lines += 1 if title else 0
     figure.update_layout(
-        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "orientation": "h"},
+        # Left of the entries a title takes their width, and plotly lets the last ones of a line run out of the page.
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "orientation": "h"}
+        | ({"title": {"side": "top left"}} if title else {}),
         height=layout.height + lines * LINE,
         margin={"b": bottom + lines * LINE},
     )

@@ -34,7 +34,8 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
     figure.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
     finish(figure, len(curves))
     if folder:
-        figure.update_layout(legend_title_text=f"{folder}/… ")
+        # Left of its entries a title takes their width, and plotly lets the last ones of a line run out of the page.
+        figure.update_layout(legend_title={"text": f"{folder}/… ", "side": "top left"})
     return figure
 
 

@@ -82,6 +82,8 @@ def curve(
         showarrow=False,
         xanchor="right",
         yanchor="bottom",
+        # Clear of the slider's line at the last step.
+        xshift=-5,
         font={"size": 12},
     )
     figure.update_xaxes(title_text="training step")

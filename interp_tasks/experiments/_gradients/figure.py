@@ -81,8 +81,10 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
                 col=1,
             )
         figure.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
-    # The same step stands at the same place in all panels.
-    figure.update_xaxes(title_text="step", matches="x")
+    # The same step stands at the same place in all panels; half a step beside the first and the last, as in a map.
+    steps = [step for one in logged.values() for step in one.index]
+    half = (max(steps) - min(steps)) / max(max(map(len, logged.values())) - 1, 1) / 2 or 0.5
+    figure.update_xaxes(title_text="step", range=[min(steps) - half, max(steps) + half])
     figure.update_annotations(font_size=13)
     # Legend and colour bar beside the panels would take the width of a narrow page.
     return figure.update_layout(

@@ -75,10 +75,13 @@ def test_texts_have_room(browser, tmp_path, name):
                 const whole = box(plot.querySelector(".main-svg"));
                 for (const text of plot.querySelectorAll(".main-svg text")) {
                     const { left, right, top, bottom, width } = box(text);
-                    if (text.closest(".legend, .hoverlayer") || !width) continue;
+                    if (text.closest(".hoverlayer") || !width) continue;
                     const beside = left < whole.left - 1 || right > whole.right + 1;
                     if (beside || top < whole.top - 1 || bottom > whole.bottom + 1) cut.push(text.textContent);
                 }
+                for (const title of [...plot.querySelectorAll(".infolayer [class^='g-x'] text")].map(box))
+                    for (const panel of [...plot.querySelectorAll(".nsewdrag")].map(box))
+                        if (title.top < panel.bottom && title.bottom > panel.top) touching.push("title of an axis");
                 for (const axis of plot.querySelectorAll(".xaxislayer-above")) {
                     const labels = [...axis.querySelectorAll(".xtick text, .x2tick text")].map(box);
                     const rows = Map.groupBy(labels, ({ top }) => Math.round(top));
