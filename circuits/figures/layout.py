@@ -230,7 +230,7 @@ def _place_legend(figure: Any) -> None:
     figure.update_layout(
         # Left of the entries a title takes their width, and plotly lets the last ones of a line run out of the page.
         legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "orientation": "h"}
-        | ({"title": {"side": "top left"}} if title else {}),
+        | ({"title": {"side": "top"}} if title else {}),
         height=layout.height + lines * LINE,
         margin={"b": bottom + lines * LINE},
     )

@@ -12,7 +12,7 @@ from circuits.circuit import _rankings
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.sweeps.measurements import Row
-from circuits.sweeps.table import SweepResult
+from circuits.sweeps.table import SweepResult, short_table
 
 # The columns of a sweep that hold measurements.
 EXACT = (
@@ -25,6 +25,9 @@ EXACT = (
     "engine",
     "null_effect",
 )
+
+#: What `print` shows.
+SHOWN = ("rank", "variant", "metric", "estimate", "effect", "effect_ci_low", "effect_ci_high", "p_adjusted")
 
 
 @dataclass(frozen=True)

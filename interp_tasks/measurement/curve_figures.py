@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-#: Heights in pixels: of a panel, of a line of the legend, of what stands around them.
-PANEL, LEGEND_LINE, AROUND = 300, 22, 130
+#: Heights in pixels: of a panel, and of what stands around them.
+PANEL, AROUND = 300, 120
 
 
 def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objects.Figure:
@@ -32,10 +32,10 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
         add_curve(figure, curve, name, index)
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
-    finish(figure, len(curves))
+    finish(figure)
     if folder:
         # Left of its entries a title takes their width, and plotly lets the last ones of a line run out of the page.
-        figure.update_layout(legend_title={"text": f"{folder}/… ", "side": "top left"})
+        figure.update_layout(legend_title={"text": f"{folder}/… ", "side": "top"})
     return figure
 
 
@@ -119,7 +119,7 @@ def run_figure(
     if accuracies:
         figure.update_yaxes(title_text="accuracy", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="step", row=rows, col=1)
-    finish(figure, len(curves) + len(accuracies), rows)
+    finish(figure, rows)
     return figure
 
 
@@ -135,13 +135,10 @@ def without_drop(curve: Curve) -> Curve:
     return Curve(curve.metric, curve.steps, curve.values, None)
 
 
-def finish(figure: Any, entries: int, panels: int = 1) -> None:
-    """Makes room for the legend, of about three entries a line, below the panels."""
-    legend = LEGEND_LINE * (entries // 3 + 1)
-    height = panels * PANEL + AROUND + legend
+def finish(figure: Any, panels: int = 1) -> None:
+    """Gives the figure its height; the rules of the layout find a place for its legend."""
     figure.update_layout(
         template=template("light"),
-        height=height,
-        margin={"t": 40, "b": 70 + legend},
-        legend={"y": -60 / (panels * PANEL), "yanchor": "top"},
+        height=panels * PANEL + AROUND,
+        margin={"t": 60, "b": 60},
     )

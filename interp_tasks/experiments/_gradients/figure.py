@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 #: Heights in pixels: of the lines, of a tensor's row in a map, between panels, and around all.
-LINES, ROW, GAP, TOP, BOTTOM = 320, 26, 90, 110, 60
+LINES, ROW, GAP, TOP, BOTTOM = 320, 26, 90, 60, 60
 
 
 def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
@@ -86,7 +86,7 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
     half = (max(steps) - min(steps)) / max(max(map(len, logged.values())) - 1, 1) / 2 or 0.5
     figure.update_xaxes(title_text="step", range=[min(steps) - half, max(steps) + half])
     figure.update_annotations(font_size=13)
-    # Legend and colour bar beside the panels would take the width of a narrow page.
+    # A legend beside the panels would take the width of a narrow page.
     return figure.update_layout(
         height=total_height + TOP + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
@@ -95,14 +95,10 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
             "cmin": 0,
             "cmax": 1,
             "colorbar": {
-                "title": {"text": "norm / its largest", "side": "top"},
-                "orientation": "h",
-                "x": 0,
-                "xanchor": "left",
+                "title": "norm /<br>largest",
+                "len": heights[0] / total_height,
                 "y": 1,
-                "yanchor": "bottom",
-                "ypad": 30,
-                "len": 0.6,
+                "yanchor": "top",
                 "thickness": 12,
             },
         },
