@@ -13,6 +13,7 @@ import contextlib
 import io
 import re
 import runpy
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,17 @@ def test_links_between_pages_lead_somewhere():
             # The names that API pages list are anchors of the built site alone, whose build checks them.
             if anchor and linked.parent.name != "api":
                 assert anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+def test_every_command_that_a_sentence_names_exists():
+    named = set()
+    for page in PAGES:
+        for code in re.findall(r"`interp-run ([^`]+)`", BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            named.add(tuple(takewhile(re.compile(r"[a-z][a-z-]*").fullmatch, code.split())))
+    assert len(named) > 20
+    with contextlib.redirect_stdout(io.StringIO()):
+        wrong = [words for words in sorted(named) if main([*words, "--help"])]
+    assert wrong == []
 
 
 def test_every_page_is_in_the_navigation():

@@ -166,9 +166,11 @@ def _shorten_legend(figure: Any) -> Iterator[str]:
 
 
 def _entries(figure: Any) -> list[Any]:
+    """Returns the entries of the figure's legend; a legend of one panel stands where its figure has put it."""
     if figure.layout.showlegend is False:
         return []
-    named = [trace for trace in figure.data if trace.name and trace.type not in ("heatmap",)]
+    drawn = [trace for trace in figure.data if getattr(trace, "legend", None) in (None, "legend")]
+    named = [trace for trace in drawn if trace.name and trace.type not in ("heatmap",)]
     if len(named) < 2 and not any(trace.showlegend for trace in named):
         return []
     return [trace for trace in named if trace.showlegend is not False]
@@ -224,8 +226,11 @@ def _place_legend(figure: Any) -> None:
     if lines <= LEGEND_LINES or below or layout.legend.orientation == "v" or layout.height is None:
         return
     bottom = layout.margin.b if layout.margin.b is not None else 50
+    lines += 1 if title else 0
     figure.update_layout(
-        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "orientation": "h"},
+        # Left of the entries a title takes their width, and plotly lets the last ones of a line run out of the page.
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "orientation": "h"}
+        | ({"title": {"side": "top"}} if title else {}),
         height=layout.height + lines * LINE,
         margin={"b": bottom + lines * LINE},
     )
@@ -327,7 +332,7 @@ def _make_room(figure: Any, extra: Mapping[float, int]) -> None:
                     item[key] = moved(item[key])
     bars = [trace.colorbar for trace in figure.data if "colorbar" in trace]
     for bar in (*bars, *(axis.colorbar for axis in figure.select_coloraxes())):
-        if bar.len is not None and bar.y is not None:
+        if bar.len is not None and bar.y is not None and bar.orientation != "h":
             low, high = moved(bar.y - bar.len / 2), moved(bar.y + bar.len / 2)
             bar.y, bar.len = (low + high) / 2, high - low
     if layout.legend.y is not None and layout.legend.y > 1:

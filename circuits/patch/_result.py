@@ -12,7 +12,7 @@ from circuits.circuit import _rankings
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.sweeps.measurements import Row
-from circuits.sweeps.table import SweepResult
+from circuits.sweeps.table import SweepResult, short_table
 
 # The columns of a sweep that hold measurements.
 EXACT = (
@@ -25,6 +25,9 @@ EXACT = (
     "engine",
     "null_effect",
 )
+
+#: What `print` shows.
+SHOWN = ("rank", "variant", "metric", "estimate", "effect", "effect_ci_low", "effect_ci_high", "p_adjusted")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class ScreenResult:
     exact: SweepResult
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "\n".join([short_table(self.frame, SHOWN), *self.notes])
 
     @property
     def metrics(self) -> list[str]:

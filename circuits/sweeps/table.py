@@ -23,9 +23,22 @@ COLUMNS = (
     "ratio_ci_high", "p_value", "p_adjusted", "engine", "null_effect",
 )
 BASELINE_COLUMNS = ("checkpoint", "metric", "value", "ci_low", "ci_high", "n")
+#: What `print` shows of a result, and of how many rows.
+SHOWN = (
+    "variant", "draw", "checkpoint", "metric", "baseline", "value", "effect", "effect_ci_low", "effect_ci_high",
+    "p_adjusted",
+)
+MOST_SHOWN = 40
 # fmt: on
 _WHOLE = ("draw", "layer", "head", "position", "n")
 _NAMES = ("variant", "checkpoint", "intervention", "site", "metric", "engine")
+
+
+def short_table(frame: pd.DataFrame, columns: Sequence[str]) -> str:
+    """Returns some columns of a table as text, but those that are empty, and how many there are in all."""
+    shown = frame[list(columns)].dropna(axis=1, how="all")
+    text = shown.to_string(index=False, max_rows=MOST_SHOWN, float_format="{:.4g}".format)
+    return f"{text}\n{len(frame)} rows; .frame has all {len(frame.columns)} columns"
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,9 @@ class SweepResult:
     baseline: pd.DataFrame
     interventions: dict[str, list[dict[str, Any]]]
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, SHOWN)
 
     @property
     def metrics(self) -> list[str]:

@@ -20,8 +20,8 @@ PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 CHROMIUM = "/usr/bin/chromium"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDTH, SCALE, CURVE, MATRICES = 1180, 1.4, 230, 345
-#: Which of the matrices of the demo, and the checkpoints before and after the drop.
-MATRIX, BEFORE, AFTER = 0, 1, -1
+#: Which of the matrices of the demo, and the steps of the checkpoints before and after the drop.
+MATRIX, BEFORE, AFTER = 0, 4_000, 44_000
 
 
 def curve(log: Run, filled: Filled) -> Figure:
@@ -31,10 +31,9 @@ def curve(log: Run, filled: Filled) -> Figure:
     figure.update_layout(showlegend=False, margin={"t": 12, "b": 40}, height=CURVE)
     # The first is the slider's line.
     figure.layout.shapes = figure.layout.shapes[1:]
-    for at in (BEFORE, AFTER):
-        step = filled.steps[at]
+    for step in (BEFORE, AFTER):
         figure.add_vline(x=step, line={"color": draw.GREY, "width": 2})
-        side = "left" if at == BEFORE else "right"
+        side = "left" if step == BEFORE else "right"
         figure.add_annotation(
             x=step, y=0.1, text=f" step {step:,} ", showarrow=False, xanchor=side, yanchor="bottom"
         )
@@ -43,11 +42,12 @@ def curve(log: Run, filled: Filled) -> Figure:
 
 def matrices(filled: Filled) -> Beside:
     blanks = int(filled.hidden[MATRIX].sum())
+    before, after = (list(filled.steps).index(step) for step in (BEFORE, AFTER))
     shown = {
-        f"the truth; the {blanks} strong entries<br>are hidden from the model": filled.truth[MATRIX],
-        f"what it fills in<br>at step {filled.steps[BEFORE]:,}": filled.trained[BEFORE, MATRIX],
-        f"what it fills in<br>at step {filled.steps[AFTER]:,}": filled.trained[AFTER, MATRIX],
-        "the same, with every head made<br>to look everywhere alike": filled.uniform[AFTER, MATRIX],
+        f"the truth; the {blanks} bold entries<br>are hidden from the model": filled.truth[MATRIX],
+        f"what it fills in<br>at step {BEFORE:,}": filled.trained[before, MATRIX],
+        f"what it fills in<br>at step {AFTER:,}": filled.trained[after, MATRIX],
+        "the same, with every head made<br>to look everywhere alike": filled.uniform[after, MATRIX],
     }
     largest = float(abs(filled.truth[MATRIX]).max())
     figures = []

@@ -89,7 +89,7 @@ FIGURES = {
     ),
     "ablation": Shown(
         "Before and after the drop",
-        "All heads made uniform at two checkpoints: at the blanks it costs nothing before the drop, and much after it.",
+        "All heads made uniform (filled) or not (open): at the blanks it costs nothing before the drop, much after it.",
         f"interp-run ablation --ckpt {MARKS[0]} --ckpt {MARKS[-1]} --plot",
         of(experiments.ablation, BEFORE_AND_AFTER, samples=SAMPLES),
     ),
@@ -125,7 +125,7 @@ FIGURES = {
     ),
     "training": Shown(
         "Training of a run",
-        "Logged metrics, with the drop in bold, above the same at the stored checkpoints.",
+        "Logged metrics, with the drop in bold; below, the share of right answers at the stored checkpoints.",
         f"interp-run runs curve --ckpt {ADDITION} --plot",
         of(experiments.curve, ADDITION),
     ),
@@ -138,7 +138,7 @@ FIGURES = {
     "embeddings": Shown(
         "Embeddings",
         "Values lie on a curve ordered by size, and positions in groups by column.",
-        f"interp-run embeddings --ckpt {MARKS[-1]} --plot",
+        f"interp-run matrix embeddings --ckpt {MARKS[-1]} --plot",
         of(experiments.embeddings, MARKS[-1], samples=SAMPLES),
     ),
     "probe": Shown(

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS, SYMBOLS, template
 from circuits.figures.style import log_axis
-from interp_tasks.measurement.run_logs import Curve
+from interp_tasks.measurement.run_logs import Curve, shared_folder
 
 if TYPE_CHECKING:
     import plotly.graph_objects
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-#: Heights in pixels: of a panel, of a line of the legend, of what stands around them.
-PANEL, LEGEND_LINE, AROUND = 300, 22, 130
+#: Heights in pixels: of a panel, and of what stands around them.
+PANEL, AROUND = 300, 120
 
 
 def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objects.Figure:
@@ -22,13 +22,20 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    metrics = list(dict.fromkeys(metric for _, metric in curves))
+    # Parts of a mixture have metrics such as "loss (n=3)": the axis is that of the loss.
+    metrics = list(dict.fromkeys(metric.partition(" (")[0] for _, metric in curves))
+    runs = {run for run, _ in curves}
+    folder = shared_folder([*runs]) if len(runs) > 1 else ""
     for index, ((run, metric), curve) in enumerate(curves.items()):
-        name = run if len(metrics) == 1 else f"{run}, {metric}"
+        short = run.removeprefix(f"{folder}/") if folder else run
+        name = short + metric.removeprefix(metrics[0]) if len(metrics) == 1 else f"{short}, {metric}"
         add_curve(figure, curve, name, index)
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
-    finish(figure, len(curves))
+    finish(figure)
+    if folder:
+        # Left of its entries a title takes their width, and plotly lets the last ones of a line run out of the page.
+        figure.update_layout(legend_title={"text": f"{folder}/… ", "side": "top"})
     return figure
 
 
@@ -102,7 +109,7 @@ def run_figure(
         figure.add_scatter(
             x=list(steps),
             y=list(values),
-            name=name,
+            name=f"{name}, stored steps",
             mode="lines+markers",
             marker={"symbol": SYMBOLS[index], "size": 8},
             line={"color": line(len(curves) + index)["color"], "width": 1.3},
@@ -113,7 +120,7 @@ def run_figure(
     if accuracies:
         figure.update_yaxes(title_text="accuracy", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="step", row=rows, col=1)
-    finish(figure, len(curves) + len(accuracies), rows)
+    finish(figure, rows)
     return figure
 
 
@@ -129,13 +136,10 @@ def without_drop(curve: Curve) -> Curve:
     return Curve(curve.metric, curve.steps, curve.values, None)
 
 
-def finish(figure: Any, entries: int, panels: int = 1) -> None:
-    """Makes room for the legend, of about three entries a line, below the panels."""
-    legend = LEGEND_LINE * (entries // 3 + 1)
-    height = panels * PANEL + AROUND + legend
+def finish(figure: Any, panels: int = 1) -> None:
+    """Gives the figure its height; the rules of the layout find a place for its legend."""
     figure.update_layout(
         template=template("light"),
-        height=height,
-        margin={"t": 40, "b": 70 + legend},
-        legend={"y": -60 / (panels * PANEL), "yanchor": "top"},
+        height=panels * PANEL + AROUND,
+        margin={"t": 60, "b": 60},
     )

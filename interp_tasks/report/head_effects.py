@@ -200,13 +200,12 @@ def ablation_curve(view: View, metric: str, marks: Sequence[Mark], axis: Mapping
 
 def value_axis(metric: str, values: Sequence[int | float]) -> dict[str, Any]:
     """Returns an axis, logarithmic where values span a power of ten and are no shares."""
-    from circuits.figures.style import POWERS
+    from circuits.figures.style import log_axis
 
     known = [value for value in values if value == value]
     if "accuracy" in metric or not known or min(known) <= 0 or max(known) < 10 * min(known):
         return {"type": "linear"}
-    far = max(known) > 300 * min(known)
-    return {"type": "log", **POWERS, "dtick": 1} if far else {"type": "log", "dtick": "D2"}
+    return log_axis(min(known), max(known))
 
 
 def add_line(figure: Any, name: str, metric: str, rows: pandas.DataFrame, colour: str, symbol: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS
+from circuits.figures.style import log_axis
 from interp_tasks.pages import Beside, Section
 from interp_tasks.report.draw import rounded, stepped
 
@@ -145,10 +146,9 @@ def singular_values(view: View) -> Section:
     ends = np.log10([float(known.min()), float(known.max())]) if known.size else np.zeros(2)
     figure.update_xaxes(title_text="rank of the singular value")
     # Many of the smallest values of an untrained table would push the others together.
+    low, high = max(float(ends[0]), float(ends[1]) - 4), float(ends[1])
     figure.update_yaxes(
-        title_text="singular value",
-        type="log",
-        range=[max(float(ends[0]), float(ends[1]) - 4) - 0.1, float(ends[1]) + 0.1],
+        title_text="singular value", range=[low - 0.1, high + 0.1], **log_axis(10**low, 10**high)
     )
     return finish(view, figure, moves, f"singular values of {', '.join(sizes)}")
 

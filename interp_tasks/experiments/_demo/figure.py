@@ -82,6 +82,8 @@ def curve(
         showarrow=False,
         xanchor="right",
         yanchor="bottom",
+        # Clear of the slider's line at the last step.
+        xshift=-5,
         font={"size": 12},
     )
     figure.update_xaxes(title_text="training step")
@@ -131,6 +133,8 @@ def matrix(
         figure.data[1].update(
             colorscale=[[0, "rgba(128,128,128,0.12)"], [1, "rgba(128,128,128,0.12)"]],
             autocolorscale=False,
+            # The room that a cell needs is that of its mark, not of the number behind it.
+            text=marks(hidden),
             texttemplate="%{text}",
             textfont={"size": 15, "color": GREY},
             hovertemplate="row %{y}, column %{x}: blank<extra></extra>",
@@ -142,6 +146,11 @@ def matrix(
     )
     figure.update_xaxes(range=[-0.5, columns - 0.5], constrain="domain", **hide)
     return titled(figure)
+
+
+def marks(hidden: np.ndarray) -> list[list[str]]:
+    """Returns a question mark for each blank, and nothing elsewhere."""
+    return [["?" if cell else "" for cell in row] for row in hidden]
 
 
 def titled(figure: plotly.graph_objects.Figure) -> plotly.graph_objects.Figure:

@@ -191,8 +191,7 @@ def matrix_pictures(found: Demo) -> Section:
         }
         moves["layout.title.text"] = [title(index) for index in range(count)]
         if blank:
-            marks = [[["?" if cell else "" for cell in row] for row in hidden] for hidden in filled.hidden]
-            moves["data.1.text"] = marks
+            moves["data.1.text"] = [draw.marks(hidden) for hidden in filled.hidden]
         return Stepped(Figure(figure, alt=alt), moves, range(count), follows=(MATRIX,))
 
     def moving(outputs: Any, title: str, alt: str) -> Stepped:

@@ -42,8 +42,12 @@ def figure(curves: pandas.DataFrame, kind: str, level: float | None) -> plotly.g
             elif len(names) > 1:
                 lines = [(str(run), name) for name in answers]
                 panels.append(lines_panel(of_split, lines, split, kind, level))
+    drawn = stacked_panels(panels, ragged=True)
+    if not single:
+        # Else names of runs stand beside those of answers.
+        drawn.update_layout(legend_title_text="answer modulo ")
     # Lines over steps, which would be moved aside where points stand side by side.
-    return stacked_panels(panels, ragged=True).update_layout(scattermode="overlay")
+    return drawn.update_layout(scattermode="overlay")
 
 
 def lines_panel(
@@ -83,7 +87,9 @@ def lines_panel(
             ends = {
                 "x": [1, last],
                 "y": [level, level],
-                "mode": "lines",
+                "mode": "lines+text",
+                "text": [f"{level:.4g}", ""],
+                "textposition": "bottom right",
                 "showlegend": False,
                 "hoverinfo": "skip",
             }
@@ -92,7 +98,9 @@ def lines_panel(
         figure.update_xaxes(type="log", dtick=1, exponentformat="none", title_text="step", row=row, col=1)
         # Losses fall by powers of ten, and accuracies end at 1.
         bounds = {"range": [-0.02, 1.02]} if level is not None else {"type": "log", "exponentformat": "power"}
-        figure.update_yaxes(title_text=kind, row=row, col=1, **bounds)
+        # Of one answer alone the loss is in nats; of several each is a share of its ln q.
+        said = "loss, chance = 1" if kind == "loss" and len(lines) > len(runs) else kind
+        figure.update_yaxes(title_text=said, row=row, col=1, **bounds)
 
     return Panel(LINES, draw, title)
 

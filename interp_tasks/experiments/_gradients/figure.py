@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 #: Heights in pixels: of the lines, of a tensor's row in a map, between panels, and around all.
-LINES, ROW, GAP, AROUND = 320, 26, 90, 120
+LINES, ROW, GAP, TOP, BOTTOM = 320, 26, 90, 60, 60
 
 
 def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
@@ -81,21 +81,25 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
                 col=1,
             )
         figure.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
-    figure.update_xaxes(title_text="step")
+    # The same step stands at the same place in all panels; half a step beside the first and the last, as in a map.
+    steps = [step for one in logged.values() for step in one.index]
+    half = (max(steps) - min(steps)) / max(max(map(len, logged.values())) - 1, 1) / 2 or 0.5
+    figure.update_xaxes(title_text="step", range=[min(steps) - half, max(steps) + half])
+    figure.update_annotations(font_size=13)
+    # A legend beside the panels would take the width of a narrow page.
     return figure.update_layout(
-        height=total_height + AROUND,
-        margin={"t": 60, "b": 50},
-        legend={"orientation": "v", "x": 1.02, "y": 1 - (heights[0] + GAP) / total_height, "yanchor": "top"},
+        height=total_height + TOP + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM},
         coloraxis={
             "colorscale": SEQUENTIAL,
             "cmin": 0,
             "cmax": 1,
             "colorbar": {
+                "title": "norm /<br>largest",
                 "len": heights[0] / total_height,
                 "y": 1,
                 "yanchor": "top",
                 "thickness": 12,
-                "title": "norm /<br>largest",
             },
         },
         template=template("light"),

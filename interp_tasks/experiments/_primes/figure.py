@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Heights in pixels: of a panel of bars, of a map, and between panels with their titles.
 BARS, MAP, GAP = 230, 380, 110
-TOP, BOTTOM = 110, 80
+TOP, BOTTOM = 110, 150
 #: Up to this many answers the cells of a map say their numbers.
 NUMBERED = 8
 
@@ -74,11 +74,17 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
             "autocolorscale": True,
             "cmin": 0,
             "cmax": 1,
+            # Below the maps: beside them it would take width from all panels.
             "colorbar": {
-                "title": "share of accuracy<br>above chance lost",
-                "len": MAP / total_height,
+                "title": {"text": "share of accuracy above chance lost", "side": "top"},
+                "orientation": "h",
+                "x": 0,
+                "xanchor": "left",
                 "y": 0,
-                "yanchor": "bottom",
+                "yanchor": "top",
+                "ypad": 60,
+                "len": 0.6,
+                "thickness": 12,
             },
         },
         template=template("light"),
@@ -95,7 +101,7 @@ def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
     for kind, rows in part.groupby(part["intervention"].str.partition(": ")[0], sort=False):
         colour = COLOURS["light"][0 if kind == ANSWER else 1]
         name = names[str(kind)]
-        x = rows["variant"].tolist()
+        x = [modulus(name) for name in rows["variant"]]
         figure.add_trace(
             {
                 "type": "bar",
@@ -107,7 +113,9 @@ def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
                 "y": rows["value"].tolist(),
                 "marker": {"color": colour},
                 "customdata": rows["baseline"].tolist(),
-                "hovertemplate": "%{x}: %{y:.4f}<br>shuffled: %{customdata:.4f}<extra>" + name + "</extra>",
+                "hovertemplate": "modulo %{x}: %{y:.4f}<br>shuffled: %{customdata:.4f}<extra>"
+                + name
+                + "</extra>",
             },
             row=row,
             col=1,
@@ -122,18 +130,18 @@ def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
                 "x": x,
                 "y": rows["baseline"].tolist(),
                 "marker": {"color": "rgba(0,0,0,0)", "line": {"color": colour, "width": 1.5}},
-                "hovertemplate": "%{x}: %{y:.4f}<extra>shuffled</extra>",
+                "hovertemplate": "modulo %{x}: %{y:.4f}<extra>shuffled</extra>",
             },
             row=row,
             col=1,
         )
-    figure.update_xaxes(type="category", title={"text": "answer", "standoff": 4}, row=row, col=1)
+    figure.update_xaxes(type="category", title={"text": "answer modulo", "standoff": 4}, row=row, col=1)
     figure.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
 
 
 def heatmap(figure: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
     """Adds a map: answers that were removed down, answers that are judged across."""
-    names = list(lost.columns)
+    names = [modulus(name) for name in lost.columns]
     cells = [[None if value != value else float(value) for value in line] for line in lost.to_numpy()]
     figure.add_trace(
         {
@@ -143,14 +151,14 @@ def heatmap(figure: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
             "z": cells,
             "coloraxis": "coloraxis",
             **({"texttemplate": "%{z:.2f}"} if len(names) <= NUMBERED else {}),
-            "hovertemplate": "without %{y}: %{x} loses %{z:.3f}<extra></extra>",
+            "hovertemplate": "without modulo %{y}: modulo %{x} loses %{z:.3f}<extra></extra>",
         },
         row=row,
         col=column,
     )
     figure.update_xaxes(
         type="category",
-        title_text="answer that is judged",
+        title_text="answer judged, modulo",
         tickangle=-90 if len(names) > NUMBERED else 0,
         row=row,
         col=column,
@@ -158,7 +166,12 @@ def heatmap(figure: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
     figure.update_yaxes(
         type="category",
         autorange="reversed",
-        title_text="answer that is taken away" if column == 1 else None,
+        title_text="answer taken away, modulo" if column == 1 else None,
         row=row,
         col=column,
     )
+
+
+def modulus(answer: str) -> str:
+    """Returns what stands for an answer on an axis whose title says "modulo"."""
+    return answer.removeprefix("mod_")

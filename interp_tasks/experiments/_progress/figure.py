@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-#: Pixels: the height of a panel, the space between panels, and the margins.
-PANEL, GAP, TOP, BOTTOM = 280, 90, 110, 60
+#: Pixels: the height of a panel, the space between panels, the margins, and a legend between a panel and its title.
+PANEL, GAP, TOP, BOTTOM, LEGEND = 280, 110, 110, 60, 24
 #: Panels stand side by side where there are more answers than this.
 MAX_IN_A_COLUMN, COLUMNS = 3, 2
 LOSSES = ("train loss", "test loss", "restricted loss", "excluded loss")
@@ -81,7 +81,25 @@ def figure(
         template=template("light"),
     )
     figure.update_annotations(font_size=13)
+    if columns == 1:
+        legend_for_each_panel(figure, whole_height)
     return figure
+
+
+def legend_for_each_panel(figure: Any, whole_height: int) -> None:
+    """Gives panels that stand above each other a legend each: colours begin again in every one of them."""
+    for row, (axis, title) in enumerate(
+        zip(figure.select_yaxes(), figure.layout.annotations, strict=False), 1
+    ):
+        name = f"legend{row if row > 1 else ''}"
+        inside = [trace for trace in figure.data if trace.yaxis == f"y{row if row > 1 else ''}"]
+        for trace in inside:
+            trace.update(legend=name, showlegend=len(inside) > 1)
+        if len(inside) > 1:
+            y = axis.domain[1] + 2 / whole_height
+            figure.update_layout({name: {"orientation": "h", "x": 0, "y": y, "yanchor": "bottom"}})
+            title.yshift = LEGEND
+    figure.update_layout(margin={"t": TOP - 40}, height=figure.layout.height - 40)
 
 
 def ginis(by_answer: Mapping[str, Curves]) -> dict[str, Mapping[int, float]]:
@@ -111,9 +129,10 @@ class Lines:
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
-                    "name": name,
+                    # The axis says that it is a loss.
+                    "name": name.removesuffix(" loss"),
                     "legendgroup": name,
-                    "showlegend": name not in shown,
+                    "showlegend": name.removesuffix(" loss") not in shown,
                     "x": steps,
                     "y": values,
                     "line": {

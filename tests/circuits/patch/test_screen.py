@@ -960,3 +960,11 @@ def test_a_backward_that_knows_no_batch(model, tokens, other_tokens):
     found = doubled(Doubled.apply)
     assert_equal(found, doubled(lambda x: 2 * x))
     assert found != doubled(lambda x: x)
+
+
+def test_print_shows_the_ranking(make_model, tokens):
+    found = patch.edges(make_model(), tokens, tokens.roll(1, 0), logit_difference(1, 2), exact=2)
+    first, *rows = repr(found).split("\n")
+    assert first.split()[:5] == ["rank", "variant", "metric", "estimate", "effect"]
+    assert rows[0].startswith(str(found.frame["rank"].iloc[0]).rjust(first.index("rank") + 4))
+    assert f"{len(found.frame)} rows; .frame has all {len(found.frame.columns)} columns" in repr(found)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pandas as pd
@@ -17,6 +18,26 @@ def test_columns_are_the_public_ones(result):
     assert tuple(result.frame.columns) == COLUMNS
     assert list(result.baseline.columns) == ["checkpoint", "metric", "value", "ci_low", "ci_high", "n"]
     assert len(result.frame) == 8 * 3
+
+
+def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result):
+    first, *rows, last = repr(result).split("\n")
+    assert first.split() == [
+        "variant",
+        "metric",
+        "baseline",
+        "value",
+        "effect",
+        "effect_ci_low",
+        "effect_ci_high",
+        "p_adjusted",
+    ]
+    assert last == "24 rows; .frame has all 24 columns"
+    assert [row.split()[:2] for row in rows] == result.frame[["variant", "metric"]].to_numpy().tolist()
+    kl = result.frame.iloc[0]
+    assert float(rows[0].split()[3]) == pytest.approx(kl["value"], rel=1e-3)
+    many = dataclasses.replace(result, frame=pd.concat([result.frame] * 1000))
+    assert len(repr(many).split("\n")) < 50
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])

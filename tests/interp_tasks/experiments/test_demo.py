@@ -182,6 +182,11 @@ def test_a_matrix_of_the_shipped_models_shows_its_numbers_on_a_page_of_600_pixel
     figure = draw.matrix(np.full((7, 7), -11.02), hidden, 1.0)
     laid_out(figure)
     assert figure.data[1].meta["roomFrom"] > (600 - 2 * 20 - 24) / 2
+    # A question mark needs less room than the number behind it.
+    figure = draw.matrix(np.full((7, 7), -11.02), hidden, 1.0, blank=True)
+    laid_out(figure)
+    assert figure.data[1].meta["roomFrom"] <= (600 - 2 * 20 - 24) / 2
+    assert [[text == "?" for text in row] for row in figure.data[1].text] == hidden.tolist()
 
 
 def test_the_ring_is_a_ring_and_noise_is_none():

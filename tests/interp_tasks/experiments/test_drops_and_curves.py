@@ -307,6 +307,17 @@ def test_figures_draw_the_drop_bold_and_the_plateau_of_theory(tmp_path):
     )
 
 
+def test_runs_of_one_folder_and_parts_of_a_mixture_have_short_names_in_the_figure(tmp_path):
+    parts = {"mse_masked": sigmoid(1500), "mse_masked (n=3)": sigmoid(1400)}
+    for name in ("given-pos_embed", "sizes"):
+        write(tmp_path / name, parts)
+    figure = drops(f"{tmp_path}/*").plot()
+    shown = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert shown == ["given-pos_embed", "given-pos_embed (n=3)", "sizes", "sizes (n=3)"]
+    assert figure.layout.legend.title.text == f"{tmp_path}/… "
+    assert figure.layout.yaxis.title.text == "mse_masked"
+
+
 def test_a_task_without_theory_has_a_curve_too():
     """Modular addition memorises: on the plateau its training loss lies far below that of the validation split."""
     run = "zoo:modular-addition-113"

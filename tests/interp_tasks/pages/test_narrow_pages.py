@@ -1,0 +1,102 @@
+"""Figures on a page of 600 pixels, in a browser: no text is cut off, and no label runs into the next one."""
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from interp_tasks.experiments._demo import figure as demo
+from interp_tasks.experiments._gradients.figure import figure as gradients
+from interp_tasks.experiments._primes.figure import figure as primes
+from interp_tasks.measurement.curve_figures import curves_figure
+from interp_tasks.measurement.run_logs import Curve
+from interp_tasks.pages import Beside, Figure, Page
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright drives the browser: pip install playwright"
+)
+BROWSER = shutil.which("chromium") or shutil.which("chromium-headless-shell")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here (Debian: apt-get install chromium)")
+#: A busy machine is slow, and no test is about seconds.
+PATIENCE = 200_000
+HIDDEN = np.eye(7, dtype=bool)
+
+
+def figures():
+    """Figures of what the shipped runs have: many runs, long names of tensors, answers side by side."""
+    answers = [f"mod_{q}" for q in (2, 3, 5, 7, 11)]
+    ref = "zoo:miiii-113-small@post"
+    lost = pd.DataFrame(np.eye(5), index=answers, columns=answers)
+    shares = pd.DataFrame(
+        {"ref": ref, "metric": "share of variance", "variant": answers, "intervention": "digit: W_E"}
+    ).assign(value=0.5, baseline=0.1)
+    names = ["embed.W_E", *(f"blocks.0.attn.W_{letter}" for letter in "QKVO"), "blocks.0.mlp.W_out"]
+    norms = pd.DataFrame({name: np.linspace(1, 0.1, 90) for name in names}, index=range(100, 9100, 100))
+    metrics = ("mse_masked", "mse_masked (n=3)", "mse_masked (n=4)")
+    curves = {
+        (f"zoo:matrix-completion-sweeps/given-pos_embed-{run}", metric): Curve(
+            metric, [0, 10, 20], [1, 0.5, 0.1], None
+        )
+        for run in range(6)
+        for metric in metrics
+    }
+    matrix = demo.matrix(np.full((7, 7), -0.123), HIDDEN, 1.0, blank=True)
+    return {
+        "primes": Figure(primes(shares, {ref: {"waves of the digits taken away at embed": (lost, lost)}})),
+        "gradients": Figure(gradients({"raw": norms})),
+        "curves": Figure(curves_figure(curves)),
+        "blanks": Beside([Figure(matrix), Figure(matrix)], narrowest=14),
+    }
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        opened = playwright.chromium.launch(executable_path=BROWSER, args=arguments, timeout=PATIENCE)
+        yield opened
+        opened.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["primes", "gradients", "curves", "blanks"])
+def test_texts_have_room(browser, tmp_path, name):
+    written = Page("A page", [figures()[name]]).write(tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": 600, "height": 900}, color_scheme="light")
+    page.set_default_timeout(PATIENCE)
+    page.goto(written.as_uri())
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    cut, touching, panels, marks = page.evaluate(
+        """() => {
+            const box = (element) => element.getBoundingClientRect(), cut = [], touching = [];
+            const plots = [...document.querySelectorAll(".plot")];
+            for (const plot of plots) {
+                const whole = box(plot.querySelector(".main-svg"));
+                for (const text of plot.querySelectorAll(".main-svg text")) {
+                    const { left, right, top, bottom, width } = box(text);
+                    if (text.closest(".hoverlayer") || !width) continue;
+                    const beside = left < whole.left - 1 || right > whole.right + 1;
+                    if (beside || top < whole.top - 1 || bottom > whole.bottom + 1) cut.push(text.textContent);
+                }
+                for (const title of [...plot.querySelectorAll(".infolayer [class^='g-x'] text")].map(box))
+                    for (const panel of [...plot.querySelectorAll(".nsewdrag")].map(box))
+                        if (title.top < panel.bottom && title.bottom > panel.top) touching.push("title of an axis");
+                for (const axis of plot.querySelectorAll(".xaxislayer-above")) {
+                    const labels = [...axis.querySelectorAll(".xtick text, .x2tick text")].map(box);
+                    const rows = Map.groupBy(labels, ({ top }) => Math.round(top));
+                    for (const row of rows.values())
+                        row.sort((a, b) => a.left - b.left)
+                            .forEach(({ left }, i) => i && left < row[i - 1].right + 1 && touching.push(left));
+                }
+            }
+            return [cut, touching, plots.map((plot) => box(plot.querySelector(".nsewdrag")).width),
+                [...document.querySelectorAll(".main-svg text")].filter((text) => text.textContent === "?").length];
+        }"""
+    )
+    page.close()
+    assert cut == []
+    assert touching == []
+    # Legends and colour bars leave the panels more than half of the page, or of their half of it.
+    assert min(panels) > (600 if name in ("gradients", "curves") else 300) / 2
+    assert marks == (2 * HIDDEN.sum() if name == "blanks" else 0)
