@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from circuits.engine.replay import NotReplayed
+from circuits.engine.stacked_edits import edited_at_once
 from circuits.interventions.base import ActivationEdit, Cut, Replacement, Step, WeightEdit
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.replacements import Computed, Uniform
@@ -137,6 +138,10 @@ class BranchBatch:
                 for copy, branch, scores in self.parts(branches, x):
                     _show_scores(branch, copy, layer, scores)
             return x
+        if self.copies == 1 and site != "scores":
+            at_once = edited_together(branches, site, layer, x.unflatten(0, (len(branches), -1)))
+            if at_once is not None:
+                return at_once.flatten(0, 1)
         parts = []
         for copy, branch, part in self.parts(branches, x):
             parts.append(branch_value(branch, copy, site, layer, part))
@@ -169,6 +174,21 @@ class BranchBatch:
         if self.copies == 1:
             return torch.cat([x, more])
         return torch.cat([part.unflatten(0, (self.copies, -1)) for part in (x, more)], 1).flatten(0, 1)
+
+
+def edited_together(
+    branches: Sequence[Branch], site: str, layer: int | None, current: Tensor, read: Tensor | None = None
+) -> Tensor | None:
+    """Returns the activation of branches of one checkpoint [branch row ...] after their edits there, at the positions
+    `read`; None where each takes its own (`edited_at_once`).
+    """
+    writes = [branch.at(site, layer) for branch in branches]
+    found = edited_at_once(writes, [branch.calls[0] for branch in branches], current, read)
+    if found is None:
+        return None
+    for branch, changed in zip(branches, found[1], strict=True):
+        branch.changed[0] = branch.changed[0] or changed
+    return found[0]
 
 
 def branch_value(branch: Branch, copy: int, site: str, layer: int | None, current: Tensor) -> Tensor:

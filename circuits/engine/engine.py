@@ -23,6 +23,7 @@ from circuits.engine.branches import (
     Branch,
     BranchBatch,
     branch_value,
+    edited_together,
     runs_nothing,
 )
 from circuits.engine.check import (
@@ -234,9 +235,9 @@ class Engine:
         references: Sequence[References],
         clean: CleanCache,
         width: int,
-    ) -> Iterator[tuple[int, Branch, Tensor]]:
-        """Yields (checkpoint, branch, output at the positions that are read) for every branch, `width` of them in a
-        stack.
+    ) -> Iterator[tuple[int, list[Branch], Tensor]]:
+        """Yields (checkpoint, branches, their outputs at the positions that are read, one after the other) until all
+        branches have run, at most `width` of them in a stack.
 
         Args:
             references: by checkpoint. A branch whose edits left every activation as it was is not `changed`; its output
@@ -265,8 +266,8 @@ class Engine:
 
     def _run_batch(
         self, batch: BranchBatch, tokens: Tensor, clean: CleanCache, places: Places | None
-    ) -> Iterator[tuple[int, Branch, Tensor]]:
-        """Runs branches of one batch together, each from where its edits begin, and yields the logits of each."""
+    ) -> Iterator[tuple[int, list[Branch], Tensor]]:
+        """Runs branches of one batch together, each from where its edits begin, and yields the stacked logits of several."""
         replay, last = self.replay, self.replay.n_layers - 1
         x: Tensor | None = None
         if batch.joining((-1, BEFORE)):
@@ -320,7 +321,8 @@ class Engine:
         )
         for first in range(0, len(batch.members), group_size):
             piece = by_checkpoint[:, first : first + group_size].flatten(0, 2)
-            yield from batch.parts(batch.members[first : first + group_size], replay.output(piece))
+            members = batch.members[first : first + group_size]
+            yield from ((at, members, one) for at, one in enumerate(replay.output(piece).chunk(batch.copies)))
 
     def _joined_before(
         self, layer: int, x: Tensor | None, batch: BranchBatch, clean: CleanCache
@@ -347,7 +349,31 @@ class Engine:
         joining = batch.add((layer, AT_Z))
         if not joining:
             return x
-        z, edited = clean.z[layer], list[Tensor]()
+        z = clean.z[layer]
+        together = self._edited_z(layer, z, joining, batch, clean, read, places)
+        # Computed from all heads: adding only the change of one to the old stream would lose digits.
+        stream = self.replay.attn_out(layer, together)
+        by_branch = stream.unflatten(0, (batch.copies, len(joining), -1))
+        for clean_part in (clean.at_z, clean.mlp_out) if self.replay.parallel else (clean.at_z,):
+            by_branch += _at(clean_part[layer], read).unflatten(0, (batch.copies, 1, -1))
+        return batch.append_rows(x, stream)
+
+    def _edited_z(
+        self,
+        layer: int,
+        z: Tensor,
+        joining: list[Branch],
+        batch: BranchBatch,
+        clean: CleanCache,
+        read: Tensor | None,
+        places: Places | None,
+    ) -> Tensor:
+        """Returns z of the branches that begin at it, at the positions `read`."""
+        if batch.copies == 1 and not any(branch.at("pattern", layer) for branch in joining):
+            at_once = edited_together(joining, "z", layer, z[None], read)
+            if at_once is not None:
+                return at_once.flatten(0, 1)
+        edited = list[Tensor]()
         for branch in joining:
             new = z
             if branch.at("pattern", layer):
@@ -359,14 +385,7 @@ class Engine:
                 [branch_value(branch, k, "z", layer, part) for k, part in enumerate(new.split(batch.size))]
             )
             edited.append(_at(new, read))
-        together = batch.concat(edited)
-        del edited  # before the product needs as much
-        # Computed from all heads: adding only the change of one to the old stream would lose digits.
-        stream = self.replay.attn_out(layer, together)
-        by_branch = stream.unflatten(0, (batch.copies, len(joining), -1))
-        for clean_part in (clean.at_z, clean.mlp_out) if self.replay.parallel else (clean.at_z,):
-            by_branch += _at(clean_part[layer], read).unflatten(0, (batch.copies, 1, -1))
-        return batch.append_rows(x, stream)
+        return batch.concat(edited)
 
     def _mixed(self, batch: BranchBatch, places: Places | None, layer: int, z: Tensor, v: Tensor) -> Tensor:
         parts = zip(batch.parts(batch.members, z), v.split(batch.size), strict=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -120,8 +120,8 @@ class Resume:
         references: References,
         clean: CleanPass,
         chunk: int,
-    ) -> Iterator[tuple[Tail, bool, Tensor]]:
-        """Yields (variant, whether an activation was changed, its output) for every variant.
+    ) -> Iterator[tuple[list[tuple[Tail, bool]], Tensor]]:
+        """Yields variants, with whether an activation was changed, and their outputs, one after the other.
 
         Args:
             prompts: those of `rows`, of `total` examples.
@@ -131,13 +131,19 @@ class Resume:
             changes = self._changes_of_senders(together, rows, total, references, clean)
             for stack in self.stacks(prompts, together, chunk):
                 members = [together[at] for at in stack.members]
-                for tail, changed, output in self._run_stack(
+                run, output = self._run_stack(
                     prompts, rows, total, members, stack.start, references, clean, changes
-                ):
-                    if tail.index < 0:
-                        self._compare(output, clean.output, prompts, "an unedited run beside edited ones")
-                    else:
-                        yield tail, changed, output
+                )
+                size = len(prompts)
+                unedited = [at for at, (tail, _) in enumerate(run) if tail.index < 0]
+                for at in unedited:
+                    what = "an unedited run beside edited ones"
+                    self._compare(output[at * size : (at + 1) * size], clean.output, prompts, what)
+                edges = [-1, *unedited, len(run)]
+                for before, after in pairwise(edges):
+                    if after > before + 1:
+                        yield run[before + 1 : after], output[(before + 1) * size : after * size]
+                del output
                 self.measured()
         for tail in tails:
             if tail.alone:
@@ -147,7 +153,7 @@ class Resume:
                     self._resuming(tail.start, clean, 1),
                 ):
                     output = self._called(prompts)
-                yield tail, True, output
+                yield [(tail, True)], output
                 self.measured()
 
     def measured(self) -> None:
@@ -237,8 +243,8 @@ class Resume:
         references: References,
         clean: CleanPass,
         changes: Mapping[frozenset[Sender], Tensor],
-    ) -> Iterator[tuple[Tail, bool, Tensor]]:
-        """Runs several edits in one pass from block `start` on; yields the output of each, and whether it changed."""
+    ) -> tuple[list[tuple[Tail, bool]], Tensor]:
+        """Runs several edits in one pass from block `start` on; returns whether each changed anything, and all outputs."""
         members = [
             TailRun(tail, ForwardPass(self.surface, references, State(rows=rows, total=total)))
             for tail in tails
@@ -266,8 +272,8 @@ class Resume:
         if hearing.unheard:
             hook = min(one.hook for _, one in hearing.unheard)
             raise NotResumed(f"{hook} did not fire when its blocks ran alone")
-        for at, (member, part) in enumerate(zip(members, output.split(len(prompts)), strict=True)):
-            yield member.tail, member.changed or at in hearing.changed, part
+        changed = [member.changed or at in hearing.changed for at, member in enumerate(members)]
+        return list(zip(tails, changed, strict=True)), output
 
     @contextmanager
     def _resuming(self, start: int, clean: CleanPass, copies: int) -> Iterator[None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.engine.receivers import DirectPaths, direct_paths
+from circuits.engine.stacked_edits import edited_at_once
 from circuits.interventions.apply import Plan
 from circuits.interventions.base import ActivationEdit, Cut, Replacement, WeightEdit
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
@@ -149,6 +150,16 @@ def edited_rows(hook: str, members: Sequence[TailRun], size: int, activation: Te
     shared = len(activation) == 1 < size * len(members)
     if not shared and len(activation) != size * len(members):
         raise NotResumed(f"{hook} has no row for each example")
+    written = [member.tail.writes.get(hook, []) for member in members]
+    if not shared and not any(hook in member.readers for member in members):
+        current = activation.unflatten(0, (len(members), size))
+        at_once = edited_at_once(written, [member.call for member in members], current)
+        if at_once is not None:
+            new_rows, changed = at_once
+            for member, was_changed in zip(members, changed, strict=True):
+                member.unseen.discard(hook)
+                member.changed = member.changed or was_changed
+            return new_rows.flatten(0, 1)
     parts = [activation] * len(members) if shared else activation.split(size)
     new = [member.value(hook, part) for member, part in zip(members, parts, strict=True)]
     if not any(hook in member.tail.writes for member in members):

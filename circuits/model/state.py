@@ -93,20 +93,25 @@ def untouched(model: nn.Module, who: str) -> Iterator[None]:
     Blocks of ours may have replaced weights and put them back. Cheap, and so without writes by way of `data`, which
     torch does not count: see `Contents`.
     """
-    weights, hooks = _versions(model)
+    tensors, weights, hooks = _versions(model)
     yield
-    now, hooks_now = _versions(model)
-    ours = state_of(model).written
-    for tensor, version in now.items():
-        if isinstance(tensor, nn.Parameter):
-            expected = ours.get(tensor) == version[0]
-        else:
-            # A run of the model may make a buffer anew, such as a table that grows.
-            expected = tensor not in weights or weights[tensor][1] != version[1]
-        if weights.get(tensor) != version and not expected:
-            raise CircuitsError(
-                f"{who}: it has written to the model's weights ({_name_of(model, tensor)}), and what runs next has them"
-            )
+    now, weights_now, hooks_now = _versions(model)
+    # The tensors of before are held, so that no other can have the address of one in memory.
+    if weights_now != weights:
+        before = {id(tensor): entry for tensor, entry in zip(tensors, weights, strict=True)}
+        ours = state_of(model).written
+        for tensor, entry in zip(now, weights_now, strict=True):
+            _, version, address = entry
+            if isinstance(tensor, nn.Parameter):
+                expected = ours.get(tensor) == version
+            else:
+                # A run of the model may make a buffer anew, such as a table that grows.
+                expected = id(tensor) not in before or before[id(tensor)][2] != address
+            if before.get(id(tensor)) != entry and not expected:
+                raise CircuitsError(
+                    f"{who}: it has written to the model's weights ({_name_of(model, tensor)}), and what runs next has "
+                    "them"
+                )
     if hooks_now != hooks:
         raise CircuitsError(f"{who}: it has added or removed hooks on the model, and what runs next has them")
 
@@ -128,17 +133,18 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _versions(model: nn.Module) -> tuple[dict[Tensor, tuple[int, int]], list[tuple[int, int]]]:
-    """Returns torch's version counter and the address of each parameter and buffer, and each module's hook counts."""
-    versions: dict[Tensor, tuple[int, int]] = {}
-    hooks: list[tuple[int, int]] = []
+def _versions(model: nn.Module) -> tuple[list[Tensor], list[tuple[int, int, int]], list[int]]:
+    """Returns the parameters and buffers, of each its identity, torch's version counter and its address, and the hook
+    counts of the modules.
+    """
+    tensors: list[Tensor] = []
+    hooks: list[int] = []
     for module in modules_of(model):
-        hooks.append((len(module._forward_hooks), len(module._forward_pre_hooks)))
-        for tensors in (module._parameters, module._buffers):
-            for tensor in tensors.values():
-                if tensor is not None:
-                    versions[tensor] = (_version(tensor), tensor.data_ptr())
-    return versions, hooks
+        hooks += (len(module._forward_hooks), len(module._forward_pre_hooks))
+        for held in (module._parameters, module._buffers):
+            if held:
+                tensors += [tensor for tensor in held.values() if tensor is not None]
+    return tensors, [(id(tensor), _version(tensor), tensor.data_ptr()) for tensor in tensors], hooks
 
 
 def _version(tensor: Tensor) -> int:
@@ -188,7 +194,9 @@ def _summary(tensor: Tensor) -> tuple[Tensor, ...]:
     memory = tensor.detach().contiguous().flatten().view(torch.uint8)
     whole = len(memory) // (8 * _WORDS) * (8 * _WORDS)
     if len(memory) < _FEW or memory.storage_offset() % 8:
-        return (memory.clone(),)
+        # Words are compared several times faster than bytes.
+        is_words = len(memory) % 8 == 0 and memory.storage_offset() % 8 == 0
+        return (memory.view(torch.int64).clone() if is_words else memory.clone(),)
     words = memory[:whole].view(torch.int64).unflatten(0, (-1, _WORDS))
     return words.sum(0), words.sum(1), memory[whole:].clone()
 

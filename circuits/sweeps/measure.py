@@ -33,6 +33,8 @@ from circuits.sweeps.metrics import Metric, PerExample
 _FUNCTION = "sweep, the function of an edit or a hook"
 # Share of the examples in a chunk whose effect may be within rounding by chance.
 _BY_CHANCE = 0.02
+# Outputs of several variants are compared with the unedited one together, up to this many numbers.
+_TOGETHER = 2**20
 
 
 @dataclass
@@ -150,9 +152,9 @@ def measure_stacked(
             assert engine.output is not None
             engine.check(tokens, engine.output, outputs, rows)
             references = [job.references for job in jobs]
-            edited: list[list[tuple[Branch, bool, Tensor]]] = [[] for _ in jobs]
-            for at, branch, output in engine.run(tokens, rows, branches, references, cache, len(branches)):
-                edited[at].append((branch, branch.changed[at], output))
+            edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
+            for at, members, output in engine.run(tokens, rows, branches, references, cache, len(branches)):
+                edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
         finally:
             meter.stop()
         with evaluating(first.surface.model):
@@ -221,8 +223,8 @@ def _run_resumed(job: ModelSweep, part: Part, rows: slice, engine: Resume) -> No
         prompts, rows, len(inputs.tokens), _of_type(Tail, part), job.references, clean, inputs.chunk
     )
     with untouched(job.surface.model, _FUNCTION):
-        for tail, changed, edited in runs:
-            compared.add(tail, changed, _checked(edited, metric, titled(part.measurements.runs[tail.index])))
+        for members, edited in runs:
+            compared.add(members, edited)
 
 
 def _run_fast(job: ModelSweep, part: Part, rows: slice, engine: Engine) -> None:
@@ -239,8 +241,8 @@ def _run_fast(job: ModelSweep, part: Part, rows: slice, engine: Engine) -> None:
     job.fetch()
     width = max(1, job.inputs.chunk // tokens.numel())
     with untouched(job.surface.model, _FUNCTION):
-        for _, branch, edited in engine.run(tokens, rows, branches, [job.references], cache, width):
-            compared.add(branch, branch.changed[0], edited)
+        for _, members, edited in engine.run(tokens, rows, branches, [job.references], cache, width):
+            compared.add([(branch, branch.changed[0]) for branch in members], edited)
 
 
 class _Compared:
@@ -262,49 +264,65 @@ class _Compared:
         self._job, self._part, self._rows, self._engine = job, part, rows, part.engine
         self._metric = job.inputs.metric.at(rows)
         self._output, self._plain_clean = output, model_output
-        self._clean = self._at_all_positions(output, BASELINE)
+        # Where the metric reads an output of the engine, bool [example pos]; None: everywhere.
+        kept, columns = self._metric.kept, None if isinstance(self._engine, Resume) else self._engine.read
+        self._read = None if kept is None else kept.to(output.device)
+        if self._read is not None and columns is not None:
+            self._read = self._read[:, columns]
+        self._unread = None if self._read is None else ~self._read[..., None]
+        self._clean = _checked(self._at_all_positions(output), self._metric, BASELINE)
         self._near = self._engine.tolerance * float(self._where_read(output).abs().max())
         self._base = self._metric.measure(self._clean, self._clean, BASELINE)
         self._plain_base: PerExample | None = None
         part.measurements.begin(self._base)
 
-    def add(self, branch: Branch | Tail, changed: bool, output: Tensor) -> None:
-        title = titled(self._part.measurements.runs[branch.index])
-        # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
-        edited = self._at_all_positions(output, title) if changed else self._clean
-        values = self._metric.measure(edited, self._clean, title)
-        if changed:
-            # Where all of an output [example pos out] is within rounding, it may be what it was.
-            near = self._where_read(output - self._output).abs().amax(-1) <= self._near
-            read = self._read()
-            partly = (near if read is None else near & read).any(1).cpu().numpy()
-            whole = near.all(1).cpu().numpy()
-            values = self._without_rounding(self._part.variants[branch.index], values, whole, partly, title)
-        self._part.measurements.add(branch.index, values)
+    def add(self, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
+        """Measures variants, of which each comes with whether its edits changed an activation.
+
+        Args:
+            outputs: those of all variants, one after the other.
+        """
+        size, stream = len(self._output), self._job.surface.sizes["d_model"] or 1
+        # No more together than what a stack's own forward holds.
+        most = min(_TOGETHER, self._job.inputs.chunk * stream)
+        step = max(1, most // max(1, self._clean.numel()))
+        for first in range(0, len(members), step):
+            self._add(members[first : first + step], outputs[first * size : (first + step) * size])
+
+    def _add(self, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
+        titles = [titled(self._part.measurements.runs[member.index]) for member, _ in members]
+        stack = outputs.unflatten(0, (len(members), -1))
+        nan = stack.isnan() if self._unread is None else stack.isnan().masked_fill_(self._unread, False)
+        is_nan = nan.flatten(1).any(1).tolist()
+        # Where all of an output [example pos out] is within rounding, it may be what it was.
+        near = self._where_read(stack - self._output).abs_().amax(-1) <= self._near
+        partly = (near if self._read is None else near & self._read).any(2).cpu().numpy()
+        whole = near.all(2).cpu().numpy()
+        edited = self._at_all_positions(stack)
+        for at, (member, changed) in enumerate(members):
+            # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
+            if not changed:
+                values = self._metric.measure(self._clean, self._clean, titles[at])
+            elif is_nan[at]:
+                raise _not_finite(titles[at])
+            else:
+                values = self._metric.measure(edited[at], self._clean, titles[at])
+                variant = self._part.variants[member.index]
+                values = self._without_rounding(variant, values, whole[at], partly[at], titles[at])
+            self._part.measurements.add(member.index, values)
 
     def _where_read(self, output: Tensor) -> Tensor:
         """Returns an output, or a difference of two, with zeros where the metric does not read it."""
-        read = self._read()
-        return _finite(output if read is None else output.masked_fill(~read[..., None], 0.0))
+        return _finite(output if self._unread is None else output.masked_fill(self._unread, 0.0))
 
-    def _read(self) -> Tensor | None:
-        """Returns where the metric reads an output of the engine, bool [example pos]; None: everywhere."""
-        kept, columns = self._metric.kept, None if isinstance(self._engine, Resume) else self._engine.read
-        if kept is None:
-            return None
-        kept = kept.to(self._output.device)
-        return kept if columns is None else kept[:, columns]
-
-    def _at_all_positions(self, output: Tensor, title: str) -> Tensor:
-        """Returns an output at all positions, with NaN where it is not read."""
-        if isinstance(self._engine, Resume):
-            return output  # that of all positions, and checked already
-        read, whole = self._engine.read, output
-        if read is not None:
-            length = self._job.inputs.tokens.shape[1]
-            whole = output.new_full((len(output), length, output.shape[-1]), torch.nan)
-            whole[:, read] = output
-        return _checked(whole, self._metric, title)
+    def _at_all_positions(self, output: Tensor) -> Tensor:
+        """Returns an output [... example pos out] at all positions, with NaN where it is not computed."""
+        if isinstance(self._engine, Resume) or self._engine.read is None:
+            return output
+        length = self._job.inputs.tokens.shape[1]
+        whole = output.new_full((*output.shape[:-2], length, output.shape[-1]), torch.nan)
+        whole[..., self._engine.read, :] = output
+        return whole
 
     def _without_rounding(
         self, variant: Variant, values: PerExample, near: np.ndarray, partly: np.ndarray, title: str
@@ -395,4 +413,8 @@ def _checked(output: Any, metric: Metric, title: str) -> Tensor:
 
 def _refuse_nan(output: Tensor, title: str) -> None:
     if bool(output.isnan().any()):
-        raise CircuitsError(f"{title}: the output is not finite")
+        raise _not_finite(title)
+
+
+def _not_finite(title: str) -> CircuitsError:
+    return CircuitsError(f"{title}: the output is not finite")

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,14 @@ class Metric:
     def at(self, rows: slice) -> Metric:
         """Returns the metric of some of the examples."""
         batch, kept = (None if one is None else one[rows] for one in (self.batch, self.kept))
+        if kept is not None and self.model is not None:
+            kept = kept.to(next(self.model.parameters()).device)
         return replace(self, batch=batch, kept=kept)
+
+    @cached_property
+    def _unread(self) -> Tensor | None:
+        """Where the output is not read, bool [n pos 1]."""
+        return None if self.kept is None else ~self.kept[..., None]
 
     def measure(self, output: Tensor, clean: Tensor, title: str) -> PerExample:
         """Returns sum and count of every example, by metric, for an output [n pos out] and the unedited one.
@@ -126,7 +134,7 @@ class Metric:
             return dict(self.default(output, clean.detach(), kept))
         half = output.dtype in (torch.bfloat16, torch.float16)
         copy = output.float() if half else output.clone() if kept is None else output
-        copy = copy if kept is None else copy.masked_fill(~kept[..., None], torch.nan)
+        copy = copy if self._unread is None else copy.masked_fill(self._unread.to(output.device), torch.nan)
         given = () if self.batch is None else (private(self.batch),)
         with nullcontext() if self.model is None else untouched(self.model, f"metric {self.name}"):
             return by_name(self.function(copy, *given), self.name)
