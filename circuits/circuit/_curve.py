@@ -115,9 +115,9 @@ def curve(
     areas: list[Row] = []
     for name, (names, kind) in given.items():
         entries = _entries(found, names, kind)
-        of = len(found.candidates(kind) | {member for member, _ in entries})
+        whole = len(found.candidates(kind) | {member for member, _ in entries})
         at_positions = any(at != EVERYWHERE for _, at in entries)
-        total = of * found.positions if at_positions else of
+        total = whole * found.positions if at_positions else whole
         # The whole graph is the clean run, whatever the ranking has of it.
         inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
         chosen = [0, *inner, total]
@@ -126,7 +126,7 @@ def curve(
             *(found.kept(_joined(entries[:size], kind, found)) for size in inner),
             found.clean,
         ]
-        share = np.array([0.0, *(found.part_of(entries[:size], of) for size in inner), 1.0])
+        share = np.array([0.0, *(found.part_of(entries[:size], whole) for size in inner), 1.0])
         for metric_name in found.clean:
             measured = Faithfulness.of(found, runs, metric_name, seed, draws)
             value_bounds, bounds = interval(measured.drawn_value, LEVEL), interval(measured.drawn, LEVEL)
