@@ -11,7 +11,7 @@ import pandas as pd
 
 from circuits.circuit._evaluation import baseline
 from circuits.circuit._measurement import Faithfulness, Measurement
-from circuits.circuit._names import Member, Where, read_member
+from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Where, read_member
 from circuits.circuit._rankings import read_ranking
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
@@ -32,7 +32,9 @@ class Curve:
 
     Attributes:
         frame: a row per ranking, metric and size: `share` of all members that can matter, `value` of the metric and
-            `faithfulness`, with paired intervals over examples. Sizes 0 and all are the source and the clean run.
+            `faithfulness`, with paired intervals over examples. Sizes 0 and all are the source and the clean run. Where
+            a ranking has members at some positions, its entries are what `size` counts, and all members at each
+            position are the whole.
         areas: a row per ranking and metric: `CPR`, ∫ f over shares from 0 to 1, larger is better, and `CMD`, ∫ |1 − f|,
             smaller is better, by the trapezoidal rule, with intervals.
         baseline: as in `Evaluation`.
@@ -112,17 +114,19 @@ def curve(
     rows: list[Row] = []
     areas: list[Row] = []
     for name, (names, kind) in given.items():
-        members = _members(found, names, kind)
-        total = len(found.candidates(kind) | members.keys())
-        chosen = [size for size in _sizes(asked, total) if size <= len(members)]
+        entries = _entries(found, names, kind)
+        whole = len(found.candidates(kind) | {member for member, _ in entries})
+        at_positions = any(at != EVERYWHERE for _, at in entries)
+        total = whole * found.positions if at_positions else whole
         # The whole graph is the clean run, whatever the ranking has of it.
-        chosen = [0, *(size for size in chosen if size < total), total]
+        inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
+        chosen = [0, *inner, total]
         runs = [
             found.source,
-            *(found.kept(_first(members, size, kind, found)) for size in chosen[1:-1]),
+            *(found.kept(_joined(entries[:size], kind, found)) for size in inner),
             found.clean,
         ]
-        share = np.array(chosen) / total
+        share = np.array([0.0, *(found.part_of(entries[:size], whole) for size in inner), 1.0])
         for metric_name in found.clean:
             measured = Faithfulness.of(found, runs, metric_name, seed, draws)
             value_bounds, bounds = interval(measured.drawn_value, LEVEL), interval(measured.drawn, LEVEL)
@@ -168,18 +172,25 @@ def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
     return np.asarray(((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1))
 
 
-def _members(found: Measurement, names: Iterable[str], kind: str) -> dict[Member, Where]:
-    """Returns the members of a ranking in its order."""
-    members: dict[Member, Where] = {}
+def _entries(found: Measurement, names: Iterable[str], kind: str) -> list[tuple[Member, Where]]:
+    """Returns the members of a ranking in its order, each with the positions that it adds."""
+    known: dict[Member, Where] = {}
+    entries: list[tuple[Member, Where]] = []
     for name in names:
         member, at = read_member(name, kind, _CALLER)
         for part, where in found.graph.fitted({member: at}, kind, _CALLER).items():
-            members[part] = members[part] | where if part in members else where
-    return members
+            before = known.get(part, NOWHERE)
+            if (added := where & before.inverse) != NOWHERE:
+                entries.append((part, added))
+                known[part] = before | where
+    return entries
 
 
-def _first(members: dict[Member, Where], size: int, kind: str, found: Measurement) -> Circuit:
-    return Circuit.of(kind, dict(list(members.items())[:size]), found.graph)
+def _joined(entries: Iterable[tuple[Member, Where]], kind: str, found: Measurement) -> Circuit:
+    where: dict[Member, Where] = {}
+    for member, at in entries:
+        where[member] = where.get(member, NOWHERE) | at
+    return Circuit.of(kind, where, found.graph)
 
 
 def _sizes(asked: list[int | float] | None, total: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.circuit._measurement import Faithfulness, Measurement, stacked
-from circuits.circuit._names import EVERYWHERE, Member
+from circuits.circuit._names import Member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
@@ -28,10 +28,11 @@ class Evaluation:
     """The result of `circuit.evaluate`. Intervals are over examples, paired: every run is on the same examples.
 
     Attributes:
-        frame: a row per circuit and metric: `size`, its members, and `share`, their part of all that can matter;
-            `value`, the metric where the circuit is kept, and `faithfulness`, with intervals; `random_mean`,
-            `random_low` and `random_high`, mean and range of the faithfulness of `random` circuits of the same size,
-            and `p_random`, (1 + those at least as faithful) / (1 + random).
+        frame: a row per circuit and metric: `size`, its members, and `share`, the part of all that can matter which is
+            among them (a member at some positions counts by their share); `value`, the metric where the circuit is
+            kept, and `faithfulness`, with intervals; `random_mean`, `random_low` and `random_high`, mean and range of
+            the faithfulness of `random` circuits of the same size, and `p_random`, (1 + those at least as faithful) /
+            (1 + random).
         completeness: a row per circuit, subset K and metric: `removed` members of the circuit, `without`, the
             faithfulness of the circuit without K, `model_without`, that of the whole model without K, and their
             `difference` with its interval: 0 for a circuit that has all there is. `subset` is "random", or "greedy" for
@@ -81,8 +82,8 @@ def evaluate(
         metric: as in `sweep`; with `batch`, a function of output and rows of the batch. By default the logit difference
             between the clean run's first and second choice, as in `patch.edges`.
         how: as in `Circuit.keep`; the source run is that of the empty circuit.
-        random: number of random circuits of each size, drawn from all members that can matter: under "resample",
-            those of position embeddings cannot.
+        random: number of random circuits, of as many members as the circuit has that can matter, at as many positions
+            each. Under "resample" and "mean" those of position embeddings cannot.
         subsets: number of random subsets K of a circuit, of any size, for completeness (Wang et al. 2022,
             arXiv:2211.00593, section 4).
         greedy: the most members of K that are sought one by one, each among 10 drawn at random, so that the circuit
@@ -109,6 +110,7 @@ def evaluate(
     found = Measurement.of(_CALLER, model, base, source, metric, batch, how)
     tables: dict[str, list[Row]] = {"frame": [], "completeness": [], "minimality": []}
     for name, circuit in given.items():
+        found.graph.check_same(circuit.graph, f"{_CALLER}: {name}")
         # Names of inputs of whole layers are resolved, so that members can be taken out one by one.
         circuit = Circuit.of(
             circuit.kind,
@@ -187,13 +189,15 @@ class _Test:
     def faithfulness(self, random: int) -> list[Row]:
         """Returns, for each metric, the share that the circuit keeps beside shares of random circuits of its size."""
         candidates = sorted(self.found.candidates(self.circuit.kind), key=lambda one: one.sort_key)
-        size = min(len(self.circuit), len(candidates))
-        # Circuits of one size have the same controls.
-        rng = np.random.default_rng([self.seed, 3, size])
+        where = self.circuit.where
+        own = [(member, where[member]) for member in candidates if member in where]
+        # Circuits of one size have the same controls, where all are at all positions.
+        rng = np.random.default_rng([self.seed, 3, len(own)])
         runs = [self.found.kept(self.circuit)]
         for _ in range(random):
-            chosen = rng.choice(len(candidates), size, replace=False)
-            runs.append(self.found.kept(self._of([candidates[index] for index in chosen])))
+            chosen = rng.choice(len(candidates), len(own), replace=False)
+            drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
+            runs.append(self.found.kept(Circuit.of(self.circuit.kind, drawn, self.found.graph)))
         rows: list[Row] = []
         for metric in self.found.clean:
             measured = self._shares(runs, metric)
@@ -205,7 +209,7 @@ class _Test:
                     "circuit": self.name,
                     "metric": metric,
                     "size": len(self.circuit),
-                    "share": len(self.circuit) / len(candidates),
+                    "share": self.found.part_of(own, len(candidates)),
                     "value": measured.value[0],
                     "ci_low": low[0],
                     "ci_high": high[0],
@@ -311,9 +315,6 @@ class _Test:
                 for index, member in enumerate(members)
             ]
         return rows
-
-    def _of(self, members: list[Member]) -> Circuit:
-        return Circuit.of(self.circuit.kind, dict.fromkeys(members, EVERYWHERE), self.found.graph)
 
 
 def _read(circuits: Any) -> dict[str, Circuit]:

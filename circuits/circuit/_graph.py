@@ -116,8 +116,16 @@ class Graph:
                 found[part] = found[part] | at if part in found else at
         return found
 
-    def _missing(self, member: Member) -> str:
-        """Returns what to say of a member that the model does not have."""
+    def check_same(self, known: Graph | None, caller: str) -> None:
+        """Refuses a circuit whose graph is known to be that of a model of another shape."""
+        if known is not None and known != self:
+            raise CircuitsError(
+                f"{caller}: the circuit is of a model of another shape: {known.shape}; this one: {self.shape}"
+            )
+
+    @property
+    def shape(self) -> str:
+        """Says what nodes there are."""
         has = f"{self.n_layers} layers of {self.n_heads} heads"
         if not self.mlps:
             has += " and no MLPs"
@@ -125,6 +133,11 @@ class Graph:
             has += ", and adds no position embeddings"
         if self.parallel:
             has += ", whose MLPs run beside the heads of their layer"
+        return has if self.key_heads == self.n_heads else f"{has}, {self.key_heads} key-value groups"
+
+    def _missing(self, member: Member) -> str:
+        """Returns what to say of a member that the model does not have."""
+        has = self.shape
         receiver = member.receiver if isinstance(member, Edge) else None
         shared = self.key_heads != self.n_heads
         if receiver is not None and receiver.site in ("k", "v") and shared and not receiver.grouped:
@@ -132,8 +145,8 @@ class Graph:
                 f"no edge {member}: heads share {self.key_heads} key-value groups; name a group, "
                 f"{receiver.layer}.k0.{receiver.site}"
             )
-        if receiver is not None and receiver.grouped:
-            has += f", {self.key_heads} key-value groups" if shared else ", each with its own keys and values"
+        if receiver is not None and receiver.grouped and not shared:
+            has += ", each with its own keys and values"
         return f"no {'node' if receiver is None else 'edge'} {member}: the model has {has}"
 
 

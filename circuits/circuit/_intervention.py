@@ -68,8 +68,9 @@ class CircuitEdit(Intervention):
         replacement = self.replacement.on(surface)
         replacement.check(surface, self.label)
         graph, kind = Graph.of(surface), self.circuit.kind
+        graph.check_same(self.circuit.graph, self.label)
         where: Mapping[Member, Where] = self.circuit.where
-        if self.circuit.graph != graph:
+        if self.circuit.graph is None:
             where = graph.fitted(where, kind, self.label)
         steps = _Steps(self.label, surface, replacement, where, self.keep)
         if kind == "edges":

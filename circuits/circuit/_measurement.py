@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuits.circuit._graph import Graph
 from circuits.circuit._intervention import CircuitEdit, is_sender, stored
-from circuits.circuit._names import EVERYWHERE, Member, Node
+from circuits.circuit._names import EVERYWHERE, Member, Node, Where
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations, run
@@ -61,6 +61,8 @@ class Measurement:
     clean: PerExample
     source: PerExample
     forwards: int
+    #: Of the longest example.
+    positions: int
     #: Of the model's weights when the first run began.
     contents: Contents
     _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
@@ -84,7 +86,8 @@ class Measurement:
         measured = Metric.of(metric, batch, (surface, base), caller, default=first_choice)
         if inside_block(surface.model):
             raise CircuitsError(f"{caller}: a block around this call edits the model; call it outside")
-        found = cls(caller, surface, Graph.of(surface), how, measured, [], {}, {}, 0, Contents(surface.model))
+        graph, contents = Graph.of(surface), Contents(surface.model)
+        found = cls(caller, surface, graph, how, measured, [], {}, {}, 0, base.shape[1], contents)
         found._prepare(base, source)
         return found
 
@@ -160,6 +163,10 @@ class Measurement:
         if self.how == "zero":
             return members
         return frozenset(member for member in members if not _sends_positions(member))
+
+    def part_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
+        """Returns how much of so many members these are, each by the share of the positions that it has."""
+        return sum(at.number_in(self.positions) for _, at in members) / (of * self.positions)
 
     def kept(self, circuit: Circuit) -> PerExample:
         """Returns the metric's sums and counts per example where a circuit is kept."""

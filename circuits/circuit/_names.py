@@ -49,6 +49,10 @@ class Where(NamedTuple):
     def inverse(self) -> Where:
         return Where(self.positions, not self.inverted)
 
+    def number_in(self, positions: int) -> int:
+        """Returns how many of a run's positions these are."""
+        return positions - len(self.positions) if self.inverted else len(self.positions)
+
     @property
     def suffix(self) -> str:
         """What stands behind a member's name."""

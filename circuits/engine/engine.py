@@ -267,7 +267,7 @@ class Engine:
     def _run_batch(
         self, batch: BranchBatch, tokens: Tensor, clean: CleanCache, places: Places | None
     ) -> Iterator[tuple[int, list[Branch], Tensor]]:
-        """Runs branches of one batch together, each from where its edits begin, and yields the stacked logits of several."""
+        """Runs branches of one batch together, each from where its edits begin, and yields logits of several."""
         replay, last = self.replay, self.replay.n_layers - 1
         x: Tensor | None = None
         if batch.joining((-1, BEFORE)):

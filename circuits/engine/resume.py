@@ -244,7 +244,7 @@ class Resume:
         clean: CleanPass,
         changes: Mapping[frozenset[Sender], Tensor],
     ) -> tuple[list[tuple[Tail, bool]], Tensor]:
-        """Runs several edits in one pass from block `start` on; returns whether each changed anything, and all outputs."""
+        """Runs several edits in one pass from block `start` on; returns which changed anything, and all outputs."""
         members = [
             TailRun(tail, ForwardPass(self.surface, references, State(rows=rows, total=total)))
             for tail in tails

@@ -20,7 +20,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from circuits import Site, ablate, edit, intervene, patch, permute, run, sweep, transplant
+from circuits import Site, ablate, circuit, edit, intervene, patch, permute, run, sweep, transplant
 
 BATCH, LENGTH, PERIOD, VOCAB = 3, 4, 3, 6
 HEADS, D_HEAD, D_MODEL, D_MLP = 2, 3, 8, 5
@@ -388,7 +388,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
     """An intervention, and what it means."""
     rng = random.Random(seed)
     kinds = ["uniform", "mean_pattern", "zero", "mean", "resample", "patch", "edit", "permute", "transplant"]
-    kinds += ["frequencies", "classes", *["path"] * 8, *["neurons"] * lab.mlps]
+    kinds += ["frequencies", "classes", *["path"] * 8, *["circuit"] * 6, *["neurons"] * lab.mlps]
     kind = rng.choice(kinds)
     queries, other = selection(rng), rng.randint(1, 3)
     if kind == "uniform":
@@ -487,7 +487,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
             transplant.weights(lab.donor, part, layer),
             Weights({name: theirs[name] for name in chosen}),
         )
-    site, layer = rng.choice([place for place in lab.sites if kind not in ("path",)] or [("z", 0)])
+    site, layer = rng.choice(lab.sites)
     heads = (
         rng.choice([None, [rng.randrange(lab.key_heads if site in ("k", "v") else HEADS)]])
         if site in ("q", "k", "v", "scores", "pattern", "z")
@@ -539,6 +539,8 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
                 Writing({(site, layer): replaced(site, lambda x: clean.mean(0) + share, queries, heads)}),
             )
         return kind, made, Writing({(site, layer): replaced(site, lambda x: x - share, queries, heads)})
+    if kind == "circuit":
+        return kept_or_cut(lab, rng, other)
     assert kind == "path"
     return path(lab, rng, queries, other)
 
@@ -578,6 +580,76 @@ def path(lab: Lab, rng: random.Random, queries: Any, other: int) -> tuple[str, A
         patch.path(sender, receiver, tokens_of(other), mlps, queries=queries),
         Edges({end: {place: new} for end in ends}, mlps == "mlps"),
     )
+
+
+def sender_of(name: str) -> tuple[Place, int | None]:
+    """What a node of a circuit writes, and its head."""
+    if name in ("embed", "pos_embed"):
+        return (name, None), None
+    if name.startswith("mlp"):
+        return ("mlp_out", int(name[3:])), None
+    layer, head = map(int, name.split("."))
+    return ("z", layer), head
+
+
+def receiver_of(lab: Lab, name: str) -> tuple[str, int, int | None]:
+    if name == "output":
+        return "resid_post", lab.layers[-1], None
+    if name.startswith("mlp"):
+        return "mlp_pre", int(name[3:]), None
+    layer, head, site = name.split(".")
+    return site, int(layer), int(head.removeprefix("k"))
+
+
+def kept_or_cut(lab: Lab, rng: random.Random, other: int) -> tuple[str, Any, Meaning]:
+    """A circuit, some of whose members are there at some positions."""
+    of_edges, keep = rng.random() < 0.7, rng.random() < 0.5
+    how = rng.choice(["resample", "resample", "mean", "zero"])
+    one = how == "resample" and rng.random() < 0.3
+    names, inside = [], {}
+    share = rng.choice([0.05, 0.5, 0.95])
+    every = list(circuit.full(lab.model, "edges" if of_edges else "nodes"))
+    for name in every:
+        at = torch.zeros(LENGTH, dtype=torch.bool)
+        if rng.random() < share:
+            some = sorted(rng.sample(range(LENGTH), rng.randint(1, LENGTH)))
+            form = rng.choice(["all", "all", "these", "others"])
+            listed = ",".join(map(str, some))
+            names.append(name + {"all": "", "these": f" @ {listed}", "others": f" @ all but {listed}"}[form])
+            at[some if form == "these" else slice(None)] = True
+            if form == "others":
+                at[some] = False
+        inside[name] = at
+    new = {}
+    for place in lab.sites:
+        clean = lab.clean(other, 1 if one else BATCH)[place]
+        new[place] = {"resample": clean, "mean": clean.mean(0), "zero": torch.zeros_like(clean[:1])}[how]
+
+    def function(place: Place, parts: list[tuple[int | None, Tensor]]) -> Callable[[Tensor], Tensor]:
+        def onto(x: Tensor) -> Tensor:
+            for head, at in parts:
+                chosen = where(x, place[0], at, None if head is None else [head])
+                x = torch.where(chosen, new[place].expand(x.shape), x)
+            return x
+
+        return onto
+
+    cuts: dict[Any, dict[Place, list[tuple[int | None, Tensor]]]] = {}
+    for name in every:
+        at = ~inside[name] if keep else inside[name]
+        if at.any():
+            sender, _, receiver = name.partition(" -> ")
+            place, head = sender_of(sender)
+            end = receiver_of(lab, receiver) if of_edges else None
+            cuts.setdefault(end, {}).setdefault(place, []).append((head, at))
+    to = {
+        end: {place: function(place, parts) for place, parts in senders.items()}
+        for end, senders in cuts.items()
+    }
+    source = {} if how == "zero" else {"source": tokens_of(other, 1 if one else BATCH)}
+    c = (circuit.edges if of_edges else circuit.nodes)(names)
+    made = (c.keep if keep else c.cut)(how=how, **source)
+    return "circuit", made, Edges(to, False) if of_edges else Writing(to.get(None, {}))
 
 
 def parts_of(meaning: Edges) -> set[Any]:

@@ -227,6 +227,42 @@ def test_random_circuits_have_the_same_size_and_can_matter(model, tokens, other_
     assert (again.frame["random_mean"] != found.frame["random_mean"]).all()
 
 
+def controls_of(model, circuits, tokens, other_tokens, monkeypatch, random=4):
+    """The result of `evaluate`, and the random circuits that it kept."""
+    asked, kept = [], _measurement.Measurement.kept
+    monkeypatch.setattr(_measurement.Measurement, "kept", lambda self, c: asked.append(c) or kept(self, c))
+    given = {"random": random, "subsets": 0, "greedy": 0, "minimality": False, **FEW}
+    found = circuit.evaluate(model, circuits, tokens, other_tokens, metric, **given)
+    return found, asked[1:]
+
+
+def test_members_that_cannot_matter_are_no_part_of_it_and_have_no_control(
+    model, tokens, other_tokens, monkeypatch
+):
+    full = circuit.full(model)
+    positions = [name for name in full if name.startswith("pos_embed")]
+    can_matter = len(full) - len(positions)
+    with monkeypatch.context() as patched:
+        given = circuit.edges(CHAIN) | circuit.edges(positions)
+        found, controls = controls_of(model, given, tokens, other_tokens, patched)
+    chain = len(circuit.edges(CHAIN))
+    assert found.frame.loc[0, "size"] == chain + len(positions)
+    assert found.frame.loc[0, "share"] == chain / can_matter
+    assert [len(one) for one in controls] == [chain] * 4
+    found, _ = controls_of(model, full, tokens, other_tokens, monkeypatch)
+    assert found.frame.loc[0, "share"] == 1
+
+
+def test_controls_of_a_circuit_of_some_positions_have_as_many(model, tokens, other_tokens, monkeypatch):
+    c = circuit.nodes("0.1 @ 2; mlp1 @ all but 0; 0.2 @ 1,3")
+    found, controls = controls_of(model, c, tokens, other_tokens, monkeypatch)
+    nodes = len(circuit.full(model, "nodes")) - 1  # but pos_embed
+    assert found.frame.loc[0, "share"] == (1 + 5 + 2) / (nodes * 6)
+    assert len(set(controls)) > 1
+    for one in controls:
+        assert sorted(name.partition(" @ ")[2] for name in one) == ["1,3", "2", "all but 0"]
+
+
 def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens, monkeypatch):
     asked = {"random": 2, "subsets": 2, "greedy": 1, **FEW}
     for source, how in (
@@ -353,6 +389,45 @@ def test_curves_and_their_areas(model, tokens, other_tokens, found):
         np.testing.assert_array_equal(drawn[name].y, rows["faithfulness"])
         low, high = rows["faithfulness_ci_low"].to_numpy(), rows["faithfulness_ci_high"].to_numpy()
         np.testing.assert_array_equal(drawn[f"{name}, band"].y, [*high, *low[::-1]])
+
+
+def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model, tokens, other_tokens):
+    found = patch.screen(
+        model,
+        tokens,
+        other_tokens,
+        metric,
+        sites=["embed", "z", "mlp_out"],
+        by="position",
+        exact="all",
+        **FEW,
+    )
+    edges = ["0.1 -> output @ 5", "embed -> 0.1.v @ 1,4", "0.1 -> output @ 4,5", "0.2 -> output @ 5"]
+    result = circuit.curve(
+        model,
+        {"nodes": found, "edges": edges},
+        tokens,
+        other_tokens,
+        metric,
+        sizes=[1, 2, 3, 4, 7, 30],
+        draws=20,
+    )
+    rows = result.frame[result.frame["ranking"] == "nodes"]
+    every = len(found.frame)
+    assert every == 11 * 6
+    assert list(rows["size"]) == [0, 1, 2, 3, 4, 7, 30, every]
+    np.testing.assert_allclose(rows["share"], rows["size"] / every)
+    kept = [found.top(size) for size in rows["size"][1:-1]]
+    _, share, _ = by_hand(model, tokens, other_tokens, kept)
+    np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
+
+    rows = result.frame[result.frame["ranking"] == "edges"]
+    total = (len(circuit.full(model)) - sum("pos_embed" in name for name in circuit.full(model))) * 6
+    assert list(rows["size"]) == [0, 1, 2, 3, 4, total]
+    np.testing.assert_allclose(rows["share"], [0, *(np.array([1, 3, 4, 5]) / total), 1])
+    kept = [circuit.edges(edges[:size]) for size in range(1, 5)]
+    _, share, _ = by_hand(model, tokens, other_tokens, kept)
+    np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
 
 
 def test_areas_of_known_curves():

@@ -113,6 +113,32 @@ def test_what_cannot_be_combined(model, make_model, hooked_only):
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [
+        ({"n_layers": 3}, "this one: 3 layers of 4 heads"),
+        ({"n_key_value_heads": 2}, "this one: 2 layers of 4 heads, 2 key-value groups"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["edges", "nodes"])
+def test_a_circuit_read_with_the_graph_of_another_model_is_refused(
+    kind, settings, shape, model, make_model, hooked_only, tokens, tmp_path
+):
+    """Every node of two layers is there in three, where all edges of the third would be cut."""
+    circuit.full(model, kind).write(tmp_path / "full.json")
+    c, other = circuit.read(tmp_path / "full.json"), make_model(0, hooked_only, **settings)
+    for use in (
+        lambda: run(other, tokens, c.keep(tokens)),
+        lambda: circuit.evaluate(other, c, tokens, tokens),
+    ):
+        with pytest.raises(CircuitsError, match=f"of another shape: 2 layers of 4 heads; {shape}$"):
+            use()
+    # Its names alone are of no model.
+    if settings == {"n_layers": 3}:
+        names = circuit.nodes(list(c)) if kind == "nodes" else circuit.edges(list(c))
+        assert run(other, tokens, names.keep(tokens)).shape[:2] == tokens.shape
+
+
 def test_the_full_graph_has_every_pair_in_order(model):
     full = circuit.full(model)
     # Two embeddings; layer by layer 12 inputs of heads, then an MLP's, then the output.
