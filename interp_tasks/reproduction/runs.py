@@ -64,6 +64,8 @@ class Located:
 def locate(run: TrainingRun, folder: Path) -> Located:
     """Finds where a run of a paper is stored: the user's own comes before a shipped one of the same name.
 
+    Of several seeds those that are trained, if each that has been begun is.
+
     Raises:
         UserError: if the run of that name was trained with other settings than the paper's file says.
     """
@@ -75,12 +77,8 @@ def locate(run: TrainingRun, folder: Path) -> Located:
             )
         for each in run_folders:
             check_settings(run, each)
-        planned = 1
-        if run.seeds is not None:
-            first, last = map(int, run.seeds.split(":"))
-            planned = last - first
         # What was interrupted is not there yet: it is trained on, and nothing is decided on it.
-        if len(run_folders) >= planned and all(map(is_finished, run_folders)):
+        if run_folders and all(map(is_finished, run_folders)):
             base = f"{prefix}{run.name}"
             if run.seeds is None:
                 return Located(run, base, {config_there(candidate)["train"].get("seed", 0): base})
@@ -167,8 +165,37 @@ def as_text(value: Any) -> str:
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
-    """Returns every run of a scale, in the paper's order."""
-    return [locate(run, folder) for run in paper.run if run.preset == preset]
+    """Returns every run of a scale, in the paper's order; seeds that others of theirs are there without follow alone."""
+    return [
+        each
+        for run in paper.run
+        if run.preset == preset
+        for located in [locate(run, folder)]
+        for each in (located, *seeds_lacking(located))
+    ]
+
+
+def seeds_lacking(located: Located) -> list[Located]:
+    """Returns the seeds of a run that have not been trained, one by one; none where none has."""
+    run = located.run
+    if run.seeds is None or located.base is None:
+        return []
+    first, last = map(int, run.seeds.split(":"))
+    return [
+        Located(
+            run.model_copy(
+                update={
+                    "name": f"{run.name}/seed-{seed}",
+                    "seeds": None,
+                    "settings": {**run.settings, "train.seed": seed},
+                    "hours": run.hours / (last - first),
+                }
+            ),
+            None,
+        )
+        for seed in range(first, last)
+        if seed not in located.bases
+    ]
 
 
 def config_of(run_label: str) -> tuple[str, dict[str, Any]]:

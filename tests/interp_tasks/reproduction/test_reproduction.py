@@ -655,6 +655,13 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     (outcome,) = found.outcomes
     assert (outcome.verdict, outcome.n_runs) == ("undecided", 2)
     assert [run.rpartition("/")[2] for run, _ in outcome.runs] == ["seed-0", "seed-1"]
+    # One of the seeds alone: it is read, and the other is named and trained by itself.
+    shutil.rmtree(folders[1])
+    (outcome,) = reproduce(found.paper, runs=tmp_path).outcomes
+    assert (outcome.n_runs, outcome.value) == (1, found.outcomes[0].runs[0][1])
+    assert "without runs that are not trained: seed-1" in outcome.reason
+    assert train_missing(paper, runs=tmp_path) == folders[1:]
+    assert (folders[1] / weights).read_bytes() == trained
 
 
 @pytest.mark.parametrize(
