@@ -165,7 +165,7 @@ def as_text(value: Any) -> str:
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
-    """Returns every run of a scale, in the paper's order; seeds that others of theirs are there without follow alone."""
+    """Returns every run of a scale, in the paper's order; of several seeds those that lack follow one by one."""
     return [
         each
         for run in paper.run

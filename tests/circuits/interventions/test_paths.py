@@ -150,7 +150,7 @@ SETS = {
 
 @pytest.mark.parametrize("named", SETS)
 def test_a_set_of_receivers_is_a_path_to_each(deep, tokens, other_tokens, named):
-    """tests/circuits/test_research_notebook.py compares a set with forwards by hand."""
+    """tests/circuits/docs/test_research_notebook.py compares a set with forwards by hand."""
     given, receivers = SETS[named]
     expected = run(deep, tokens, *(patch.path("embed", one, other_tokens) for one in receivers))
     assert float((expected - run(deep, tokens)).abs().max()) > 0.01
