@@ -114,6 +114,13 @@ def test_functions_and_single_positions_are_edited_by_themselves(wide, tokens, m
         "different": [ablate.zero("1.0"), ablate.mean("1.1", tokens)],
     }
     for variants in pairs.values():
-        sweep(wide, tokens, dict(enumerate(variants)), metric=metric, engine="fast", **FEW)
+        sweep(
+            wide,
+            tokens,
+            {str(at): variant for at, variant in enumerate(variants)},
+            metric=metric,
+            engine="fast",
+            **FEW,
+        )
     assert found
     assert all(one is None for one in found)
