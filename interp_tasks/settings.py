@@ -71,11 +71,14 @@ def import_file(path: Path) -> None:
     sys.modules[name] = module
     try:
         specification.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
         lines = [line for file, line in frames(error) if Path(file) == path or Path(file) == path.resolve()]
         line_text = f", line {lines[-1]}" if lines else ""
-        raise UserError(f"--import {path}{line_text}: {type(error).__name__}: {error}") from error
+        message = ": ".join(filter(None, (type(error).__name__, str(error))))
+        raise UserError(f"--import {path}{line_text}: {message}") from error
 
 
 def frames(error: BaseException) -> list[tuple[str, int]]:

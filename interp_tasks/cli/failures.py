@@ -81,7 +81,9 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
         if isinstance(stop.__context__, BrokenPipeError):
             # Click answers a closed pipe with sys.exit(1).
             return closed_pipe()
-        return stop.code if isinstance(stop.code, int) else 1
+        # Commands return their status: this is a task, or another library, that ends the program.
+        say(foreign_exit(stop))
+        return USAGE
     except BrokenPipeError:
         return closed_pipe()
     except (KeyboardInterrupt, typer.Abort):
@@ -124,6 +126,13 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
             raise
         say(message)
         return USAGE
+
+
+def foreign_exit(stop: SystemExit) -> str:
+    """Describes in one line an exit that is not ours, with the place that asked for it."""
+    place = traceback.extract_tb(stop.__traceback__)[-1]
+    reason = "" if stop.code is None else f": {stop.code}"
+    return f"{place.filename}, line {place.lineno}, in {place.name}, ends the program (SystemExit{reason})"
 
 
 def closed_pipe() -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import math
 import random
+import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from circuits import Site, ablate, circuit, edit, intervene, patch, permute, run, sweep, transplant
+from circuits import Site, ablate, circuit, edit, intervene, patch, permute, run, splice, sweep, transplant
 
 BATCH, LENGTH, PERIOD, VOCAB = 3, 4, 3, 6
 HEADS, D_HEAD, D_MODEL, D_MLP = 2, 3, 8, 5
@@ -46,6 +47,9 @@ KINDS = {
         "d_model": HEADS * D_HEAD,
     },
 }
+#: Features of the autoencoders that some have in line, and where.
+FEATURES = 6
+SPLICED = ("mlp_out", "resid_post", "z")
 Place = tuple[str, int | None]
 
 # Read when this file is collected, with the profile that was asked for loaded.
@@ -102,9 +106,30 @@ class Edges:
 Meaning = Writing | Pattern | Weights | Edges
 
 
+class Linear:
+    """An autoencoder of random weights."""
+
+    def __init__(self, width: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.into, self.out = (
+            torch.randn(shape, generator=generator, dtype=torch.float64)
+            for shape in ((width, FEATURES), (FEATURES, width))
+        )
+
+    def encode(self, x: Tensor) -> Tensor:
+        return (x @ self.into + 0.1).clamp(min=0)
+
+    def decode(self, features: Tensor) -> Tensor:
+        return features @ self.out - 0.1
+
+
 @torch.no_grad()
 def forward(
-    model: Any, tokens: Tensor, meanings: list[Meaning] = (), keep: dict[Place, Tensor] | None = None
+    model: Any,
+    tokens: Tensor,
+    meanings: list[Meaning] = (),
+    keep: dict[Place, Tensor] | None = None,
+    autoencoders: dict[Place, Linear] | None = None,
 ) -> Tensor:
     """The logits of a transformer under all of these; `keep` gets every activation of the run."""
     w = {name.replace("attn._", "attn."): value.detach() for name, value in model.named_parameters()}
@@ -126,6 +151,13 @@ def forward(
                 x = one.at[site, layer](x)
             if isinstance(one, Pattern) and site == "pattern" and layer in one.at:
                 x = one.at[layer](x, scores)
+        if (site, layer) in (autoencoders or {}):
+            sae, flat = autoencoders[site, layer], x.flatten(2)
+            features = sae.encode(flat)
+            error = known(f"error.{site}", layer, (flat - sae.decode(features)).reshape(x.shape))
+            features = known(f"features.{site}", layer, features)
+            written = sae.decode(edited(f"features.{site}", layer, features))
+            x = written.reshape(x.shape) + edited(f"error.{site}", layer, error)
         return x
 
     def sent(world: Any, site: str, layer: int | None, x: Tensor) -> Tensor:
@@ -246,7 +278,14 @@ class Lab:
     """One model, its clean activations, and what can be drawn for it."""
 
     def __init__(
-        self, make_model: Any, causal: bool, normed: bool, mlps: bool, layers: int, **changes: Any
+        self,
+        make_model: Any,
+        causal: bool,
+        normed: bool,
+        mlps: bool,
+        layers: int,
+        spliced: bool = False,
+        **changes: Any,
     ) -> None:
         settings = {
             "family": "HookedTransformer",
@@ -262,6 +301,9 @@ class Lab:
             "d_vocab": VOCAB,
         }
         self.make = functools.partial(make_model, **settings | changes)
+        self.parts = ["q", "qkv", "o", "attn", "embed", "pos_embed", "unembed", *["mlp"] * mlps]
+        if changes.get("normalization_type", normed):
+            self.parts += ["ln1", "ln", "ln_final", *["ln2"] * mlps]
         self.key_heads = changes.get("n_key_value_heads", HEADS)
         self.parallel = "parallel_attn_mlp" in changes
         self.model, self.donor = self.make(), self.make(seed=1)
@@ -271,6 +313,24 @@ class Lab:
         per_layer += ["resid_mid"] if mlps and not self.parallel else []
         self.sites: list[Place] = [("embed", None), ("pos_embed", None)]
         self.sites += [(site, layer) for layer in self.layers for site in per_layer]
+        widths = {"z": HEADS * D_HEAD}
+        self.autoencoders: dict[Place, Linear] = {}
+        if spliced:
+            self.autoencoders = {
+                (site, layer): Linear(widths.get(site, D_MODEL), at)
+                for at, (site, layer) in enumerate(zip(SPLICED, self.layers, strict=True))
+            }
+        for site, layer in self.autoencoders:
+            self.sites += [(f"features.{site}", layer), (f"error.{site}", layer)] * 3
+
+    def in_line(self) -> AbstractContextManager[Any]:
+        """A block in which the model has its autoencoders."""
+        if not self.autoencoders:
+            return nullcontext()
+        return splice(self.model, {Site(*place): sae for place, sae in self.autoencoders.items()})
+
+    def forward(self, tokens: Tensor, meanings: Any = (), keep: Any = None) -> Tensor:
+        return forward(self.model, tokens, meanings, keep, self.autoencoders)
 
     def named(self, site: str, layer: int, head: int) -> Any:
         """A head of a site as it is given: where keys are shared, their group."""
@@ -280,7 +340,7 @@ class Lab:
     @functools.cache  # noqa: B019 one for each model
     def clean(self, seed: int | str, batch: int = BATCH) -> dict[Place, Tensor]:
         found: dict[Place, Tensor] = {}
-        forward(self.model, GRID if seed == "grid" else tokens_of(seed, batch), keep=found)
+        self.forward(GRID if seed == "grid" else tokens_of(seed, batch), keep=found)
         return found
 
 
@@ -314,7 +374,7 @@ def where(x: Tensor, site: str, queries: Any, heads: Any = None, neurons: Any = 
         others = [head for head in range(x.shape[3 - axis]) if head not in heads]
         found[(slice(None),) * (1 if axis == 2 else 2) + (others,)] = False
     if neurons is not None:
-        found[..., [one for one in range(D_MLP) if one not in neurons]] = False
+        found[..., [one for one in range(x.shape[-1]) if one not in neurons]] = False
     return found
 
 
@@ -327,6 +387,10 @@ def replaced(
         return torch.where(where(x, site, queries, heads, neurons), new(x).expand(x.shape), x)
 
     return function
+
+
+def seeded(length: int, seed: int) -> list[int]:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def deranged(seed: int) -> list[int]:
@@ -388,7 +452,9 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
     """An intervention, and what it means."""
     rng = random.Random(seed)
     kinds = ["uniform", "mean_pattern", "zero", "mean", "resample", "patch", "edit", "permute", "transplant"]
-    kinds += ["frequencies", "classes", *["path"] * 8, *["circuit"] * 6, *["neurons"] * lab.mlps]
+    kinds += ["frequencies", "classes", "all_but", *["neurons"] * lab.mlps]
+    # Paths are refused where an autoencoder is in line.
+    kinds += ["features"] * 4 if lab.autoencoders else ["path"] * 8 + ["circuit"] * 6
     kind = rng.choice(kinds)
     queries, other = selection(rng), rng.randint(1, 3)
     if kind == "uniform":
@@ -411,15 +477,47 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
             Pattern({layer: at(those) for layer, those in heads.items()}),
         )
     if kind == "mean_pattern":
+        heads, of = some_heads(lab, rng), rng.choice(["unedited", "edited"])
+        meaning = Writing({})
+        for layer in sorted(heads):
+            kept: dict[Place, Tensor] = {}
+            # Under "edited" patterns of a later layer are those that the means of earlier ones leave.
+            lab.forward(tokens_of(other), [meaning] if of == "edited" else [], kept)
+            mean = kept["pattern", layer].mean(0)
+            meaning.at["pattern", layer] = replaced("pattern", lambda x, m=mean: m, queries, heads[layer])
+        return kind, ablate.mean_pattern(spec(heads), tokens_of(other), of, queries=queries), meaning
+    if kind == "all_but":
         heads = some_heads(lab, rng)
-        means = {layer: lab.clean(other)["pattern", layer].mean(0) for layer in heads}
+        how, order = rng.choice(["zero", "mean", "resample"]), deranged(other)
+        meaning = Writing({})
+        for layer in lab.layers:
+            clean = lab.clean(other)["z", layer]
+            new = {"zero": torch.zeros_like(clean), "mean": clean.mean(0), "resample": clean[order]}[how]
+            others = [head for head in range(HEADS) if head not in heads.get(layer, ())]
+            if others:
+                meaning.at["z", layer] = replaced("z", lambda x, new=new: new, queries, others)
+        extra = {
+            "mean": {"reference": tokens_of(other)},
+            "resample": {"source": tokens_of(other), "seed": other},
+        }
+        return kind, ablate.all_but(spec(heads), how, **extra.get(how, {}), queries=queries), meaning
+    if kind == "features":
+        (site, layer), those = rng.choice([*lab.autoencoders]), rng.sample(range(FEATURES), 2)
+        clean, order = lab.clean(other)[f"features.{site}", layer], deranged(other)
+        how = rng.choice(["zero", "mean", "resample"])
+        new = {"zero": torch.zeros(1), "mean": clean.mean(0), "resample": clean[order]}[how]
+        extra = {
+            "mean": {"reference": tokens_of(other)},
+            "resample": {"source": tokens_of(other), "seed": other},
+        }
         return (
             kind,
-            ablate.mean_pattern(spec(heads), tokens_of(other), queries=queries),
+            ablate.features(Site(site, layer), those, how, **extra.get(how, {}), queries=queries),
             Writing(
                 {
-                    ("pattern", layer): replaced("pattern", lambda x, m=means[layer]: m, queries, those)
-                    for layer, those in heads.items()
+                    (f"features.{site}", layer): replaced(
+                        "features", lambda x: new.double(), queries, None, those
+                    )
                 }
             ),
         )
@@ -461,18 +559,39 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
             ),
         )
     if kind == "permute":
-        order = rng.sample(range(LENGTH), LENGTH)
-        return kind, permute.positions(order), Writing({("pos_embed", None): lambda x: x[:, order]})
+        order, axis = rng.sample(range(LENGTH), LENGTH), rng.randrange(2)
+        how = rng.choice(["given", "seed", "slices", "within"])
+        made = permute.positions(order)
+        if how == "seed":
+            made, order = permute.positions(other), seeded(LENGTH, other)
+        elif how != "given":
+            # Positions as a matrix, by the axis along which its slices lie.
+            table = torch.arange(LENGTH).reshape(2, 2)
+            by_slice = table if axis == 0 else table.T
+            if how == "slices":
+                made, by_slice = permute.slices((2, 2), axis, other), by_slice[seeded(2, other)]
+            else:
+                made = permute.within((2, 2), axis, other)
+                generator = torch.Generator().manual_seed(other)
+                by_slice = torch.stack([one[torch.randperm(2, generator=generator)] for one in by_slice])
+            order = (by_slice if axis == 0 else by_slice.T).flatten().tolist()
+        return kind, made, Writing({("pos_embed", None): lambda x: x[:, order]})
     if kind == "transplant":
-        part = rng.choice(["q", "qkv", "o", "attn", "embed", "pos_embed", "unembed"])
+        part = rng.choice(lab.parts)
         names = {
             "qkv": "qkv",
             "attn": "qkvo",
         }.get(part, part)
-        layer = rng.choice([None, *lab.layers]) if len(names) < 5 else None
+        of_layers = part in ("q", "qkv", "o", "attn", "mlp", "ln1", "ln2")
+        layer = rng.choice([None, *lab.layers]) if of_layers else None
         layers = lab.layers if layer is None else [layer]
         theirs = {name: value.detach() for name, value in lab.donor.named_parameters()}
-        if len(names) < 5:
+        if part in ("mlp", "ln1", "ln2"):
+            modules = [f"blocks.{at}.{part}{post}." for at in layers for post in ("", "_post")]
+            chosen = {name for name in theirs if name.startswith(tuple(modules))}
+        elif part == "ln":
+            chosen = {name for name in theirs if re.search(r"\bln(1|2|1_post|2_post|_final)\.", name)}
+        elif of_layers:
             shared = "_" if lab.key_heads < HEADS or lab.model.cfg.n_key_value_heads else ""
             chosen = {
                 f"blocks.{at}.attn.{shared if one in 'kv' else ''}{letter}_{one.upper()}"
@@ -635,9 +754,11 @@ def kept_or_cut(lab: Lab, rng: random.Random, other: int) -> tuple[str, Any, Mea
         return onto
 
     cuts: dict[Any, dict[Place, list[tuple[int | None, Tensor]]]] = {}
+    selected = {name.partition(" @ ")[0] for name in names if " @ " in name}
     for name in every:
         at = ~inside[name] if keep else inside[name]
-        if at.any():
+        # Which positions a run has is not known when edges are compared: one with a selection counts as cut.
+        if at.any() or name in selected:
             sender, _, receiver = name.partition(" -> ")
             place, head = sender_of(sender)
             end = receiver_of(lab, receiver) if of_edges else None
@@ -678,6 +799,7 @@ def _labs(make_model):
         for mlps in (True, False):
             LABS.extend(Lab(make_model, causal, normed, mlps, 2 if mlps else 3) for causal in (True, False))
     LABS.extend(Lab(make_model, True, True, True, 3, **changes) for changes in KINDS.values())
+    LABS.extend(Lab(make_model, causal, True, True, 3, spliced=True) for causal in (True, False))
     yield
     LABS.clear()
 
@@ -714,7 +836,13 @@ def check(number: int, seeds: list[int]) -> None:
             meanings.append(meaning)
             event(kind)
     event(f"{sum(isinstance(one, Edges) for one in meanings)} paths")
-    expected = forward(lab.model, TOKENS, meanings)
+    expected = lab.forward(TOKENS, meanings)
+    with lab.in_line():
+        compare(lab, rng, interventions, expected)
+
+
+def compare(lab: Lab, rng: random.Random, interventions: list[Any], expected: Tensor) -> None:
+    """Holds that they act as expected, at once, in nested blocks and in sweeps."""
     assert close(run(lab.model, TOKENS, *interventions), expected)
     with ExitStack() as stack, torch.no_grad():
         blocks = sorted({0, *(at for at in range(1, len(interventions)) if rng.random() < 0.5)})

@@ -603,6 +603,18 @@ def test_after_a_load_inside_a_block_nothing_mixes_in_it(make_model, family, tok
     assert holds(model, whole(third))
 
 
+@pytest.mark.parametrize("way", ["load", "module"])
+def test_parameters_that_are_replaced_inside_a_block_are_refused(make_model, family, way):
+    """The block acts on those that the model had: what runs after it has no transplant."""
+    model, donor, third = (make_model(seed=seed, family=family) for seed in range(3))
+    new = "these parameters .* have been replaced by new ones"
+    with left(model, transplant.weights(donor, ["mlp"]), new):
+        if way == "load":
+            model.load_state_dict(third.state_dict(), assign=True)
+        else:
+            model.blocks[0] = third.blocks[0]
+
+
 def test_a_load_whose_block_fails_is_whole_too(make_model, family):
     model, donor, third = (make_model(seed=seed, family=family) for seed in range(3))
 

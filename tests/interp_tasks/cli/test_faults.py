@@ -341,6 +341,27 @@ def test_a_file_that_exits_is_refused(call, tmp_path, exit):
     assert "--import mine.py, line 2: SystemExit" in refused(call("tasks", "--import", "mine.py"))
 
 
+@pytest.mark.parametrize("failure", ["GeneratorExit", "BaseException('x')"])
+def test_a_file_that_fails_with_what_is_no_exception_is_refused(call, tmp_path, failure):
+    (tmp_path / "mine.py").write_text(f"\nraise {failure}\n")
+    assert f"--import mine.py, line 2: {failure[:13]}" in refused(call("tasks", "--import", "mine.py"))
+
+
+def test_a_task_that_exits_is_refused(call, tmp_path):
+    """And not exit status 0 with nothing done."""
+    (tmp_path / "mine.py").write_text(
+        "import sys\n"
+        "from tasks import register\n"
+        "from tasks.modular_arithmetic import ModularAddition\n"
+        "@register('exits')\n"
+        "class Exits(ModularAddition):\n"
+        "    def sample(self, *given, **more): sys.exit(0)\n"
+    )
+    small = ["--set", "task.p=5", "--set", "model.d_model=8", "--set", "model.n_heads=2", "--out", "run"]
+    line = refused(call("train", "exits", "--import", "mine.py", *small))
+    assert "mine.py, line 6, in sample, ends the program (SystemExit: 0)" in line
+
+
 def test_a_grid_on_a_full_disk_names_its_file(call, tmp_path, monkeypatch):
     """And not stdout, on which there is room."""
     real = atomic.write_synced
