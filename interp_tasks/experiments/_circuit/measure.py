@@ -232,9 +232,9 @@ def circuit(
     examples = Examples.of(options)
     refs = resolve_refs(refs, examples)
     if kept is not None:
-        for each in refs.named:
-            sizes = SimpleNamespace(**read_meta(each.resolved.path)["model"])
-            check_circuit(kept, sizes, f"--keep {keep} on {each.resolved.ref}")
+        for named in refs.named:
+            sizes = SimpleNamespace(**read_meta(named.resolved.path)["model"])
+            check_circuit(kept, sizes, f"--keep {keep} on {named.resolved.ref}")
     if write is not None and len(refs.named) > 1:
         raise UserError(
             f"--write {write}: one circuit, and --ckpt names {len(refs.named)} checkpoints; name one"
