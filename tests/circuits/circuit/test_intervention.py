@@ -162,6 +162,7 @@ def test_random_circuits_against_separate_inputs_by_hand(hooked_only, make_model
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_thousand_random_circuits(hooked_only, make_model):
     random_circuits(1000, make_model, 1)
 
