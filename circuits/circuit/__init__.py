@@ -9,18 +9,19 @@ circuit.curve(model, {"IG": found}, base, source, metric)    # faithfulness over
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from circuits.circuit._curve import MIB_SHARES, Curve, curve
-from circuits.circuit._evaluation import Evaluation, evaluate
 from circuits.circuit._files import read_parts
 from circuits.circuit._graph import Graph
-from circuits.circuit._intervention import CircuitEdit
 from circuits.circuit._value import Circuit, circuit_of_names, full_of
-from circuits.model.surface import Surface
-from circuits.validate import read_choice
+
+if TYPE_CHECKING:
+    from circuits.circuit._curve import MIB_SHARES, Curve, curve
+    from circuits.circuit._evaluation import Evaluation, evaluate
+    from circuits.circuit._intervention import CircuitEdit
 
 __all__ = [
     "MIB_SHARES",
@@ -35,6 +36,26 @@ __all__ = [
     "nodes",
     "read",
 ]
+#: What runs models comes when it is asked for: names and files are read without torch.
+_HOMES = {
+    "MIB_SHARES": "_curve",
+    "Curve": "_curve",
+    "curve": "_curve",
+    "Evaluation": "_evaluation",
+    "evaluate": "_evaluation",
+    "CircuitEdit": "_intervention",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
@@ -48,9 +69,7 @@ def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
         names: a list, or a text with one in each line or between semicolons.
         model: where given, edges that it lacks are refused here, and `~` is relative to its graph.
     """
-    return circuit_of_names(
-        names, "edges", None if model is None else Graph.of(Surface.of(model)), "circuit.edges"
-    )
+    return circuit_of_names(names, "edges", None if model is None else _graph_of(model), "circuit.edges")
 
 
 def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
@@ -60,9 +79,7 @@ def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
         names: as in `edges`.
         model: as in `edges`.
     """
-    return circuit_of_names(
-        names, "nodes", None if model is None else Graph.of(Surface.of(model)), "circuit.nodes"
-    )
+    return circuit_of_names(names, "nodes", None if model is None else _graph_of(model), "circuit.nodes")
 
 
 def read(path: str | PathLike[str]) -> Circuit:
@@ -79,5 +96,13 @@ def full(model: Any, kind: str = "edges") -> Circuit:
     Args:
         kind: "edges" or "nodes".
     """
+    from circuits.validate import read_choice
+
     read_choice(kind, ("edges", "nodes"), "circuit.full", "kind")
-    return full_of(Graph.of(Surface.of(model)), kind)
+    return full_of(_graph_of(model), kind)
+
+
+def _graph_of(model: Any) -> Graph:
+    from circuits.model.surface import Surface
+
+    return Graph.of(Surface.of(model))

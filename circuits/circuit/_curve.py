@@ -113,7 +113,8 @@ def curve(
     found = Measurement.of(_CALLER, model, base, source, metric, batch, how)
     rows: list[Row] = []
     areas: list[Row] = []
-    for name, (names, kind) in given.items():
+    for name, (names, kind, graph) in given.items():
+        found.graph.check_same(graph, f"{_CALLER}: {name}")
         entries = _entries(found, names, kind)
         whole = len(found.candidates(kind) | {member for member, _ in entries})
         at_positions = any(at != EVERYWHERE for _, at in entries)

@@ -32,7 +32,7 @@ class Evaluation:
             among them (a member at some positions counts by their share); `value`, the metric where the circuit is
             kept, and `faithfulness`, with intervals; `random_mean`, `random_low` and `random_high`, mean and range of
             the faithfulness of `random` circuits of the same size, and `p_random`, (1 + those at least as faithful) /
-            (1 + random).
+            (1 + random); without a gap between clean and source run there is neither.
         completeness: a row per circuit, subset K and metric: `removed` members of the circuit, `without`, the
             faithfulness of the circuit without K, `model_without`, that of the whole model without K, and their
             `difference` with its interval: 0 for a circuit that has all there is. `subset` is "random", or "greedy" for
@@ -220,7 +220,7 @@ class _Test:
                     "random_low": others.min() if random else np.nan,
                     "random_high": others.max() if random else np.nan,
                     "p_random": (1 + (others >= measured.share[0]).sum()) / (1 + random)
-                    if random
+                    if random and not np.isnan(measured.share[0])
                     else np.nan,
                     "n": measured.n,
                 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from circuits.circuit._names import Edge, Input, Member, Node, Where
 from circuits.errors import CircuitsError
 from circuits.model.sites import KINDS, Site
-from circuits.model.surface import Surface
-from circuits.validate import is_whole
+
+if TYPE_CHECKING:
+    from circuits.model.surface import Surface
 
 
 class Layer(NamedTuple):
@@ -66,7 +67,10 @@ class Graph:
             (graph.n_layers, graph.n_heads, graph.key_heads),
             (graph.mlps, graph.parallel, graph.positions),
         )
-        if not (all(is_whole(size, 1) for size in sizes) and all(isinstance(flag, bool) for flag in flags)):
+        if not (
+            all(type(size) is int and size >= 1 for size in sizes)
+            and all(isinstance(flag, bool) for flag in flags)
+        ):
             raise CircuitsError(
                 f"{caller}: graph: sizes are whole numbers from 1, the rest true or false; got {given}"
             )

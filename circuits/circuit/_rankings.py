@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 
+from circuits.circuit._graph import Graph
 from circuits.circuit._names import Effect, Member, Where, read_member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
@@ -26,6 +27,9 @@ class Screening(Protocol):
     @property
     def settings(self) -> dict[str, Any]: ...
 
+    @property
+    def graph(self) -> Graph | None: ...
+
 
 def ranking(found: Screening, metric: str | None, by: str, caller: str) -> pd.DataFrame:
     """Returns one metric's rows of a screening with a column `size`, the largest first.
@@ -43,12 +47,27 @@ def ranking(found: Screening, metric: str | None, by: str, caller: str) -> pd.Da
     metric = names[0] if metric is None else read_choice(metric, names, caller, "metric")
     read_choice(by, BY, caller, "by")
     rows = frame[frame["metric"] == metric]
+    rows = rows.assign(size=sizes(rows, found.settings.get("rank"), by))
+    return in_order(rows[rows["size"].notna()], rows["size"])
+
+
+def sizes(rows: pd.DataFrame, rank: str | None, by: str = "best") -> pd.Series:
+    """Returns the size of each row of a screening.
+
+    Args:
+        rank: "size" where mean sizes rank, else the size of means.
+        by: as in `ranking`.
+    """
     effect, estimate = rows["effect"].abs(), rows["estimate"].abs()
-    if found.settings.get("rank") == "size":
+    if rank == "size":
         effect, estimate = rows["effect_size"], rows["size"]
-    size = {"best": effect.fillna(estimate), "estimate": estimate, "effect": effect}[by]
-    rows = rows.assign(size=size)[size.notna()]
-    return rows.iloc[np.argsort(-rows["size"].to_numpy(), kind="stable")]
+    return {"best": effect.fillna(estimate), "estimate": estimate, "effect": effect}[by]
+
+
+def in_order(rows: pd.DataFrame, size: pd.Series) -> pd.DataFrame:
+    """Returns rows by their size, the largest first; of equal ones the larger estimate is first."""
+    rows = rows.sort_values("rank", kind="stable")
+    return rows.iloc[np.argsort(-size[rows.index].to_numpy(), kind="stable")]
 
 
 def top(found: Screening, count: Any, metric: str | None, by: str) -> Circuit:
@@ -60,7 +79,7 @@ def top(found: Screening, count: Any, metric: str | None, by: str) -> Circuit:
     if count > len(rows):
         which = "were measured" if by == "effect" else "were screened"
         raise CircuitsError(f"{caller}: {count} members asked for; {len(rows)} {which}")
-    return circuit_of(rows.iloc[:count], found.frame, caller)
+    return circuit_of(rows.iloc[:count], found, caller)
 
 
 def above(found: Screening, least: Any, metric: str | None, by: str) -> Circuit:
@@ -69,12 +88,12 @@ def above(found: Screening, least: Any, metric: str | None, by: str) -> Circuit:
     if isinstance(least, bool) or not isinstance(least, int | float | np.number) or not least >= 0:
         raise CircuitsError(f"{caller}: {least!r}; give the least size of an effect, from 0")
     rows = ranking(found, metric, by, caller)
-    return circuit_of(rows[rows["size"] >= least], found.frame, caller)
+    return circuit_of(rows[rows["size"] >= least], found, caller)
 
 
-def circuit_of(rows: pd.DataFrame, frame: pd.DataFrame, caller: str) -> Circuit:
-    """Makes a circuit of some rows of a screening; the kind is that of the whole table `frame`."""
-    kind = "edges" if "sender" in frame else "nodes"
+def circuit_of(rows: pd.DataFrame, found: Screening, caller: str) -> Circuit:
+    """Makes a circuit of some rows of a screening; its kind and its graph are those of the screening."""
+    kind = "edges" if "sender" in found.frame else "nodes"
     where: dict[Member, Where] = {}
     effects: dict[Member, Effect] = {}
     for name, row in zip(names(rows, kind, caller), rows.to_dict("records"), strict=True):
@@ -85,7 +104,7 @@ def circuit_of(rows: pd.DataFrame, frame: pd.DataFrame, caller: str) -> Circuit:
         else:
             where[member] = at
             effects[member] = Effect(row["metric"], _number(row["estimate"]), _number(row["effect"]))
-    return Circuit.of(kind, where, None, effects)
+    return Circuit.of(kind, where, found.graph, effects)
 
 
 def names(rows: pd.DataFrame, kind: str, caller: str) -> list[str]:
@@ -108,8 +127,8 @@ def names(rows: pd.DataFrame, kind: str, caller: str) -> list[str]:
     return found
 
 
-def read_ranking(given: Any, caller: str, kind: str | None = None) -> tuple[Sequence[str], str]:
-    """Returns the names of members in the order of a ranking, and their kind.
+def read_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph | None]:
+    """Returns the names of members in the order of a ranking, their kind, and the graph of a screening.
 
     Args:
         given: a screening, or a list of names with the largest first.
@@ -121,7 +140,7 @@ def read_ranking(given: Any, caller: str, kind: str | None = None) -> tuple[Sequ
         )
     if isinstance(table, pd.DataFrame):
         kind = "edges" if "sender" in table else "nodes"
-        return names(ranking(given, None, "best", caller), kind, caller), kind
+        return names(ranking(given, None, "best", caller), kind, caller), kind, given.graph
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise CircuitsError(
             f"{caller}: a ranking is a screening or a list of names, largest first; got {given!r}"
@@ -131,7 +150,7 @@ def read_ranking(given: Any, caller: str, kind: str | None = None) -> tuple[Sequ
         read_member(name, kind, caller)
     if len(set(given)) < len(given):
         raise CircuitsError(f"{caller}: a ranking names a member twice")
-    return list(given), kind
+    return list(given), kind, None
 
 
 def _number(value: Any) -> float | None:

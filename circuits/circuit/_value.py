@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.circuit._files import write
 from circuits.circuit._graph import Graph
-from circuits.circuit._intervention import CircuitEdit, circuit_edit
 from circuits.circuit._names import EVERYWHERE, NOWHERE, Edge, Effect, Member, Where, read_member
 from circuits.errors import CircuitsError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from circuits.circuit._intervention import CircuitEdit
 
 _CALLER = "circuit"
 
@@ -26,8 +27,9 @@ class Circuit:
     """A set of nodes or of edges of some model: frozen, without the model, equal to another with the same members.
 
     `|`, `&` and `-` of two circuits of one kind are circuits; `~` is one too where the graph is known (of circuits
-    made from `circuit.full` or with `model=`). `len` counts members, iteration yields their names in the order of
-    computation, and `"0.1 -> 1.3.q" in c` tells whether the circuit has one, at all positions.
+    made from a screening, from `circuit.full` or with `model=`), and a model of another shape is then refused. `len`
+    counts members, iteration yields their names in the order of computation, and `"0.1 -> 1.3.q" in c` tells whether
+    the circuit has one, at all positions.
 
     Attributes:
         kind: "nodes" or "edges".
@@ -136,6 +138,8 @@ class Circuit:
             how: what an edge outside carries: "resample", what the sender writes on the source, row by row; "mean",
                 its mean over the source's examples, per position; "zero", nothing.
         """
+        from circuits.circuit._intervention import circuit_edit
+
         return circuit_edit(self, source, how, keep=True)
 
     def cut(self, source: Any = None, how: str = "resample") -> CircuitEdit:
@@ -143,6 +147,8 @@ class Circuit:
 
         Arguments as in `keep`.
         """
+        from circuits.circuit._intervention import circuit_edit
+
         return circuit_edit(self, source, how, keep=False)
 
     # ---- As data

@@ -18,8 +18,9 @@ INPUTS = {"q": (0, "solid"), "k": (1, "solid"), "v": (2, "solid"), "MLP": (3, "d
 DRAWN, SHOWN, FADED = 400, 0.85, 0.08
 #: Pixels: widest and narrowest line, height of a row, width of a column and of the narrowest figure.
 _WIDEST, _NARROWEST, _ROW, _COLUMN, _NARROW = 6.0, 1.2, 84, 120, 560
-#: Radius of a node, in rows.
-_RADIUS = 0.22
+#: Pixels of a node, in which "output" has room; and its radius in rows.
+_NODE = 46
+_RADIUS = _NODE / 2 / _ROW
 
 
 class _Place(NamedTuple):
@@ -92,7 +93,7 @@ def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) ->
         y=[place.y for place in places.values()],
         mode="markers+text",
         marker={
-            "size": 38,
+            "size": _NODE,
             "color": "#f2f2f2",
             "line": {"color": INK["light"], "width": 1},
             "symbol": "circle",
@@ -194,8 +195,8 @@ def _curve(start: _Place, end: _Place, group: str) -> tuple[list[float], list[fl
     """Returns points of a line that passes beside the nodes between its ends; q, k and v arrive side by side."""
     side = {"q": -1, "v": 1}.get(group, 0)
     span = end.y - start.y
-    # A line to the next row is straight.
-    bend = (0.13 * span if span > 1 else 0.0) * (side or (1 if start.x <= end.x else -1))
+    # A line to the next row is straight; others go round the middle, where MLPs stand.
+    bend = (0.13 * span if span > 1 else 0.0) * (side or (1 if start.x >= end.x else -1))
     # From the top of one node to the bottom of the other.
     start = _Place(start.x, start.y + _RADIUS)
     end = _Place(end.x + 0.6 * side * _RADIUS * _ROW / _COLUMN, end.y - (0.8 if side else 1.0) * _RADIUS)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from circuits.circuit._graph import Graph
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
 from circuits.model.state import inside_block
@@ -107,14 +108,14 @@ def ranked(
         for metric in baseline[0]
     }
     tables = {metric: _estimate_table(candidates, metric, unedited[metric], counts) for metric in unedited}
-    settings = settings | {"rank": counts.rank}
+    settings, graph = settings | {"rank": counts.rank}, Graph.of(pair.surface)
     notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, counts.rank))]
     chosen = list(dict.fromkeys(index for table in tables.values() for index in table.index[: counts.exact]))
     if counts.verified:
         chosen, doubt_settings = _doubtful(pair, candidates, tables, unedited, counts)
         settings = settings | doubt_settings
     if not chosen:
-        return _unmeasured(tables, counts, settings | {"n": len(pair.base)}, notes)
+        return _unmeasured(tables, counts, settings | {"n": len(pair.base)}, graph, notes)
     exact_result, measured = _measure(pair, [candidates[index] for index in chosen], counts)
     examples = {
         (run["variant"], metric): (values[:, place], values[:, 0])
@@ -134,7 +135,7 @@ def ranked(
         table["effect_size"] = table["variant"].map(sizes)
     settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
     settings |= {"n": len(pair.base), "level": LEVEL}
-    return make_screen(tables, exact_result, pd.DataFrame(agreement), settings, notes)
+    return make_screen(tables, exact_result, pd.DataFrame(agreement), settings, graph, notes)
 
 
 def _doubtful(
@@ -165,7 +166,7 @@ def _doubtful(
 
 
 def _unmeasured(
-    tables: dict[str, pd.DataFrame], counts: Counts, settings: Row, notes: Sequence[str]
+    tables: dict[str, pd.DataFrame], counts: Counts, settings: Row, graph: Graph, notes: Sequence[str]
 ) -> ScreenResult:
     """Returns estimates alone, where none is in doubt."""
     for table in tables.values():
@@ -177,7 +178,7 @@ def _unmeasured(
         for metric, table in tables.items()
     ]
     settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "level": LEVEL}
-    return make_screen(tables, nothing, pd.DataFrame(rows), settings, notes)
+    return make_screen(tables, nothing, pd.DataFrame(rows), settings, graph, notes)
 
 
 def _estimate_table(

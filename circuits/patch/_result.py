@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from circuits.circuit import _rankings
+from circuits.circuit._graph import Graph
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.sweeps.measurements import Row
@@ -35,7 +36,8 @@ class ScreenResult:
     """The result of `patch.screen` or `patch.edges`.
 
     Attributes:
-        frame: one row per candidate and metric, the largest of each metric first (`rank` 1). `estimate` is the
+        frame: one row per candidate and metric, the largest of each metric first, as in `top`: by the exact effect
+            where it was measured, else by the estimate. `rank` is the place by the estimate alone. `estimate` is the
             estimated effect, with a bootstrap interval over the `n` examples, `size` the mean of its absolute values
             over them. Where the patch was swept, `value`, `effect` (the exact one) and the following columns are those
             of the sweep, and `effect_size` is the mean of absolute effects; elsewhere they are empty.
@@ -43,6 +45,7 @@ class ScreenResult:
             `of` that were measured, with a percentile interval over examples. NaN for fewer than 3 rows.
         exact: the sweep of the measured rows.
         settings: method, steps, direction, seed and so on.
+        graph: the nodes and edges that the model has.
         notes: sentences on what the ranking may miss: metrics of which effects cancel over the examples.
     """
 
@@ -50,6 +53,7 @@ class ScreenResult:
     correlation: pd.DataFrame
     exact: SweepResult
     settings: dict[str, Any]
+    graph: Graph
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -60,7 +64,7 @@ class ScreenResult:
         return list(self.correlation["metric"])
 
     def top(self, count: int, metric: str | None = None, by: str = "best") -> Circuit:
-        """Returns the circuit of the `count` largest rows, by the `rank` of the screening.
+        """Returns the circuit of the `count` largest rows; as a circuit of `circuit.full`, it is one of this model.
 
         Args:
             metric: whose rows; needed where there are several.
@@ -93,11 +97,17 @@ def make_screen(
     exact: SweepResult,
     correlation: pd.DataFrame,
     settings: Row,
+    graph: Graph,
     notes: Sequence[str],
 ) -> ScreenResult:
     """Joins the estimates of all metrics with the exact measurements."""
     measured = exact.frame[["variant", "metric", *EXACT]]
     frame = pd.concat(tables.values()).merge(measured, how="left", on=["variant", "metric"])
+    by_metric = (frame[frame["metric"] == metric] for metric in tables)
+    frame = pd.concat(
+        [_rankings.in_order(rows, _rankings.sizes(rows, settings["rank"])) for rows in by_metric],
+        ignore_index=True,
+    )
     integer_columns = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(integer_columns, "Int64"))
-    return ScreenResult(frame, correlation, exact, settings, tuple(notes))
+    return ScreenResult(frame, correlation, exact, settings, graph, tuple(notes))

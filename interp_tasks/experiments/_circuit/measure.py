@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._circuit.search import (
     FoundCircuit,
     Search,
+    check_circuit,
     found_in,
     read_circuit,
 )
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Examples where nothing is said: half of them find, half test.
 SAMPLES = 128
-#: Edges that the picture of a circuit can hold, and checkpoints whose circuits are drawn.
+#: Checkpoints whose circuits are drawn.
 DRAWN = 2
 #: Members that the notes name.
 LISTED = 5
@@ -81,11 +84,8 @@ class CircuitResult(Result):
             figures.append(
                 Figure(self.curves[ref].plot(), f"Faithfulness of growing circuits, {ref}", caption)
             )
-            caption = (
-                "Lines are as wide as effects, estimated or measured; hover for them. A click on a node fades the "
-                "edges of others."
-            )
-            figures.append(Figure(self.circuits[ref].plot(), f"The circuit, {ref}", caption))
+            circuit = self.circuits[ref]
+            figures.append(Figure(circuit.plot(), f"The circuit, {ref}", drawn(circuit)))
         return figures
 
     def caption(self) -> str:
@@ -94,6 +94,20 @@ class CircuitResult(Result):
             "the other half with 95% intervals, and the unedited model's metric. No point: clean and source run do "
             "not differ."
         )
+
+
+def drawn(circuit: Circuit) -> str:
+    """Returns the caption of a circuit's picture."""
+    from circuits.figures.circuit_graph import DRAWN as EDGES
+
+    if circuit.kind == "nodes":
+        return "Hover for the effects of nodes, estimated or measured."
+    caption = (
+        "Lines are as wide as effects, estimated or measured; hover for them. A click on a node fades the edges of "
+        "others, until the next click on it."
+    )
+    more = f" Drawn are the {EDGES} largest of {len(circuit)} edges." if len(circuit) > EDGES else ""
+    return caption + more
 
 
 @experiment(
@@ -214,13 +228,17 @@ def circuit(
         check_writable_file(Path(write))
         if keep is not None:
             raise UserError(f"--write {write} with --keep: nothing is found that could be written")
+    kept = None if keep is None else read_circuit(Path(keep))
     examples = Examples.of(options)
     refs = resolve_refs(refs, examples)
+    if kept is not None:
+        for named in refs.named:
+            sizes = SimpleNamespace(**read_meta(named.resolved.path)["model"])
+            check_circuit(kept, sizes, f"--keep {keep} on {named.resolved.ref}")
     if write is not None and len(refs.named) > 1:
         raise UserError(
             f"--write {write}: one circuit, and --ckpt names {len(refs.named)} checkpoints; name one"
         )
-    kept = None if keep is None else read_circuit(Path(keep))
     search = Search(source, metric, rank_by, kind, method, rank, budget, faithfulness, random, curve, kept)
     found: dict[str, FoundCircuit] = {}
     progress = options.get("progress")
@@ -294,5 +312,7 @@ def largest(found: FoundCircuit) -> str:
     from interp_tasks.pages import signed
 
     rows = [row for row in found.rows if not str(row["variant"]).startswith((TOP, CIRCUIT, "curve"))]
+    # A ranking by estimates is not in the order of the effects that were measured.
+    rows.sort(key=lambda row: -abs(row["effect"]))
     texts = [f"{row['variant']} {signed(row['effect'])}" for row in rows[:LISTED]]
     return f"Largest effects on {rows[0]['metric']} of taking one from the source: {', '.join(texts)}."

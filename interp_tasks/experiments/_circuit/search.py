@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas
 
     from circuits.circuit import Circuit, Curve
+    from circuits.circuit._graph import Graph
     from tasks import Batch, Metric, Task
 
 KINDS = ("edges", "nodes")
@@ -389,6 +390,36 @@ def read_circuit(file: Path) -> Circuit:
     return circuits.read(file)
 
 
+def check_circuit(circuit: Circuit, sizes: Any, said: str) -> None:
+    """Refuses a circuit of a model of another shape, or with members that this one lacks, by its configuration alone.
+
+    Args:
+        sizes: as in :class:`Planned`.
+        said: names the file and the model.
+
+    Raises:
+        CircuitsError: in one line.
+    """
+    graph = graph_of(sizes)
+    graph.check_same(circuit.graph, said)
+    graph.fitted(circuit.where, circuit.kind, said)
+
+
+def graph_of(sizes: Any) -> Graph:
+    """Returns the graph of a HookedTransformer of this configuration."""
+    from circuits.circuit._graph import Graph
+
+    grouped = sizes.n_key_value_heads is not None and not sizes.ungroup_grouped_query_attention
+    return Graph(
+        sizes.n_layers,
+        sizes.n_heads,
+        sizes.n_key_value_heads if grouped else sizes.n_heads,
+        mlps=not sizes.attn_only,
+        parallel=sizes.parallel_attn_mlp,
+        positions=sizes.positional_embedding_type != "rotary",
+    )
+
+
 def has_gap(ends: pandas.Series) -> bool:
     """Returns whether clean and source run differ: the interval of their difference has no 0."""
     return bool(ends["gap_ci_low"] > 0 or ends["gap_ci_high"] < 0)
@@ -496,8 +527,8 @@ def member_rows(circuit: Circuit, screened: Any, search: Search) -> list[dict[st
 
     from circuits import circuit as circuits
 
-    # The table of a screening is in the order of its estimates.
-    by_name = dict(zip(screened.ranking(by="estimate"), screened.frame.to_dict("records"), strict=True))
+    # The table of a screening is in the order of its default ranking.
+    by_name = dict(zip(screened.ranking(), screened.frame.to_dict("records"), strict=True))
     make = circuits.edges if circuit.kind == "edges" else circuits.nodes
     rows = []
     for name in screened.ranking(by=by_of(search.method))[: len(circuit)]:

@@ -322,7 +322,7 @@ def test_one_example_has_no_interval_and_equal_runs_no_faithfulness(model, token
     for table in (one.frame, one.completeness, one.minimality):
         assert table.filter(like="ci_").isna().all().all()
     same = circuit.evaluate(model, c, tokens, tokens, metric, **asked)
-    assert same.frame["faithfulness"].isna().all()
+    assert same.frame[["faithfulness", "random_mean", "p_random"]].isna().all().all()
     assert same.baseline["gap"][0] == 0
 
 

@@ -16,18 +16,25 @@ MODELS = {
     "attention only": {"normalization_type": "LNPre", "attn_only": True, "n_layers": 3},
     "groups": {"n_key_value_heads": 2},
     "one layer": {"n_layers": 1, "act_fn": "gelu"},
+    "parallel": {"parallel_attn_mlp": True, "n_layers": 3},
+    "post-norm": {"norm": "post"},
 }
 
 
 class ByHand:
-    """A pre-norm model's forward from its parameters, with separate inputs for every receiver."""
+    """A model's forward from its parameters, with separate inputs for every receiver."""
 
     def __init__(self, model, bent=None) -> None:
         """bent: a layer and a function of the stream between its heads and its MLP, None for none."""
         self.cfg, self.bent = model.cfg, bent
+        self.post = getattr(model.cfg, "norm", "pre") == "post"
         self.w = {name.replace("attn._", "attn."): value.detach() for name, value in model.named_parameters()}
 
     def norm(self, x, name):
+        """What is read of a stream, which a post-norm model reads as it is."""
+        return x if self.post else self.normed(x, name)
+
+    def normed(self, x, name):
         kind = self.cfg.normalization_type
         if kind is None:
             return x
@@ -45,11 +52,17 @@ class ByHand:
         def into(receiver):
             stream = torch.zeros_like(positions)
             for sender, own in written.items():
+                if sender.startswith("norm "):
+                    stream = self.normed(stream, sender[5:])
+                    continue
                 bias = sender.startswith("b_O")
                 stream = stream + (own if bias else hears(sender, receiver, own))
                 if bias and self.bent is not None and sender == f"b_O.{self.bent[0]}":
                     stream = self.bent[1](stream)
             return stream
+
+        if self.post:
+            written["norm ln_embed"] = None
 
         key_heads = w["blocks.0.attn.W_K"].shape[0]
         for layer in range(cfg.n_layers):
@@ -71,8 +84,11 @@ class ByHand:
                     scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
                 z = scores.softmax(-1) @ values[group]
                 outputs[f"{layer}.{head}"] = z @ w[f"{attn}.W_O"][head]
-            written |= outputs
-            written[f"b_O.{layer}"] = w[f"{attn}.b_O"]
+            outputs[f"b_O.{layer}"] = w[f"{attn}.b_O"]
+            if not cfg.parallel_attn_mlp:
+                written |= outputs
+            if self.post:
+                written[f"norm blocks.{layer}.ln1"] = None
             if not cfg.attn_only:
                 mlp = f"blocks.{layer}.mlp"
                 x = (
@@ -81,7 +97,11 @@ class ByHand:
                 )
                 x = x.relu() if cfg.act_fn == "relu" else torch.nn.functional.gelu(x)
                 written[f"mlp{layer}"] = x @ w[f"{mlp}.W_out"] + w[f"{mlp}.b_out"]
-        self.written = written
+                if self.post:
+                    written[f"norm blocks.{layer}.ln2"] = None
+            # Beside the MLP, which then has not heard them.
+            written |= outputs
+        self.written = {sender: own for sender, own in written.items() if own is not None}
         return self.norm(into("output"), "ln_final") @ w["unembed.W_U"] + w["unembed.b_U"]
 
     def kept(self, tokens, theirs, names):
@@ -142,6 +162,7 @@ def test_random_circuits_against_separate_inputs_by_hand(hooked_only, make_model
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_thousand_random_circuits(hooked_only, make_model):
     random_circuits(1000, make_model, 1)
 

@@ -1,6 +1,8 @@
 """Circuits as sets: names, operations, tables and files."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -175,8 +177,9 @@ def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
     assert found.above(0) == found.top(len(frame))
     measured = frame[frame["effect"].notna()]
     assert len(found.top(12, by="effect")) == len(measured) == 12
-    assert found.ranking(by="estimate") == list(frame["variant"].values)
-    assert found.top(4, by="estimate") == circuit.edges(frame["variant"].head(4).tolist())
+    estimates = frame.sort_values("rank")["variant"].tolist()
+    assert found.ranking(by="estimate") == estimates
+    assert found.top(4, by="estimate") == circuit.edges(estimates[:4])
     for call, message in (
         (lambda: found.top(13, by="effect"), "13 members asked for; 12 were measured"),
         (lambda: found.top(10**6), "1000000 members asked for"),
@@ -189,6 +192,44 @@ def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
     ):
         with pytest.raises(CircuitsError, match=message):
             call()
+
+
+@pytest.mark.parametrize("kind", ["edges", "nodes"])
+def test_a_circuit_of_a_screening_is_one_of_its_model(
+    kind, model, make_model, hooked_only, tokens, other_tokens, tmp_path
+):
+    """Its names are there in a deeper model too, where they would cut all that is new."""
+    screen, named = (patch.edges, circuit.edges) if kind == "edges" else (patch.screen, circuit.nodes)
+    found = screen(model, tokens, other_tokens, metric, exact=1)
+    made = {"top": found.top(4), "above": found.above(0), "union": named([]) | found.top(2)}
+    made |= {"difference": found.top(4) - found.top(2), "complement": ~found.top(4)}
+    found.top(4).write(tmp_path / "c.json")
+    made |= {"read": circuit.read(tmp_path / "c.json"), "empty": found.top(0)}
+    assert made["complement"] == circuit.full(model, kind) - found.top(4)
+    deeper, heads = (make_model(0, hooked_only, n_layers=3), make_model(0, hooked_only, n_heads=2))
+    for c in made.values():
+        assert c.graph == circuit.full(model, kind).graph
+        assert run(model, tokens, c.keep(other_tokens)).shape[:2] == tokens.shape
+        for other in (deeper, heads):
+            with pytest.raises(
+                CircuitsError, match="the circuit is of a model of another shape: 2 layers"
+            ) as caught:
+                run(other, tokens, c.keep(other_tokens))
+            assert "\n" not in str(caught.value)
+    with pytest.raises(
+        CircuitsError, match=r"circuit\.curve: it: the circuit is of a model of another shape"
+    ):
+        circuit.curve(deeper, {"it": found}, tokens, other_tokens, metric)
+
+
+def test_names_and_files_are_read_without_torch(found, tmp_path):
+    found.top(4).write(tmp_path / "c.json")
+    code = (
+        "import sys; from circuits import circuit; c = circuit.read(sys.argv[1]); "
+        "assert (c | circuit.nodes([]) if c.kind == 'nodes' else c - circuit.edges(list(c)[:1])) <= c; "
+        "assert not {'torch', 'numpy', 'pandas'} & {*sys.modules}; assert circuit.curve and circuit.MIB_SHARES"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "c.json")], check=True)
 
 
 def test_a_screening_of_several_metrics_and_of_nodes(model, tokens, other_tokens):

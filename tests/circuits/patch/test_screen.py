@@ -12,6 +12,7 @@ from circuits import (
     CircuitsError,
     ablate,
     cache,
+    circuit,
     edit,
     heads,
     intervene,
@@ -94,9 +95,9 @@ def test_nodes_of_all_sites_are_those_of_each_alone(model, tokens, other_tokens)
     assert_equal(by_name(found, column="estimate_ci_low"), bounds)
     assert set(found.frame["site"]) == set(sites)
     assert found.settings["sites"][0] == "embed"
-    sizes = found.frame["estimate"].abs()
-    assert (sizes.diff().dropna() <= 0).all()
-    assert found.frame["rank"].tolist() == list(range(1, len(expected) + 1))
+    by_rank = found.frame.sort_values("rank")
+    assert by_rank["rank"].tolist() == list(range(1, len(expected) + 1))
+    assert by_rank["estimate"].abs().is_monotonic_decreasing
 
 
 def integrated_by_hand(by_hand, model, base, source, steps, metric):
@@ -895,11 +896,10 @@ def test_effects_of_either_sign_are_noticed_and_ranked_by_size(model, tokens, ot
     sizes = {name: sum(abs(by_name(one)[name]) for one in alone) / 2 for name in by_name(ranked)}
     assert_equal(by_name(ranked, column="size"), sizes)
     assert np.abs(ranked.frame["estimate"]).max() < 1e-9 * max(sizes.values())
-    assert list(ranked.frame["variant"]) == sorted(sizes, key=sizes.__getitem__, reverse=True)
-    assert ranked.ranking(by="estimate") == list(ranked.frame["variant"])
-    measured = ranked.frame["effect_size"].notna()
-    assert list(np.flatnonzero(measured)) == [0]
-    assert abs(ranked.frame["effect"][0]) < 1e-9 < ranked.frame["effect_size"][0]
+    assert ranked.ranking(by="estimate") == sorted(sizes, key=sizes.__getitem__, reverse=True)
+    (measured,) = ranked.frame[ranked.frame["effect_size"].notna()].to_dict("records")
+    assert measured["rank"] == 1
+    assert abs(measured["effect"]) < 1e-9 < measured["effect_size"]
 
 
 def test_sizes_weigh_examples_by_their_entries(model, tokens, other_tokens):
@@ -960,6 +960,30 @@ def test_a_backward_that_knows_no_batch(model, tokens, other_tokens):
     found = doubled(Doubled.apply)
     assert_equal(found, doubled(lambda x: 2 * x))
     assert found != doubled(lambda x: x)
+
+
+@pytest.mark.parametrize("exact", [2, "all"])
+@pytest.mark.parametrize("rank", ["mean", "size"])
+def test_rows_are_in_the_order_of_exact_effects_where_measured(make_model, tokens, rank, exact):
+    """A circuit of the first rows is that of `top`, and print begins with them; `rank` is that of the estimates."""
+
+    def two(output):
+        return {"squared": output[:, -1].square().sum(-1), "first": output[:, -1, 0]}
+
+    model = make_model(0, "HookedTransformer")
+    found = patch.edges(model, tokens, tokens.roll(1, 0), two, exact=exact, rank=rank, method="gradient")
+    estimate, effect = ("size", "effect_size") if rank == "size" else ("estimate", "effect")
+    for metric in found.metrics:
+        rows = found.frame[found.frame["metric"] == metric]
+        size = rows[effect].abs().fillna(rows[estimate].abs())
+        assert size.is_monotonic_decreasing
+        assert rows.sort_values("rank")[estimate].abs().is_monotonic_decreasing
+        assert exact != "all" or not rows["rank"].is_monotonic_increasing
+        first = rows["variant"].tolist()
+        assert found.ranking(metric) == first
+        assert found.top(5, metric) == circuit.edges(first[:5])
+    shown = repr(found).split("\n")
+    assert shown[1].split()[:1] == [str(found.frame["rank"].iloc[0])]
 
 
 def test_print_shows_the_ranking(make_model, tokens):

@@ -2,20 +2,25 @@
 
 import json
 import math
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 import tasks
+from circuits import CircuitsError, patch
 from circuits import circuit as circuits
-from circuits import patch
+from circuits.figures.circuit_graph import DRAWN
 from circuits.interventions.replacements import derangement
 from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.search import Search, halves, metrics_of, smallest
+from interp_tasks.experiments._circuit.measure import drawn
+from interp_tasks.experiments._circuit.search import Search, graph_of, halves, metrics_of, smallest
 from interp_tasks.measurement.subjects import Examples, subjects
 
 N, SEED = 24, 3
@@ -356,6 +361,81 @@ def test_mistakes_with_files(copier, folders, tmp_path):
         experiments.circuit(copier, keep=tmp_path / "one.json", write=file)
     with pytest.raises(UserError, match="tokens of your own have no task with metrics"):
         experiments.circuit(copier, tokens=np.ones((8, 9), dtype=int), metric="mse_all")
+
+
+GRAPH = {"n_layers": 2, "n_heads": 2, "key_heads": 2, "mlps": True, "parallel": False, "positions": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"members": [{"name": "0.1 -> 0.1.q"}]}, "computed before the sender is"),
+        ({"members": [{"name": "0.1 -> 2.0.q"}]}, "no edge 0.1 -> 2.0.q: the model has 2 layers of 2 heads"),
+        ({"members": [{"name": "0.2 -> mlp1"}]}, "no edge 0.2 -> mlp1: the model has 2 layers of 2 heads"),
+        (
+            {"graph": GRAPH | {"n_layers": 3}},
+            "of a model of another shape: 3 layers of 2 heads; this one: 2 layers of 2 heads",
+        ),
+        ({"graph": GRAPH | {"mlps": False}, "kind": "nodes"}, "2 layers of 2 heads and no MLPs; this one: 2"),
+        ({"graph": {"n_layers": 3}}, "graph is an object of n_layers"),
+        ({"format": 7}, "format 7; this version reads 1"),
+    ],
+)
+def test_a_circuit_of_another_model_is_refused_without_torch(copier, changes, message, tmp_path):
+    """By the file and by what the checkpoint says of itself."""
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"format": 1, "kind": "edges", "graph": GRAPH, "members": []} | changes))
+    with pytest.raises(CircuitsError, match=message) as error:
+        experiments.circuit(copier, keep=file)
+    assert "\n" not in str(error.value)
+    assert str(file) in str(error.value)
+    code = (
+        "import sys; from interp_tasks.cli import main; "
+        "code = main(['circuit', '--ckpt', sys.argv[1], '--keep', sys.argv[2]]); "
+        "assert code == 2, code; assert not {'torch', 'transformer_lens'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code, copier, str(file)], check=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n_key_value_heads": 2},
+        {"n_key_value_heads": 2, "ungroup_grouped_query_attention": True},
+        {"attn_only": True},
+        {"parallel_attn_mlp": True},
+        {"positional_embedding_type": "rotary", "rotary_dim": 4},
+    ],
+)
+def test_the_graph_of_a_configuration_is_that_of_its_model(changes):
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 7}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = HookedTransformer(HookedTransformerConfig(**sizes, act_fn="relu", device="cpu", **changes))
+    assert graph_of(model.cfg) == circuits.full(model).graph
+
+
+@pytest.mark.parametrize("size", [DRAWN, DRAWN + 1])
+def test_the_caption_says_what_is_not_drawn(size):
+    names = [f"{at % 100}.{at // 100} -> mlp{at % 100 + 1}" for at in range(size)]
+    told = f"Drawn are the {DRAWN} largest of {size} edges."
+    assert (told in drawn(circuits.edges(names))) == (size > DRAWN)
+    assert "Lines" not in drawn(circuits.nodes(["0.1"]))
+
+
+def test_the_note_names_the_largest_effects_first(copier):
+    """Ranked by estimates, of which the first ten were measured."""
+    result = experiments.circuit(copier, method="gradient", curve=False, random=1, **SHARED)
+    (circuit,) = result.circuits.values()
+    effects = result.frame[result.frame["variant"].isin([*circuit])].set_index("variant")["effect"]
+    assert not effects.abs().is_monotonic_decreasing
+    (note,) = (note for note in result.notes if note.startswith("Largest effects"))
+    largest = effects[effects.abs().sort_values(ascending=False).index[:5]]
+    told = [each.rpartition(" ")[0] for each in note.partition(": ")[2].split(", ")]
+    assert told == list(largest.index)
 
 
 def test_the_page_and_the_tables(copier, found, folders, tmp_path, capsys, monkeypatch):
