@@ -236,6 +236,14 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
     return _Array(parsed) if is_array and set(parsed) == {0, 1} else parsed
 
 
+def largest(x: Tensor, *dim: int) -> Tensor:
+    """Returns the size of the largest entry, of all or along a dimension; NaN where there is one.
+
+    Two passes that only read: the absolute values of a large tensor cost more, as memory for them must be found.
+    """
+    return torch.maximum(x.amax(dim), -x.amin(dim))
+
+
 def is_bool(number: Any) -> bool:
     """Tells whether the value is a bool, which Python would take for 0 or 1."""
     return isinstance(number, bool | np.bool_) or (isinstance(number, Tensor) and number.dtype == torch.bool)

@@ -19,6 +19,7 @@ from circuits.model.record import recording
 from circuits.model.sites import KINDS
 from circuits.model.state import state_of, substituted
 from circuits.model.surface import IN_LINE, Surface
+from circuits.tensors import largest
 
 #: Largest difference allowed between the replay and the model, relative to the largest entry. In half precision it is
 #: measured (`_rounding`).
@@ -300,11 +301,11 @@ def _real(x: Tensor, places: Places | None, copies: int) -> Tensor:
 
 def _apart(x: Tensor, y: Tensor, copies: int) -> Tensor:
     """Returns the largest difference of each checkpoint."""
-    return (x.reshape(copies, -1) - y.reshape(copies, -1)).abs().amax(1)
+    return largest(x.reshape(copies, -1) - y.reshape(copies, -1), 1)
 
 
 def _largest(x: Tensor, copies: int) -> Tensor:
-    return x.reshape(copies, -1).abs().amax(1).clamp(min=torch.finfo(x.dtype).tiny)
+    return largest(x.reshape(copies, -1), 1).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _refuse_hooks(model: nn.Module) -> None:

@@ -37,7 +37,7 @@ from circuits.engine.check import (
     observed_whole,
     rounding_of_output,
 )
-from circuits.engine.memory import Meter
+from circuits.engine.memory import OUTPUTS, Meter
 from circuits.engine.parts import HALF, Places
 from circuits.engine.replay import NotReplayed, Replay
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
@@ -47,8 +47,6 @@ from circuits.model.state import State
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, select_positions
 
-# Logits of a stack are computed in pieces of at most this many entries.
-_LOGITS = 2**25
 # Largest size of stacked weights, in bytes.
 _WEIGHTS = 2**26
 
@@ -166,7 +164,7 @@ class Engine:
         limits = (
             chunk // (rows * tokens.shape[1]),
             _WEIGHTS // self.replay.nbytes,
-            _LOGITS // (outputs * self.replay.unembed.weight.shape[-1]),
+            OUTPUTS // (outputs * self.replay.unembed.weight.shape[-1]),
         )
         return max(1, min(limits))
 
@@ -235,11 +233,13 @@ class Engine:
         references: Sequence[References],
         clean: CleanCache,
         width: int,
+        outputs: int,
     ) -> Iterator[tuple[int, list[Branch], Tensor]]:
         """Yields (checkpoint, branches, their outputs at the positions that are read, one after the other) until all
         branches have run, at most `width` of them in a stack.
 
         Args:
+            outputs: the number of tokens whose outputs are computed together.
             references: by checkpoint. A branch whose edits left every activation as it was is not `changed`; its output
                 is the clean one, up to rounding.
         """
@@ -258,14 +258,14 @@ class Engine:
                 for call in branch.calls:
                     call.begin([w for writes in branch.writes.values() for w in writes], (tokens,), given)
             stack = BranchBatch(batch, len(tokens), self.replay.copies)
-            yield from self._run_batch(stack, tokens, clean, places)
+            yield from self._run_batch(stack, tokens, clean, places, outputs)
             for branch in batch:
                 branch.calls = []
             if self.meter is not None:
                 self.meter.stop()
 
     def _run_batch(
-        self, batch: BranchBatch, tokens: Tensor, clean: CleanCache, places: Places | None
+        self, batch: BranchBatch, tokens: Tensor, clean: CleanCache, places: Places | None, outputs: int
     ) -> Iterator[tuple[int, list[Branch], Tensor]]:
         """Runs branches of one batch together, each from where its edits begin, and yields logits of several."""
         replay, last = self.replay, self.replay.n_layers - 1
@@ -316,9 +316,7 @@ class Engine:
             x = batch.append_rows(x, self._at_read(last_stream))
         assert x is not None
         by_checkpoint = x.unflatten(0, (batch.copies, len(batch.members), batch.size))
-        group_size = (
-            _LOGITS // max(1, len(tokens) * batch.copies * x.shape[1] * replay.unembed.weight.shape[-1]) or 1
-        )
+        group_size = max(1, outputs // max(1, len(tokens) * batch.copies * x.shape[1]))
         for first in range(0, len(batch.members), group_size):
             piece = by_checkpoint[:, first : first + group_size].flatten(0, 2)
             members = batch.members[first : first + group_size]

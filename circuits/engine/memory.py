@@ -21,8 +21,12 @@ from circuits.model.surface import Surface
 #: What calling the modules of a block costs whatever their input, in multiplications of weights that take as long.
 CALL = {"cpu": 10**7}
 CALL_ON_DEVICE = 10**10
-# With this many times `call_in_tokens` tokens a forward is about as fast per token as a larger one.
-_CALLS_WORTH = 64
+# With this many times `call_in_tokens` tokens a forward is nearly as fast per token as a larger one.
+_CALLS_WORTH = 16
+#: Outputs of a stack are computed in pieces of at most this many numbers.
+OUTPUTS = 2**25
+# As many tensors of the size of an output are there together: itself, its difference from the clean one, the metric's.
+_OUTPUTS_HELD = 3
 # The memory that a sweep may take by default, as a multiple of what a loop over the variants takes.
 _LOOP_MEMORY = 1.5
 # Residual streams that a clean pass keeps of each layer, at most.
@@ -100,11 +104,13 @@ class Division:
     Attributes:
         step: examples in a forward.
         tokens: tokens in one, of all variants stacked.
+        outputs: tokens whose outputs are in memory together; of one variant at least.
         not_replayed: why the replay, which copies some of the weights, does not fit; None: it does.
     """
 
     step: int
     tokens: int
+    outputs: int
     not_replayed: str | None = None
 
 
@@ -120,8 +126,9 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
         given: whether `most` is the user's choice, which is kept to where there is no `memory`.
     """
     examples, length = prompts.shape[:2]
+    out = _output_size(surface)
     if given and memory is None:
-        return Division(max(1, most // length), most)
+        return Division(max(1, most // length), most, OUTPUTS // out)
     stream, itemsize = surface.sizes["d_model"] or 1, next(surface.model.parameters()).element_size()
     kept = _STREAMS_KEPT * surface.n_layers * stream * itemsize
     heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
@@ -133,12 +140,15 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
 
     not_replayed: str | None = None
     if memory is None:
-        token = _estimated(surface, length) * itemsize
+        in_blocks = _estimated(surface, length) * itemsize
+        token = max(in_blocks, 2 * (stream + out) * itemsize)
+        # The clean output is there twice, of the engine and of the model.
+        kept += 2 * out * itemsize
         weights = sum(weight.nbytes for weight in surface.model.parameters())
         loop = weights + int(token * examples * length)
-        room = max(_LOOP_MEMORY * loop - weights - copied, _CALLS_WORTH * call_in_tokens(surface) * token)
+        room = max(_LOOP_MEMORY * loop - weights - copied, _CALLS_WORTH * call_in_tokens(surface) * in_blocks)
     else:
-        token = _MARGIN * _forward_bytes(surface, prompts[:1]) / length
+        token = in_blocks = _MARGIN * _forward_bytes(surface, prompts[:1]) / length
         least = int(needed(1))
         room = memory - copied
         if room < least:
@@ -156,21 +166,29 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
         step -= max(1, step // 16)
     # Of equal size, as far as that goes.
     step = -(-examples // -(-examples // step))
-    tokens = int((room - step * length * kept) / token)
-    return Division(step, max(step * length, min(most, tokens)), not_replayed)
+    room -= step * length * kept
+    tokens = max(step * length, min(most, int(room / in_blocks)))
+    # Beside the streams of the last layer.
+    outputs = int((room - tokens * stream * itemsize) / (_OUTPUTS_HELD * out * itemsize))
+    return Division(step, tokens, max(step * length, min(outputs, OUTPUTS // out)), not_replayed)
+
+
+def _output_size(surface: Surface) -> int:
+    """Returns how many numbers the output of a token has."""
+    cfg: Any = surface.model.cfg
+    return next(
+        (int(size) for name in ("d_vocab_out", "d_vocab") if (size := getattr(cfg, name, 0)) and size > 0), 1
+    )
 
 
 def _estimated(surface: Surface, length: int) -> float:
-    """Returns about how many numbers a forward holds at one time for each token."""
+    """Returns about how many numbers the blocks hold at one time for each token."""
     cfg: Any = surface.model.cfg
     stream = surface.sizes["d_model"] or 1
     heads = surface.n_heads * (surface.sizes["d_head"] or 1)
     mlp = (surface.sizes["d_mlp"] or 4 * stream) * (5 if getattr(cfg, "gated_mlp", False) else 4)
-    out = next(
-        (int(size) for name in ("d_vocab_out", "d_vocab") if (size := getattr(cfg, name, 0)) and size > 0), 1
-    )
     attention = 4 * stream + 5 * heads + 3 * surface.n_heads * length
-    return float(max(attention, 4 * stream + mlp, 2 * stream + 2 * out))
+    return float(max(attention, 4 * stream + mlp))
 
 
 def _forward_bytes(surface: Surface, prompts: Prompts) -> int:

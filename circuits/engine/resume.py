@@ -39,8 +39,6 @@ from circuits.model.surface import Surface
 
 #: Largest difference that counts as rounding, relative to the largest entry.
 ROUNDING = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-# Logits of a stack have at most this many entries.
-_LOGITS = 2**25
 # Libraries whose hooks are part of a forward.
 _KNOWN = ("transformer_lens.", "transformers.", "torch.utils.")
 
@@ -168,8 +166,7 @@ class Resume:
     def stacks(self, prompts: Prompts, tails: Sequence[Tail], chunk: int) -> list[Stack]:
         """Returns which variants share a run: those whose blocks together are fewest."""
         tokens = prompts.shape[0] * prompts.shape[1]
-        entries = tokens * max(1, int(getattr(self.surface.model.cfg, "d_vocab_out", 0) or 0))
-        width = max(1, min(chunk // tokens, _LOGITS // entries))
+        width = max(1, chunk // tokens)
         starts = [tail.start for tail in tails]
         found = stacked(starts, len(self._blocks), width, call_in_tokens(self.surface) / tokens)
         # The largest first, as its memory is measured.

@@ -242,7 +242,7 @@ def _key(unit: Unit) -> str:
         "model": _digest(unit.load),
         "prompts": inputs.prompts.describe(),
         "rows": [inputs.rows.start, inputs.rows.stop],
-        "forward": [inputs.step, inputs.chunk, inputs.not_replayed],
+        "forward": [inputs.step, inputs.chunk, inputs.outputs, inputs.not_replayed],
         "metric": [metric.name, _digest(metric.function), _digest(metric.batch), str(metric.positions)],
         "variants": {name: _digest(one) for name, one in unit.variants.items()},
         "engine": unit.engine,

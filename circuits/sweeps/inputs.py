@@ -38,6 +38,7 @@ class SweepInputs:
     metric: Metric
     step: int  # examples per forward
     chunk: int  # tokens per forward, of all variants in it
+    outputs: int  # tokens whose outputs are in memory together
     not_replayed: str | None = None  # why there is no room for a replay
     rows: slice | None = None  # the examples that are measured; None: all
 

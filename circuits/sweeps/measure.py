@@ -5,6 +5,7 @@ plain hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from circuits.sweeps.engine_choice import FAST, RESUMED, Part, parts_of, refusal
 from circuits.sweeps.inputs import SweepInputs, Variant
 from circuits.sweeps.measurements import BASELINE, Measurements, titled
 from circuits.sweeps.metrics import Metric, PerExample
+from circuits.tensors import largest
 
 _FUNCTION = "sweep, the function of an edit or a hook"
 # Share of the examples in a chunk whose effect may be within rounding by chance.
@@ -71,7 +73,14 @@ class ModelSweep:
 
     def run(self) -> list[Measurements]:
         """Returns the measurements, those of plain forwards last."""
-        with evaluating(self.surface.model), torch.no_grad(), unwritten(self.surface.model, "sweep"):
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(self.surface.model))
+            stack.enter_context(torch.no_grad())
+            if not self._is_known:
+                # What is kept to notice writes to the model counts too.
+                stack.callback(self.meter.stop)
+                self.meter.start()
+            stack.enter_context(unwritten(self.surface.model, "sweep"))
             failed: dict[str, str] = {}
             while True:
                 try:
@@ -90,8 +99,13 @@ class ModelSweep:
         peak = peaks.setdefault(_sizes(self.variants, self.inputs, self.asked), self.meter.peak)
         return [replace(part.measurements, bytes_held=peak) for part in self.parts]
 
+    @property
+    def _is_known(self) -> bool:
+        """Tells whether the memory of a sweep like this has been measured."""
+        return _sizes(self.variants, self.inputs, self.asked) in known_peaks(self.surface.model)
+
     def _run(self) -> None:
-        measure = _sizes(self.variants, self.inputs, self.asked) not in known_peaks(self.surface.model)
+        measure = not self._is_known
         for rows in self.inputs.pieces():
             for part in self.parts:
                 if measure and rows == self.inputs.first:
@@ -153,7 +167,9 @@ def measure_stacked(
             engine.check(tokens, engine.output, outputs, rows)
             references = [job.references for job in jobs]
             edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
-            for at, members, output in engine.run(tokens, rows, branches, references, cache, len(branches)):
+            for at, members, output in engine.run(
+                tokens, rows, branches, references, cache, len(branches), inputs.outputs
+            ):
                 edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
         finally:
             meter.stop()
@@ -220,11 +236,18 @@ def _run_resumed(job: ModelSweep, part: Part, rows: slice, engine: Resume) -> No
     compared = _Compared(job, part, rows, output, output)
     job.fetch()
     runs = engine.run(
-        prompts, rows, len(inputs.tokens), _of_type(Tail, part), job.references, clean, inputs.chunk
+        prompts,
+        rows,
+        len(inputs.tokens),
+        _of_type(Tail, part),
+        job.references,
+        clean,
+        min(inputs.chunk, inputs.outputs),
     )
     with untouched(job.surface.model, _FUNCTION):
         for members, edited in runs:
             compared.add(members, edited)
+            del edited
 
 
 def _run_fast(job: ModelSweep, part: Part, rows: slice, engine: Engine) -> None:
@@ -237,12 +260,16 @@ def _run_fast(job: ModelSweep, part: Part, rows: slice, engine: Engine) -> None:
         model_output, engine.output = _checked(engine.output, metric, BASELINE), None
     output, cache = engine.clean(tokens, branches, rows)
     engine.check(tokens, model_output, output, rows)
-    compared = _Compared(job, part, rows, output, model_output)
+    compared = _Compared(job, part, rows, output, model_output if model_output.numel() <= _TOGETHER else None)
+    del model_output
     job.fetch()
     width = max(1, job.inputs.chunk // tokens.numel())
     with untouched(job.surface.model, _FUNCTION):
-        for _, members, edited in engine.run(tokens, rows, branches, [job.references], cache, width):
+        for _, members, edited in engine.run(
+            tokens, rows, branches, [job.references], cache, width, job.inputs.outputs
+        ):
             compared.add([(branch, branch.changed[0]) for branch in members], edited)
+            del edited  # Gone before the next are made.
 
 
 class _Compared:
@@ -258,7 +285,7 @@ class _Compared:
     ) -> None:
         """
         Args:
-            model_output: the model's own output, bit for bit as in a run of its own.
+            model_output: the model's own output, bit for bit as in a run of its own; None: made when it is needed.
         """
         assert part.engine is not None
         self._job, self._part, self._rows, self._engine = job, part, rows, part.engine
@@ -271,7 +298,7 @@ class _Compared:
             self._read = self._read[:, columns]
         self._unread = None if self._read is None else ~self._read[..., None]
         self._clean = _checked(self._at_all_positions(output), self._metric, BASELINE)
-        self._near = self._engine.tolerance * float(self._where_read(output).abs().max())
+        self._near = self._engine.tolerance * float(_largest_finite(self._where_read(output)))
         self._base = self._metric.measure(self._clean, self._clean, BASELINE)
         self._plain_base: PerExample | None = None
         part.measurements.begin(self._base)
@@ -292,10 +319,10 @@ class _Compared:
     def _add(self, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
         titles = [titled(self._part.measurements.runs[member.index]) for member, _ in members]
         stack = outputs.unflatten(0, (len(members), -1))
-        nan = stack.isnan() if self._unread is None else stack.isnan().masked_fill_(self._unread, False)
-        is_nan = nan.flatten(1).any(1).tolist()
+        read = self._where_read(stack)
+        is_nan = read.flatten(1).amax(1).isnan().tolist()
         # Where all of an output [example pos out] is within rounding, it may be what it was.
-        near = self._where_read(stack - self._output).abs_().amax(-1) <= self._near
+        near = _largest_finite(read - self._where_read(self._output), -1) <= self._near
         partly = (near if self._read is None else near & self._read).any(2).cpu().numpy()
         whole = near.all(2).cpu().numpy()
         edited = self._at_all_positions(stack)
@@ -312,8 +339,8 @@ class _Compared:
             self._part.measurements.add(member.index, values)
 
     def _where_read(self, output: Tensor) -> Tensor:
-        """Returns an output, or a difference of two, with zeros where the metric does not read it."""
-        return _finite(output if self._unread is None else output.masked_fill(self._unread, 0.0))
+        """Returns an output with zeros where the metric does not read it."""
+        return output if self._unread is None else output.masked_fill(self._unread, 0.0)
 
     def _at_all_positions(self, output: Tensor) -> Tensor:
         """Returns an output [... example pos out] at all positions, with NaN where it is not computed."""
@@ -359,8 +386,12 @@ class _Compared:
         }
 
 
-def _finite(output: Tensor) -> Tensor:
-    return output.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+def _largest_finite(x: Tensor, *dim: int) -> Tensor:
+    """Returns the size of the largest entry, of all or along a dimension; those that are not finite count as zero."""
+    found = largest(x, *dim)
+    if bool(found.isfinite().all()):
+        return found
+    return largest(x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), *dim)
 
 
 def _substituted_effect(
@@ -412,7 +443,7 @@ def _checked(output: Any, metric: Metric, title: str) -> Tensor:
 
 
 def _refuse_nan(output: Tensor, title: str) -> None:
-    if bool(output.isnan().any()):
+    if output.numel() and bool(output.amax().isnan()):
         raise _not_finite(title)
 
 

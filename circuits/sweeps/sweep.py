@@ -138,7 +138,9 @@ def swept(
 ) -> SweepResult:
     """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
     division = divided(surface, prompts, _read_chunk(chunk), _read_memory(memory), chunk != "auto")
-    inputs = SweepInputs(prompts, metric, division.step, division.tokens, division.not_replayed)
+    inputs = SweepInputs(
+        prompts, metric, division.step, division.tokens, division.outputs, division.not_replayed
+    )
     settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
     settings |= {"positions": None if metric.positions is None else list(metric.positions), "engine": engine}

@@ -118,18 +118,16 @@ def test_a_bound_is_kept_to(make_model, hooked_only, name):
         sweep(model, tokens, given, metric=mean, memory=-1, **FEW)
 
 
-def test_half_as_much_again_as_a_loop(make_model, hooked_only):
-    """At the size of GPT-2 small but for its depth."""
-    sizes = {
-        "n_layers": 3,
-        "n_heads": 12,
-        "d_model": 768,
-        "d_head": 64,
-        "d_mlp": 3072,
-        "n_ctx": 16,
-        "d_vocab": 200,
-    }
-    model = make_model(0, hooked_only, **sizes, act_fn="gelu_new").float()
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"n_layers": 3, "n_heads": 12, "d_model": 768, "d_head": 64, "d_mlp": 3072, "d_vocab": 200},
+        {"n_layers": 2, "n_heads": 4, "d_model": 64, "d_head": 16, "d_mlp": 256, "d_vocab": 20_000},
+    ],
+    ids=["GPT-2 small but for its depth", "large vocabulary"],
+)
+def test_half_as_much_again_as_a_loop(make_model, hooked_only, sizes):
+    model = make_model(0, hooked_only, **sizes, n_ctx=16, act_fn="gelu_new").float()
     model.cfg.dtype = torch.float32
     tokens = torch.randint(0, 200, (4, 16), generator=torch.Generator().manual_seed(0))
     given = ablate.each(ablate.zero, heads("all", model))
