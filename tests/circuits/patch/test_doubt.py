@@ -82,7 +82,7 @@ def test_a_saturated_softmax_is_computed_anew(plain, tokens, other_tokens):
     )
     exact = exact.frame.set_index("variant")
     found = verified(model, tokens, other_tokens, weighed, method="gradient").frame.set_index("variant")
-    for edge in ("embed -> L0H0.q", "embed -> L0H0.k"):
+    for edge in ("embed -> 0.0.q", "embed -> 0.0.k"):
         assert abs(exact["effect"][edge]) > 0.1 > 1e-3 > abs(exact["estimate"][edge])
         assert found["estimate"][edge] == pytest.approx(exact["effect"][edge], rel=1e-9)
         assert found["doubt"][edge] == 0
@@ -101,7 +101,7 @@ def test_a_gradient_that_vanishes_is_not_trusted(plain, tokens, other_tokens):
         model.unembed.W_U[:8] = 0
         assert reads[:8].abs().max() > 0
     asked = {"method": "gradient", "draws": 20, "flips": 20}
-    edge = "embed -> L0H0.v"
+    edge = "embed -> 0.0.v"
     exact = patch.edges(model, tokens, other_tokens, weighed, exact="all", **asked).frame.set_index("variant")
     assert abs(exact["effect"][edge]) > 0.1 > 1e-3 > abs(exact["estimate"][edge])
     found = verified(model, tokens, other_tokens, weighed, budget=1000, method="gradient").frame
