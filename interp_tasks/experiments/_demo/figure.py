@@ -188,9 +188,7 @@ def bars(
     """
     from plotly.subplots import make_subplots
 
-    figure = make_subplots(
-        rows=1, cols=len(panels), subplot_titles=list(panels), horizontal_spacing=0.12
-    )
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels), horizontal_spacing=0.12)
     colours = (BLUE, ORANGE, COLOURS["light"][3])
     for column, edits in enumerate(panels.values(), start=1):
         # An error five hundred times smaller would be no bar at all on the axis of the other.

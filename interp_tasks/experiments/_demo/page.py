@@ -174,8 +174,9 @@ def loss_curve(found: Demo) -> Section:
             f"{number(log.points('mse_masked')[1][-1])}."
         )
     caption = (
-        f"{told} Each point is over the same {counted(log, 'matrices')}, none of them of the training. The dotted line is theory: a model that copies what it is given and answers 0 at the blanks errs by "
-        f"their variance, {number(level)}."
+        f"{told} Each point is over the same {counted(log, 'matrices')}, none of them of the training. The dotted line "
+        "is theory: a model that copies what it is given and answers 0 at the blanks errs by their variance, "
+        f"{number(level)}."
     )
     return along(figure, caption, "error over training", steps, STEP)
 
@@ -319,8 +320,8 @@ def accuracy_curve(found: Demo) -> Section:
         told.append(f"Of {counted(log, 'others')} its share of right answers shows no jump.")
     else:
         told.append(
-            f"Of {counted(log, 'others')} it answers few until step {curve.drop.onset:,}; by step {curve.drop.end:,} nine tenths of "
-            "the rise are behind it."
+            f"Of {counted(log, 'others')} it answers few until step {curve.drop.onset:,}; by step "
+            f"{curve.drop.end:,} nine tenths of the rise are behind it."
         )
     return along(figure, " ".join(told), "share of right answers over training", steps, SUM_STEP)
 
