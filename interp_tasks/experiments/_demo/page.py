@@ -246,7 +246,7 @@ def matrix_pictures(found: Demo) -> Section:
 
 def moments(outcome: Outcome, metric: str) -> list[str]:
     return [
-        f"{'before' if mark == 'pre' else 'after'} the {turn(outcome)}<br>step {outcome.row(mark, metric)['step']:,}"
+        f"{'before' if mark == 'pre' else 'after'} {turn(outcome)}<br>step {outcome.row(mark, metric)['step']:,}"
         for mark in ("pre", "post")
     ]
 
