@@ -127,7 +127,7 @@ def test_queries_and_keys_by_the_softmax_are_exact_before_a_linear_metric(
     """In the last layer, with no norm and no MLP on the way, nothing but the softmax bends."""
     model = make_model(family=family, n_layers=2, attn_only=True, **form)
     found = verified(model, tokens, other_tokens, weighed, method="gradient", budget=1000).frame
-    rows = found[found["receiver"].str.match(r"L1.*\.[qk]")]
+    rows = found[found["receiver"].str.match(r"1\..*\.[qk]")]
     assert len(rows) == 5 * (4 + (2 if "n_key_value_heads" in form else 4))
     assert not rows["verified"].any()
     assert (rows["doubt"] == 0).all()

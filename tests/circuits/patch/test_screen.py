@@ -580,10 +580,10 @@ def test_edges_of_a_sender_add_up_to_its_node_where_mlps_are_gated(family, make_
 def test_exact_edges_where_all_is_linear(make_model, tokens, other_tokens):
     model = make_model(attn_only=True, normalization_type=None)
     found = edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame
-    linear = found["receiver"].str.fullmatch(r"output|L1H\d\.v")
+    linear = found["receiver"].str.fullmatch(r"output|1\.\d\.v")
     assert linear.sum() == 9 + 5 * 4
     np.testing.assert_allclose(found["estimate"][linear], found["effect"][linear], rtol=1e-9, atol=1e-11)
-    rest = found[found["receiver"].str.fullmatch(r"L1H\d\.[qk]")]
+    rest = found[found["receiver"].str.fullmatch(r"1\.\d\.[qk]")]
     assert not np.allclose(rest["estimate"], rest["effect"], rtol=0.1)
 
 
