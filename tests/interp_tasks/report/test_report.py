@@ -307,7 +307,7 @@ def test_a_head_matters_most_only_where_it_is_told_apart_from_the_next():
     rows = (row("0.1", -0.3), row("0.2", 0.25))
     apart = heads_sentence(Strongest("zero", rows, 0.049), "loss")
     assert "(mode zero, 1,256 examples), head 0.1 matters most: loss moves by -0.3" in apart
-    assert "+0.25 [0.24, 0.26] for 0.2, the next (paired test, p 0.049)" in apart
+    assert "+0.25 [0.24, 0.26] for head 0.2, the next (paired test, p 0.049)" in apart
     level = heads_sentence(Strongest("zero", rows, 0.05), "loss")
     assert "(mode zero, 1,256 examples), heads 0.1 and 0.2 move loss most, not told apart" in level
     assert "p 0.050" in level
