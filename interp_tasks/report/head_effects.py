@@ -92,7 +92,7 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
             showscale=index % len(MODES) == len(MODES) - 1,
             colorbar={"thickness": 10, "len": ROW * layers / total_height, "x": 1.01, "xanchor": "left"}
             | {"y": 1 - (index // len(MODES) * (ROW * layers + GAP) + ROW * layers / 2) / total_height}
-            | {"outlinewidth": 0, "nticks": 4, "tickfont": {"size": 10}},
+            | {"outlinewidth": 0, "nticks": 4, "tickfont": {"size": 10}, "exponentformat": "none"},
             xgap=2,
             ygap=2,
             texttemplate="%{text}" if roomy else None,
