@@ -148,7 +148,7 @@ def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
         metric_views = [view for view in views if metric in view.metrics]
         axis = common_axis(metric, metric_views, [mark for each in figures.values() for mark in each])
         parts += [ablation_curve(view, metric, figures[view.name], axis) for view in metric_views]
-    counts = sorted({int(row) for view in views for row in view.unedited()["n"].dropna()})
+    counts = sorted({int(row) for view in views for row in view.effects()["n"].dropna()})
     examples = (
         f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
         if counts

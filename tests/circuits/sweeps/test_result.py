@@ -44,7 +44,9 @@ def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(resul
 def test_files_hold_the_table(result, tmp_path, kind):
     path = tmp_path / f"table.{kind}"
     getattr(result, f"to_{kind}")(path)
-    again = getattr(pd, f"read_{kind}")(path)
+    # A head's name looks like a number to readers that guess.
+    told = {} if kind == "parquet" else {"dtype": {"variant": str}}
+    again = getattr(pd, f"read_{kind}")(path, **told)
     # A column without any entry comes back as numbers or as objects; the entries must be the same.
     expected = result.frame.astype(object).where(result.frame.notna(), None)
     pd.testing.assert_frame_equal(
