@@ -367,10 +367,10 @@ def _resampled(source: Any, seed: int, caller: str) -> Resample:
 def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:
     """Returns one intervention for each item, by name, for `sweep`.
 
-        ablate.each(ablate.uniform, heads("all", model))           # {"L0H0": ..., "L0H1": ..., ...}
+        ablate.each(ablate.uniform, heads("all", model))           # {"0.0": ..., "0.1": ..., ...}
         ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens)
 
-    Items are heads, sites or layer numbers; a name is "L0H1" for a head, "layer 2" for a number, else the
+    Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a number, else the
     item. `circuits.grid` does the same over several arguments at once.
     """
     items = variants.in_line(over)

@@ -32,7 +32,7 @@ class Lens:
         readouts: "embed", "layer 0", "layer 1", ...: the read-out (final norm and unembedding) of the residual stream
             before the first layer and after each. The last equals `output`. In a post-norm model it is the unembedding
             alone, applied to the normalised output of the embeddings and of each layer.
-        contributions: "embed", "pos_embed", "L0H0", ..., "b_O.0", "mlp_out.0", ..., in the order they are added: each
+        contributions: "embed", "pos_embed", "0.0", ..., "b_O.0", "mlp_out.0", ..., in the order they are added: each
             component's direct contribution to the output, along the residual stream, with the scale of every norm on
             the way fixed at its value in this run: that of the final norm; of the norm that attention's output passes
             before it is added, where there is one (Gemma 2, OLMo 2), so that heads have a share of it; in a post-norm
@@ -177,7 +177,7 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         z = seen[Site("z", layer)]
         weight, bias = projections.outward("z", layer)
         out = weight.detach().unflatten(0, z.shape[2:])
-        added = {Head(layer, head).label: z[:, :, head] @ out[head] for head in range(z.shape[2])}
+        added = {str(Head(layer, head)): z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:
             added[f"b_O.{layer}"] = bias.detach().expand(shape)
         products = _product_terms(z.flatten(2), weight.detach())

@@ -47,7 +47,7 @@ def attention(
     Args:
         maps: what `patterns.attention` found, or attention [layer head query key], [head query key] or [query key].
         labels: what the positions are called (default: numbers).
-        titles: Head -> its title (default: L0H1).
+        titles: Head -> its title (default: head 0.1).
     """
     if isinstance(maps, Maps):
         return maps.plot(labels, titles, title=title)

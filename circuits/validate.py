@@ -92,17 +92,42 @@ def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> s
 
 
 def made_by(
-    make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
+    make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] | None = None
 ) -> Any:
-    """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments."""
+    """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments.
+
+    Args:
+        arguments: what the caller passes on (None: it passes nothing on, so that a refusal does not ask for more).
+    """
     if not callable(make):
         raise CircuitsError(f"{caller}: make must be a function that returns an intervention, got {make!r}")
-    arguments = tuple(arguments)
-    named = dict(arguments)
-    if len(named) < len(arguments):
+    pairs = tuple(arguments or ())
+    named = dict(pairs)
+    if len(named) < len(pairs):
         raise CircuitsError(f"{caller}: an axis is given as an argument, too")
+    if arguments is not None and (missing := _missing(make, items, named)):
+        # Of the inputs of a run it can be said what they are; of others only that they are needed.
+        given = ", ".join(f"{name}={'tokens' if of_inputs else '...'}" for name, of_inputs in missing.items())
+        called = getattr(make, "__name__", repr(make))
+        raise CircuitsError(f"{caller}: {called} needs {' and '.join(missing)}: pass {given} to {caller}")
     check_call(make, caller, *items, **named)
     return make(*items, **named)
+
+
+def _missing(function: Any, items: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns the arguments that a call still needs: name -> whether it is a run's inputs."""
+    try:
+        signature = inspect.signature(function)
+        given = signature.bind_partial(*items, **named).arguments
+    except (ValueError, TypeError):
+        return {}
+    return {
+        name: parameter.annotation == "Inputs"
+        for name, parameter in signature.parameters.items()
+        if name not in given
+        and parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
 
 
 def check_call(function: Any, caller: str, /, *items: Any, **named: Any) -> None:

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[1]
 CIRCUITS = REPOSITORY / "docs" / "circuits"
 EXAMPLE_MODEL = CIRCUITS / "example-model.md"
 BLOCK = re.compile(r"^```(\w*)[ ]?([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# Not what is a part of a word: "L0H1", "mlp_out.1".
+# Not what is a part of a word: "0.1.q", "mlp_out.1".
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")
 
 

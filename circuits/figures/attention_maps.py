@@ -28,7 +28,7 @@ def attention_maps(
         mean: [layer head query key].
         layers: the numbers of the layers.
         labels: names of the positions (default: their numbers).
-        titles: (layer, head) -> its title (default: L0H1).
+        titles: (layer, head) -> its title (default: head 0.1).
     """
     if labels is not None and len(labels) != mean.shape[-1]:
         raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
@@ -38,7 +38,7 @@ def attention_maps(
 
 
 def _label(layer: int, head: int) -> str:
-    return f"L{layer}H{head}"
+    return f"head {layer}.{head}"
 
 
 def largest_choice(mean: Tensor) -> float:

@@ -28,7 +28,7 @@ def grid(
 
     Args:
         axes: argument of `make` -> its items; the last axis varies fastest. A name joins the items:
-            "L0H1" for a head, "position 3", "layer 2" for numbers, those of a list joined by "+", else the item itself.
+            "0.1" for a head, "position 3", "layer 2" for numbers, those of a list joined by "+", else the item itself.
             `arguments` are the same in all.
     """
     if not isinstance(axes, Mapping) or not axes:
@@ -65,11 +65,11 @@ def named(axis: str, item: Any) -> tuple[str, Any]:
     if isinstance(item, Tensor | np.ndarray):
         return repr(Snapshot(as_dense_tensor(item, f"{axis or 'item'}"))), item
     if isinstance(item, Head | KeyValueGroup):
-        return item.label, [item]
+        return str(item), [item]
     if _is_number(item) and axis:
         return f"{_SINGULAR.get(axis, axis)} {item}", int(item)
     if isinstance(item, tuple | list) and item and all(_names_itself(axis, one) for one in item):
-        # A group: "L0H1+L0H2", "q+k", "position 0+position 1".
+        # A group: "0.1+0.2", "q+k", "position 0+position 1".
         return "+".join(named(axis, one)[0] for one in item), item
     return str(item), item
 

@@ -29,10 +29,6 @@ class Head(NamedTuple):
     layer: int
     head: int
 
-    @property
-    def label(self) -> str:
-        return f"L{self.layer}H{self.head}"
-
     def __str__(self) -> str:
         return f"{self.layer}.{self.head}"
 
@@ -43,10 +39,6 @@ class KeyValueGroup:
 
     layer: int
     group: int
-
-    @property
-    def label(self) -> str:
-        return f"L{self.layer}K{self.group}"
 
     def __str__(self) -> str:
         return f"{self.layer}.k{self.group}"
@@ -74,8 +66,8 @@ def at_index(kind: SiteKind, layer: int, index: int, surface: Surface) -> AnyHea
 
 
 def label_in(one: AnyHead, surface: Surface, site: str = "") -> str:
-    """Returns the label for tables, with a site where that is given: "L0H1", "L0H1.q", "L0K1.k (heads 2,3)"."""
-    label = f"{one.label}.{site}" if site else one.label
+    """Returns the label for tables, with a site where that is given: "0.1", "0.1.q", "0.k1.k (heads 2,3)"."""
+    label = f"{one}.{site}" if site else str(one)
     if isinstance(one, Head):
         return label
     return f"{label} (heads {','.join(str(head.head) for head in one.serves(surface))})"

@@ -57,7 +57,7 @@ class Maps:
 
         Args:
             labels: names of the positions (default: `self.labels`, else their numbers).
-            titles: Head -> its title (default: L0H1).
+            titles: Head -> its title (default: head 0.1).
         """
         from circuits.figures.attention_maps import attention_maps
 

@@ -82,7 +82,7 @@ experiments.probe(
 
 # %%
 maps = patterns.attention(after.model, batch.tokens)
-maps.plot(titles={(0, 7): "L0H7: rows", (0, 5): "L0H5: columns"})
+maps.plot(titles={(0, 7): "head 0.7: rows", (0, 5): "head 0.5: columns"})
 
 # %%
 templates = {

@@ -44,7 +44,7 @@ def matrices(filled: Filled) -> Beside:
     blanks = int(filled.hidden[MATRIX].sum())
     before, after = (list(filled.steps).index(step) for step in (BEFORE, AFTER))
     shown = {
-        f"the truth; the {blanks} bold entries<br>are hidden from the model": filled.truth[MATRIX],
+        f"the truth: pale entries are given,<br>the {blanks} bold ones are blank": filled.truth[MATRIX],
         f"what it fills in<br>at step {BEFORE:,}": filled.trained[before, MATRIX],
         f"what it fills in<br>at step {AFTER:,}": filled.trained[after, MATRIX],
         "the same, with every head made<br>to look everywhere alike": filled.uniform[after, MATRIX],

@@ -92,10 +92,10 @@ def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:
 
 
 def component(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the label and columns of a component that ``circuits`` calls ``L0H1``, ``mlp_out.0`` or ``embed``."""
-    if name.startswith("L"):
-        layer, head = map(int, name[1:].split("H"))
-        return f"{layer}.{head}", {"site": "z", "layer": layer, "head": head}
+    """Returns the label and columns of a component that ``circuits`` calls ``0.1``, ``mlp_out.0`` or ``embed``."""
+    if name[0].isdigit():
+        layer, head = map(int, name.split("."))
+        return name, {"site": "z", "layer": layer, "head": head}
     site, dot, layer_text = name.partition(".")
     label = f"{'mlp' if site == 'mlp_out' else site} {layer_text}".strip()
     return label, {"site": site, "layer": int(layer_text) if dot else None, "head": None}

@@ -45,7 +45,8 @@ class Slider:
             f'<input type="range" id="{identifier}" min="0" max="{len(self.labels) - 1}" step="1" '
             f'value="{self.start}" aria-valuetext="{label}" autocomplete="off"'
             f"{' disabled' if len(self.labels) == 1 else ''}>"
-            f'<output for="{identifier}">{label}</output>{buttons(self.marks, self.labels)}',
+            f'<output for="{identifier}">{label}</output>'
+            f'<span class="marks">{buttons(self.marks, self.labels)}</span>',
         )
 
 

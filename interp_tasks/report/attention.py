@@ -50,7 +50,8 @@ def attention_section(views: Sequence[View]) -> Section:
         parts,
         TITLE,
         "The mean attention map of every head over the examples: a row of a map is a query, a column a key. Colours "
-        "mean the same at every step and end at the largest share of a query that sees several keys. "
+        "mean the same at every step, go by the square root, so that small shares differ in colour too, and end at the "
+        "largest share of a query that sees several keys. "
         f"Drag to zoom into a head, double-click to go back. Values to ±{precision:.1g}.",
     )
 
@@ -73,7 +74,7 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
         z=[],
         zmin=0,
         zmax=largest,
-        colorscale=SEQUENTIAL,
+        colorscale=by_root(),
         colorbar={"title": {"text": "attention"}, "thickness": 12, "len": 1.0, "outlinewidth": 0},
         hoverongaps=False,
         # Of few positions shares can be read, where their colours are alike as well.
@@ -103,6 +104,17 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
     wide = round(across * cell) + MARGIN["l"] + MARGIN["r"]
     alt = f"attention maps of {layers} layers of {heads} heads at the step of the slider"
     return stepped(view, figure, {"data.0.z": packed}, alt, height, width=wide), packed.unit
+
+
+def by_root(stops: int = 32) -> list[tuple[float, str]]:
+    """Returns the sequential colours at the squares of their places: most shares are far below the largest one."""
+    from plotly.colors import sample_colorscale
+
+    places = [index / stops for index in range(stops + 1)]
+    return [
+        (place**2, colour)
+        for place, colour in zip(places, sample_colorscale(SEQUENTIAL, places), strict=True)
+    ]
 
 
 def tiled(view: View, gap: int) -> Array:

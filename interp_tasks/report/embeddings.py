@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS, CYCLIC, SEQUENTIAL, SYMBOLS
@@ -101,7 +101,9 @@ def positions_plane(view: View) -> Section:
         "color": [colours[column % len(colours)] for column in columns],
         "symbol": [symbols[column % len(symbols)] for column in columns],
     }
-    return plane(view, tables, labels, marker, "positions", "position", "W_pos")
+    on_grid = len(labels) > LABELLED and labels[0].startswith("(") and max(columns) < len(colours)
+    key = {f"column {at}": (colours[at], symbols[at]) for at in sorted(set(columns))} if on_grid else {}
+    return plane(view, tables, labels, marker, "positions", "position", "W_pos", key)
 
 
 def last_coordinate(label: str, position: int) -> int:
@@ -118,8 +120,13 @@ def plane(
     noun: str,
     one: str,
     table: str,
+    key: Mapping[str, tuple[str, str]] | None = None,
 ) -> Section:
-    """Draws rows of a table on the two principal components of its last checkpoint, which the slider moves."""
+    """Draws rows of a table on the two principal components of its last checkpoint, which the slider moves.
+
+    Args:
+        key: of the legend, name -> colour and symbol (default: no legend).
+    """
     import numpy as np
     import plotly.graph_objects as go
 
@@ -143,7 +150,17 @@ def plane(
         marker=marker,
         cliponaxis=False,
         hovertemplate=f"{one} %{{text}}<br>(%{{x:.5g}}, %{{y:.5g}})<extra></extra>",
+        showlegend=False,
     )
+    for name, (colour, symbol) in (key or {}).items():
+        # A trace without points, for the legend alone: what moves with the slider stays one trace.
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            name=name,
+            mode="markers",
+            marker={"size": 10, "color": colour, "symbol": symbol},
+        )
     moves: dict[str, Any] = {
         "data.0.x": [rounded(each[:, 0], 5) for each in scores],
         "data.0.y": [rounded(each[:, 1], 5) for each in scores],
@@ -156,8 +173,10 @@ def plane(
             f"{table}, component {component + 1} ({each[component]:.0%})" for each in shares
         ]
         figure.update_layout({axis: {"title": {"text": "", "standoff": 6}}})
-    top = 45 if view.beside else 15
-    figure.update_layout(margin={"l": 60, "r": 15, "t": top, "b": 50}, showlegend=False)
+    top = (45 if view.beside else 15) + (50 if key else 0)
+    figure.update_layout(
+        margin={"l": 60, "r": 15, "t": top, "b": 50}, showlegend=bool(key), legend={"y": 1.02}
+    )
     alt = f"{noun} on two principal components at the step of the slider"
     return stepped(view, figure, moves, alt, HEIGHT)
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Pixels: of a row of a map, between metrics, around all; narrowest cell that holds a number.
 ROW, GAP, TOP, BOTTOM, NARROWEST = 34, 78, 60, 45, 46
+#: Pixels of a colour bar with its numbers.
+BAR = 60
 #: Column of the heads of a layer together.
 TOGETHER = "all"
 CURVE = 300
@@ -63,6 +65,7 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
 
     layers, heads = view.snapshots[0].maps.shape[:2]
     metrics = view.metrics
+    width -= BAR
     total_height = ROW * layers * len(metrics) + GAP * (len(metrics) - 1)
     figure = make_subplots(
         rows=len(metrics),
@@ -85,12 +88,16 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
             autocolorscale=True,
             zmin=-scales[metric],
             zmax=scales[metric],
-            showscale=False,
+            # One bar for each metric, beside the last of its maps.
+            showscale=index % len(MODES) == len(MODES) - 1,
+            colorbar={"thickness": 10, "len": ROW * layers / total_height, "x": 1.01, "xanchor": "left"}
+            | {"y": 1 - (index // len(MODES) * (ROW * layers + GAP) + ROW * layers / 2) / total_height}
+            | {"outlinewidth": 0, "nticks": 4, "tickfont": {"size": 10}, "exponentformat": "none"},
             xgap=2,
             ygap=2,
             texttemplate="%{text}" if roomy else None,
             textfont={"size": 11},
-            meta={"roomFrom": NARROWEST * len(columns) * len(MODES) + 90},
+            meta={"roomFrom": NARROWEST * len(columns) * len(MODES) + 90 + BAR},
             hovertemplate=f"{mode}, layer %{{y}}, head %{{x}}<br>{metric} %{{customdata[0]:.6g}}, unedited "
             "%{customdata[1]:.6g}<br>effect %{z:+.4g} [%{customdata[2]:+.4g}, %{customdata[3]:+.4g}]"
             "<br>p adj. %{customdata[4]:.3g}<extra></extra>",
@@ -111,7 +118,7 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
         figure.update_yaxes(title_text="layer", row=row + 1, col=1)
     figure.update_annotations(font_size=12)
     top = TOP if view.beside else TOP - 25
-    figure.update_layout(margin={"l": 50, "r": 10, "t": top, "b": BOTTOM})
+    figure.update_layout(margin={"l": 50, "r": 10 + BAR, "t": top, "b": BOTTOM})
     alt = f"effects of {', '.join(MODES)} on {', '.join(metrics)}, layer by head, at the step of the slider"
     return stepped(view, figure, moves, alt, top + total_height + BOTTOM)
 
@@ -141,11 +148,18 @@ def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
         metric_views = [view for view in views if metric in view.metrics]
         axis = common_axis(metric, metric_views, [mark for each in figures.values() for mark in each])
         parts += [ablation_curve(view, metric, figures[view.name], axis) for view in metric_views]
+    counts = sorted({int(row) for view in views for row in view.effects()["n"].dropna()})
+    examples = (
+        f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
+        if counts
+        else "examples"
+    )
     stars = "Stars: the published number, in the unit of this model. " if any(marks.values()) else ""
     return Beside(
         parts,
         "All heads edited at once, over training",
-        f"Each metric with its 95% interval. {stars}A click goes to the nearest checkpoint.",
+        f"Each metric with its 95% interval, over the same {examples} at every checkpoint: where they are few, all "
+        f"points stand off what theory says of very many. {stars}A click goes to the nearest checkpoint.",
         narrowest=24 if len(views) == 1 else 30,
     )
 

@@ -64,15 +64,15 @@ def heads_sentence(strongest: Strongest, metric: str) -> str:
         for row in strongest.rows
     ]
     about = f"Of single heads removed (mode {strongest.mode}, {first['n']:,} examples)"
-    both = f"{about}, {first['variant']} and {second['variant']} move {metric} most"
+    both = f"{about}, heads {first['variant']} and {second['variant']} move {metric} most"
     if strongest.p_value is None:
         return f"{both}, by {sizes[0]} and {sizes[1]}."
     test = f"paired test, p {p_value(strongest.p_value)}"
     if strongest.p_value >= TOLD_APART:
         return f"{both}, not told apart: by {sizes[0]} and {sizes[1]} ({test})."
     return (
-        f"{about}, {first['variant']} matters most: {metric} moves by {sizes[0]}, and by {sizes[1]} for "
-        f"{second['variant']}, the next ({test})."
+        f"{about}, head {first['variant']} matters most: {metric} moves by {sizes[0]}, and by {sizes[1]} for "
+        f"head {second['variant']}, the next ({test})."
     )
 
 
@@ -238,10 +238,20 @@ def published_section(published_by_view: Mapping[str, Published]) -> list[Sectio
             "ours [95% CI]", "ours", lambda row: with_interval(number(row["ours"]), row["low"], row["high"])
         ),
         Column("rule", "rule", sentences=True),
-        Column("verdict", "verdict"),
-        Column("note", "note", sentences=True),
     ]
-    caption = (
+    # What all rows have in common is said once, above them.
+    alike = []
+    if frame["verdict"].nunique() == 1 and len(frame) > 1:
+        alike.append(f"Of all {len(frame)} claims the verdict is: {frame['verdict'].iloc[0]}")
+    else:
+        columns.append(Column("verdict", "verdict"))
+    first, rest = (frame["note"].str.partition("; ")[part] for part in (0, 2))
+    if alike and first.nunique() == 1 and first.iloc[0]:
+        alike.append(first.iloc[0])
+        frame["note"] = rest
+    columns.append(Column("note", "note", sentences=True))
+    above = f"{', '.join(alike)}. " if alike else ""
+    caption = above + (
         "What training makes is decided on three training runs at least, and this page is of one. Ours is the number "
         "that the rule is about, often a share; rules were written before the first run on a trained model. Of the "
         "examples of this page: interp-run reproduce decides claims on more of them."

@@ -55,7 +55,7 @@ def parts_by_hand(model, seen):
         if out is None:
             out = weights[f"blocks.{layer}.attn.o.weight"].T.reshape(4, 4, 16)
         added = {
-            f"L{layer}H{head}": torch.einsum("bpe,ed->bpd", seen["z", layer][:, :, head], out[head])
+            f"{layer}.{head}": torch.einsum("bpe,ed->bpd", seen["z", layer][:, :, head], out[head])
             for head in range(4)
         }
         bias = role(weights, f"blocks.{layer}.attn.b_O", f"blocks.{layer}.attn.o.bias")
@@ -96,8 +96,8 @@ def test_against_the_residual_stream_by_hand(family, make_model, tokens, by_hand
         assert float(expected.abs().max()) > 1e-3
     total = sum(found.contributions.values()) + found.constant
     torch.testing.assert_close(total, found.output, **close)
-    without = sum(value for name, value in found.contributions.items() if name != "L1H2") + found.constant
-    torch.testing.assert_close(found.without("L1H2"), without, **close)
+    without = sum(value for name, value in found.contributions.items() if name != "1.2") + found.constant
+    torch.testing.assert_close(found.without("1.2"), without, **close)
 
 
 def test_every_kind_of_block_against_the_residual_stream_by_hand(featured, tokens, by_hand):
@@ -116,12 +116,12 @@ def test_every_kind_of_block_against_the_residual_stream_by_hand(featured, token
     for name, part in parts.items():
         torch.testing.assert_close(found.contributions[name], read_out(featured, last, part), **close)
     total = sum(found.contributions.values()) + found.constant
-    without = total - found.contributions["L0H1"]
+    without = total - found.contributions["0.1"]
     assert found.soft_cap == (cap if cap > 0 else None)
     if found.soft_cap is not None:
         total, without = (cap * torch.tanh(x / cap) for x in (total, without))
     torch.testing.assert_close(total, output, **close)
-    torch.testing.assert_close(found.without("L0H1"), without, **close)
+    torch.testing.assert_close(found.without("0.1"), without, **close)
     assert float((without - output).abs().max()) > 1e-3
 
 
@@ -170,12 +170,12 @@ def test_interventions_are_in_force(causal, tokens, other_tokens, by_hand):
     for name, part in parts_by_hand(causal, seen).items():
         expected = read_out(causal, seen["resid_post", 1], part)
         torch.testing.assert_close(found.contributions[name], expected, rtol=0, atol=1e-12)
-    assert float(found.contributions["L1H2"].abs().max()) == 0
+    assert float(found.contributions["1.2"].abs().max()) == 0
     assert "edits" not in found.contributions
     with intervene(causal, *given):
         inside = lens(causal, tokens)
     torch.testing.assert_close(inside.output, found.output, rtol=0, atol=0)
-    torch.testing.assert_close(inside.contributions["L0H1"], found.contributions["L0H1"], rtol=0, atol=0)
+    torch.testing.assert_close(inside.contributions["0.1"], found.contributions["0.1"], rtol=0, atol=0)
 
 
 def test_what_edits_put_into_the_stream_itself_is_named(causal, tokens, by_hand):

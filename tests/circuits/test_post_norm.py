@@ -125,7 +125,7 @@ def output_without(model, seen, name=None):
     for layer in range(layers):
         for head in range(4):
             z, out = seen["z", layer][:, :, head], weights[f"blocks.{layer}.attn.W_O"][head]
-            x = x + of(f"L{layer}H{head}", z @ out)
+            x = x + of(f"{layer}.{head}", z @ out)
         x = x + of(f"b_O.{layer}", weights[f"blocks.{layer}.attn.b_O"].expand_as(x))
         for norm, site in (("ln1", "resid_mid"), ("ln2", "resid_post"))[attn_only:]:
             norm = "ln1" if attn_only else norm
@@ -181,7 +181,7 @@ def test_what_edits_put_into_the_stream_is_followed_to_the_output(post_norm, tok
         total = sum(found.contributions.values()) + found.constant
         torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
         assert float(found.contributions["edits"].abs().max()) > 1e-3
-        assert float(found.contributions["L1H2"].abs().max()) == 0
+        assert float(found.contributions["1.2"].abs().max()) == 0
     stream = seen_by_hand(by_hand, post_norm, tokens)[1]["resid_post", 2] + push
     path = f"blocks.2.{'ln1' if post_norm.cfg.attn_only else 'ln2'}"
     bias = dict(post_norm.named_parameters())[f"{path}.b"]

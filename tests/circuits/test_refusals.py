@@ -926,7 +926,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: patch.screen(model, tokens, other, metric=logit, draws=0), "draws and flips", "0 and 9999"),
     (lambda: patch.edges(model, tokens, other, metric=logit, steps=0), "steps=0", "at least 1"),
     (lambda: patch.edges(model, tokens, other, metric=accuracy), "accuracy has no gradient"),
-    (lambda: patch.edges(model, tokens, other, metric=not_finite), "L0H0.q is not finite"),
+    (lambda: patch.edges(model, tokens, other, metric=not_finite), "0.0.q is not finite"),
     (lambda: patch.screen(model, tokens, other, metric=masked), "read_positions", "mask [batch pos]"),
     (lambda: patch.screen(model, tokens, other, metric=logit, sites=[]), "no site given"),
     (

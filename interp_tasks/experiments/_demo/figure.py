@@ -180,7 +180,7 @@ def bars(
     axis: str,
     percent: bool = False,
 ) -> plotly.graph_objects.Figure:
-    """Returns bars with their intervals, a panel beside the other, and a dashed line at a level in the first.
+    """Returns bars with their intervals, panels with an axis each, and a dashed line at a level in the first.
 
     Args:
         panels: title -> name of an edit -> for each moment ``value``, ``ci_low`` and ``ci_high``.
@@ -188,13 +188,13 @@ def bars(
     """
     from plotly.subplots import make_subplots
 
-    figure = make_subplots(
-        rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels), horizontal_spacing=0.04
-    )
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels), horizontal_spacing=0.12)
     colours = (BLUE, ORANGE, COLOURS["light"][3])
-    every = [point for edits in panels.values() for points in edits.values() for point in points]
-    largest = max([level, *(point["ci_high"] for point in every)])
     for column, edits in enumerate(panels.values(), start=1):
+        # An error five hundred times smaller would be no bar at all on the axis of the other.
+        largest = max(point["ci_high"] for points in edits.values() for point in points)
+        largest = max(level, largest) if column == 1 else largest
+        figure.update_yaxes(range=[0, 1.18 * largest or 1], row=1, col=column)
         for index, (name, points) in enumerate(edits.items()):
             values = [point["value"] for point in points]
             figure.add_bar(
@@ -225,7 +225,6 @@ def bars(
             )
     line = {"color": GREY, "dash": "dash", "width": 1.6}
     figure.add_shape(type="line", xref="x domain", x0=0, x1=1, y0=level, y1=level, line=line)
-    figure.update_yaxes(range=[0, 1.18 * largest])
     figure.update_yaxes(title_text=axis, row=1, col=1)
     if percent:
         figure.update_yaxes(tickformat=".0%")

@@ -148,7 +148,7 @@ def judged(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: f
     mark, metric = claim.where["ref"], claim.where["metric"]
     row = row_of(frame, mark, metric, name)
     ends = ("effect_ci_low", "effect_ci_high") if claim.column == "effect" else ("ci_low", "ci_high")
-    low, high = (row[end] / guess for end in ends)
+    share, low, high = (row[column] / guess for column in (claim.column, *ends))
     ours = with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
     return {
         "claim": f"{'before' if mark == 'pre' else 'after'} the drop {metric} {what}",
@@ -156,6 +156,7 @@ def judged(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: f
         "published": claim.published,
         "ours": f"{number(row['baseline'])} -> {ours}",
         "rule": f"{claim.column} {claim.holds} of the variance {number(guess)}",
+        "judged": f"{claim.column} / variance: {with_interval(number(share), low, high)}",
         "verdict": verdict(claim.holds.hold_between(low, high)),
     }
 

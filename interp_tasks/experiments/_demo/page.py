@@ -10,7 +10,7 @@ from interp_tasks.checkpoints import find_marks, resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.experiments._demo import figure as draw
 from interp_tasks.experiments._demo.measure import OPERANDS, Demo, Outcome, guessing, judged_claims, reading
-from interp_tasks.measurement.run_logs import plateau_levels
+from interp_tasks.measurement.run_logs import Run, plateau_levels
 from interp_tasks.measurement.table import shown_columns
 from interp_tasks.pages import (
     Beside,
@@ -43,8 +43,8 @@ BARS_WIDTH = 900
 #: Names of the page's controls.
 STEP, MATRIX = "checkpoint", "matrix"
 SUM_STEP, SUM, EDIT = "checkpoint of sums", "sum", "edit"
-#: What the marks around a drop are called here.
-MARKS = {"pre": "before the drop", "onset": "it begins", "end": "it ends", "post": "after it"}
+#: What the marks around a drop are called here; the braces are for "drop" or "rise".
+MARKS = {"pre": "before the {}", "onset": "it begins", "end": "it ends", "post": "after it"}
 
 
 def demo_page(found: Demo) -> Page:
@@ -84,8 +84,9 @@ def matrix_chapter(found: Demo) -> Section:
             Controls([slider, choice]),
             loss_curve(found),
             Text(
-                "Given entries are pale, blanks are strong; the error is that of this matrix's blanks. Move the slider "
-                "to see the model learn, and compare the last picture: the same model with uniform attention."
+                "Given entries are pale, blanks are strong. The error above a picture is over the blanks of this one "
+                "matrix; the bars below are over many. Move the slider to see the model learn, and compare the last "
+                "picture: the same model with uniform attention."
             ),
             matrix_pictures(found),
             error_bars(found),
@@ -133,12 +134,23 @@ def width(outcome: Outcome) -> int:
 def checkpoints(steps: Sequence[int], outcome: Outcome, name: str) -> Slider:
     """Returns a slider over all checkpoints of a run, with a button for each mark; it starts at the end."""
     marks = {
-        MARKS[mark]: list(steps).index(step)
+        MARKS[mark].format(turn(outcome)): list(steps).index(step)
         for mark, step in find_marks(outcome.log.path, outcome.log.name).items()
         if step in steps
     }
     labels = [f"step {step:,}" for step in steps]
     return Slider(labels, marks, len(labels) - 1, name)
+
+
+def turn(outcome: Outcome) -> str:
+    """Returns what the sudden change of a run's own metric is: an error drops, a share of right answers rises."""
+    return "drop" if outcome.log.direction == "down" else "rise"
+
+
+def counted(log: Run, what: str) -> str:
+    """Returns what a run's curve is over, with their number where the run says it."""
+    number_of = log.labels()["n"]
+    return what if number_of is None else f"{number_of:,} {what}"
 
 
 def loss_curve(found: Demo) -> Section:
@@ -162,8 +174,9 @@ def loss_curve(found: Demo) -> Section:
             f"{number(log.points('mse_masked')[1][-1])}."
         )
     caption = (
-        f"{told} The dotted line is theory: a model that copies what it is given and answers 0 at the blanks errs by "
-        f"their variance, {number(level)}."
+        f"{told} Each point is over the same {counted(log, 'matrices')}, none of them of the training. The dotted line "
+        "is theory: a model that copies what it is given and answers 0 at the blanks errs by their variance, "
+        f"{number(level)}."
     )
     return along(figure, caption, "error over training", steps, STEP)
 
@@ -233,7 +246,7 @@ def matrix_pictures(found: Demo) -> Section:
 
 def moments(outcome: Outcome, metric: str) -> list[str]:
     return [
-        f"{'before' if mark == 'pre' else 'after'} the drop<br>step {outcome.row(mark, metric)['step']:,}"
+        f"{'before' if mark == 'pre' else 'after'} {turn(outcome)}<br>step {outcome.row(mark, metric)['step']:,}"
         for mark in ("pre", "post")
     ]
 
@@ -260,7 +273,7 @@ def error_bars(found: Demo) -> Section:
     level = guessing(outcome.config)
     panels = {
         "at the blanks; dashed: always 0": points(outcome, "mse_masked", ["uniform"]),
-        "at the given entries": points(outcome, "mse_observed", ["uniform"]),
+        "at the given entries, on a finer axis": points(outcome, "mse_observed", ["uniform"]),
     }
     before, after, given = (
         outcome.row(mark, metric)
@@ -271,7 +284,8 @@ def error_bars(found: Demo) -> Section:
         f"Uniform attention takes the error at the blanks of {after['n']} matrices from {number(before['baseline'])} "
         f"to {number(before['value'])} before the drop, and from {number(after['baseline'])} to "
         f"{number(after['value'])} after it; always answering 0 errs by {number(level)} (dashed). At given entries, "
-        f"after the drop, it takes the error from {draw.short(given['baseline'])} to {draw.short(given['value'])}"
+        f"after the drop, it takes the error from {draw.short(given['baseline'])} to {draw.short(given['value'])}, "
+        f"{given['value'] / level:.2%} of the dashed line"
     )
     meaning = (
         ": filling in needs attention, copying needs little of it." if holds_throughout(outcome) else "."
@@ -303,11 +317,11 @@ def accuracy_curve(found: Demo) -> Section:
     learnt = next((step for step, value in zip(*train, strict=True) if value >= 0.99), None)
     told = [] if learnt is None else [f"By step {learnt:,} it has learned the sums of its training by heart."]
     if curve.drop is None:
-        told.append("Of the others its share of right answers shows no jump.")
+        told.append(f"Of {counted(log, 'others')} its share of right answers shows no jump.")
     else:
         told.append(
-            f"Of the others it answers few until step {curve.drop.onset:,}; by step {curve.drop.end:,} nine tenths of "
-            "the rise are behind it."
+            f"Of {counted(log, 'others')} it answers few until step {curve.drop.onset:,}; by step "
+            f"{curve.drop.end:,} nine tenths of the rise are behind it."
         )
     return along(figure, " ".join(told), "share of right answers over training", steps, SUM_STEP)
 
@@ -394,16 +408,19 @@ def claims_table(outcome: Outcome) -> Table:
     import pandas
 
     rows = judged_claims(outcome.result.frame, outcome.config)
+    count = outcome.row("post", "mse_masked")["n"]
     columns = [
         Column("claim", "claim", sentences=True),
         Column("edit", "edit"),
         Column("published", "published", sentences=True),
-        Column("here [95% CI]", "ours", sentences=True),
+        Column("here: as trained -> edited [95% CI of the edited]", "ours", sentences=True),
         Column("rule", "rule", sentences=True),
+        Column("what the rule is about [95% CI]", "judged", sentences=True),
         Column("on this model", "verdict"),
     ]
     caption = (
-        "A claim holds on this model where the whole interval, over matrices, keeps the rule. (What training makes is "
+        f"A claim holds on this model where the whole interval of what its rule is about, over the same {count} "
+        "matrices with and without the edit, keeps the rule; effect is edited less as trained. (What training makes is "
         "decided on three runs at least: interp-run reproduce matrix-completion.) The paper's text says uniform "
         "attention; its code puts the mean map over the batch in its place (mean_pattern)."
     )

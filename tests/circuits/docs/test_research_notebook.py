@@ -41,7 +41,7 @@ def patched_by_layer_and_position(model, clean, corrupted, metric):
 
 def patched_by_head(model, clean, corrupted, metric):
     variants = {
-        head.label: patch.activations("z", corrupted, heads=[head], positions=[-1], source_positions=[-1])
+        str(head): patch.activations("z", corrupted, heads=[head], positions=[-1], source_positions=[-1])
         for head in heads("all", model)
     }
     return sweep(model, clean, variants, metric).frame
@@ -268,7 +268,7 @@ def test_attribution_with_exact_effects_of_the_top(notebook):
     parts = {}  # row -> place, index of the part
     for site, layer in places:
         for head in range(HEADS) if site == "z" else [None]:
-            label = f"L{layer}H{head}" if site == "z" else site if layer is None else f"{site}.{layer}"
+            label = f"{layer}.{head}" if site == "z" else site if layer is None else f"{site}.{layer}"
             parts[label] = (site, layer), (...,) if head is None else (slice(None), slice(None), head)
     estimates = {label: [] for label in parts}
     for ids, partner, metric in notebook.pairs(CORRUPTED):

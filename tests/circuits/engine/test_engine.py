@@ -858,7 +858,7 @@ def test_code_that_is_not_the_librarys_runs_naive(make_model, hooked_only, what,
         sweep(model, tokens, given, metric=total, checkpoints=at, engine=one, **FEW) for one in ENGINES
     )
     assert set(fast.frame["engine"]) == {"naive"}
-    assert fast.settings["naive"]["L0H0"] == reason
+    assert fast.settings["naive"]["0.0"] == reason
     same(fast, naive, 0)
 
 
@@ -874,7 +874,7 @@ def test_a_class_whose_forward_was_replaced_runs_naive(make_model, hooked_only, 
     monkeypatch.setattr(kind, "forward", functools.wraps(plain)(forward) if wrapped else forward)
     given = ablate.each(ablate.zero, heads("all", model))
     fast, naive = (sweep(model, tokens, given, metric=total, engine=one, **FEW) for one in ENGINES)
-    assert fast.settings["naive"]["L0H0"] == "Embed.forward is not the library's"
+    assert fast.settings["naive"]["0.0"] == "Embed.forward is not the library's"
     same(fast, naive, 0)
 
 
@@ -919,7 +919,7 @@ def test_a_class_of_ones_own_that_declares_itself_is_replayed(make_model, hooked
         given = ablate.each(ablate.zero, heads("all", model))
         found, naive = (sweep(model, tokens, given, metric=total, engine=one, **FEW) for one in ENGINES)
         assert set(found.frame["engine"]) == {"naive" if reason else "fast"}
-        assert found.settings["naive"].get("L0H0") == reason
+        assert found.settings["naive"].get("0.0") == reason
         same(found, naive, 1e-10)
 
 
@@ -948,7 +948,7 @@ def test_a_class_that_declares_what_it_does_not_keep_is_met_in_its_chunk(make_mo
     found, naive = (
         sweep(model, tokens, given, metric=total, engine=one, chunk=chunk, **FEW) for one in ENGINES
     )
-    assert found.settings["naive"]["L0H0"].startswith("the replay of a chunk differs from the model at ")
+    assert found.settings["naive"]["0.0"].startswith("the replay of a chunk differs from the model at ")
     assert set(found.frame["engine"]) == {"naive"}
     same(found, naive, 0)
     plain = tokens.where(tokens != PADDING, 0)
@@ -972,7 +972,7 @@ def test_what_two_examples_do_not_show_is_met_in_its_chunk(make_model, family, m
     naive = sweep(model, tokens, given, metric=total, engine="naive", chunk=chunk, **FEW)
     assert set(fast.frame["engine"]) == {"naive"}
     assert list(fast.settings["naive"]) == list(given)
-    assert fast.settings["naive"]["L0H0"].startswith("the replay of a chunk differs from the model at ")
+    assert fast.settings["naive"]["0.0"].startswith("the replay of a chunk differs from the model at ")
     assert fast.settings["naive"]["weights"] == "it edits weights"
     same(fast, naive, 0)
     with pytest.raises(

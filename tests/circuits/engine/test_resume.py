@@ -516,7 +516,7 @@ def test_blocks_that_are_not_by_themselves_are_not_resumed(make_model, hooked_on
         sweep(model, tokens, given, metric=total, engine="resumed", **FEW)
     found = sweep(model, tokens, given, metric=total, **FEW)
     assert set(found.frame["engine"]) == {"naive"}
-    assert found.settings["engines"]["L0H1"]["resumed"].startswith("block 2 d")
+    assert found.settings["engines"]["0.1"]["resumed"].startswith("block 2 d")
 
 
 def test_rows_that_see_each_other_beside_edited_ones(make_model, hooked_only):
@@ -538,7 +538,7 @@ def test_rows_that_see_each_other_beside_edited_ones(make_model, hooked_only):
     model.blocks[2].mlp = Crowded()
     found = sweep(model, tokens, given, metric=total, **FEW)
     assert set(found.frame["engine"]) == {"naive"}
-    assert "an unedited run beside edited ones" in found.settings["engines"]["L0H1"]["resumed"]
+    assert "an unedited run beside edited ones" in found.settings["engines"]["0.1"]["resumed"]
 
 
 def test_hooks_of_others_and_runs_inside_a_run(make_model, hooked_only, tokens):

@@ -237,10 +237,19 @@ NOT_MAKERS = [
         lambda: grid(ablate.uniform, {"head": ["0.1"]}),
         "grid: uniform cannot be called as .* argument: 'heads'",
     ),
-    (lambda: grid(ablate.mean, {"what": ["0.1"]}), "grid: mean cannot be called .* argument: 'reference'"),
+    (
+        lambda: grid(ablate.mean, {"what": ["0.1"]}),
+        "^grid: mean needs reference: pass reference=tokens to grid$",
+    ),
+    (
+        lambda: ablate.each(ablate.mean, ["0.1"]),
+        "^ablate.each: mean needs reference: pass reference=tokens to ablate.each$",
+    ),
+    (lambda: ablate.each(ablate.resample, ["0.1"]), "needs source: pass source=tokens to ablate.each$"),
+    (lambda: grid(patch.path, {"sender": ["0.1"]}), "receiver and source: pass receiver=..., source=... to"),
     (lambda: grid(two, {"first": [1]}, first=2, second=1), "grid: an axis is given as an argument, too"),
     (lambda: ablate.each(None, ["0.1"]), "ablate.each: make must be a function that .* got None"),
-    (lambda: ablate.each(two, ["0.1"]), "ablate.each: two cannot be called .* argument: 'second'"),
+    (lambda: ablate.each(two, ["0.1"]), "ablate.each: two needs second: pass second=... to ablate.each"),
     (lambda: ablate.each(two, ["0.1"], third=1), "ablate.each: two cannot be called as it is here: "),
     (
         lambda: edit("z", lambda z, hook: z),

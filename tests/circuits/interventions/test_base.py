@@ -145,8 +145,8 @@ def test_bad_arguments_are_refused_at_once_in_one_line(make, message):
 
 def test_each_names_its_items():
     grid = ablate.each(ablate.uniform, [Head(0, 1), Head(1, 0)], keys=[0])
-    assert list(grid) == ["L0H1", "L1H0"]
-    assert grid["L0H1"] == ablate.uniform("0.1", keys=[0])
+    assert list(grid) == ["0.1", "1.0"]
+    assert grid["0.1"] == ablate.uniform("0.1", keys=[0])
     assert list(ablate.each(ablate.zero, [0, "mlp_out.1"])) == ["layer 0", "mlp_out.1"]
 
 

@@ -34,9 +34,9 @@ def test_names(causal):
 
     first, second = heads("0.1,1.2", causal)
     for axis, items, names in (
-        ("heads", [first, second], ["L0H1", "L1H2"]),
+        ("heads", [first, second], ["0.1", "1.2"]),
         ("heads", ["all", "0.1"], ["all", "0.1"]),
-        ("heads", [(first, second), [second]], ["L0H1+L1H2", "L1H2"]),
+        ("heads", [(first, second), [second]], ["0.1+1.2", "1.2"]),
         ("heads", [(0, 1)], ["(0, 1)"]),
         ("positions", np.arange(2), ["position 0", "position 1"]),
         ("positions", [-1, (0, 2)], ["position -1", "position 0+position 2"]),
@@ -57,8 +57,8 @@ def test_names(causal):
 @pytest.mark.usefixtures("untyped")
 def test_each_names_and_refuses_doubles(causal):
     made = ablate.each(ablate.zero, [*heads("0.1", causal), "mlp_out.1", 1, np.int64(0)])
-    assert list(made) == ["L0H1", "mlp_out.1", "layer 1", "layer 0"]
-    assert made["L0H1"] == ablate.zero("0.1")
+    assert list(made) == ["0.1", "mlp_out.1", "layer 1", "layer 0"]
+    assert made["0.1"] == ablate.zero("0.1")
     assert made["layer 1"] == ablate.zero(1)
     with pytest.raises(CircuitsError, match=r"two items are called 'mlp_out\.1'"):
         ablate.each(ablate.zero, ["mlp_out.1", "mlp_out.1"])

@@ -302,7 +302,7 @@ def test_the_lens_adds_up(hf_model, name, mode):
     cap = families.Form.of(model).last_cap
     total = total if cap is None else cap * torch.tanh(total / cap)
     assert float((total - seen.output).abs().max()) <= 1e-5 * float(seen.output.std())
-    assert {"L0H0", "L1H3", "mlp_out.1"} <= set(seen.contributions)
+    assert {"0.0", "1.3", "mlp_out.1"} <= set(seen.contributions)
 
 
 def test_sweeps_are_those_of_the_forward_by_hand(model):

@@ -54,7 +54,7 @@ def test_a_group_is_no_head_of_the_same_numbers(make_model):
     assert mixed == (Head(0, 1), KeyValueGroup(0, 1))
     assert KeyValueGroup(0, 1) != Head(0, 1)
     assert parse_heads("0.k1") == parse_heads("L0K1") != parse_heads("0.1")
-    assert (KeyValueGroup(2, 1).label, str(KeyValueGroup(2, 1))) == ("L2K1", "2.k1")
+    assert str(KeyValueGroup(2, 1)) == "2.k1"
     assert heads(",".join(map(str, mixed)), model) == mixed
     assert KeyValueGroup(2, 1).serves(model) == (Head(2, 2), Head(2, 3))
     assert all(isinstance(one, Head) for one in heads("all", model))
@@ -103,7 +103,7 @@ def test_missing_head_names_the_valid_ones(model):
 def test_specs_compare_by_what_they_name():
     assert parse_heads("0.1") == parse_heads("L0H1") == parse_heads([(0, 1)])
     assert parse_heads("0.1") != parse_heads("0.2")
-    assert Head(2, 1).label == "L2H1"
+    assert str(Head(2, 1)) == "2.1"
     assert str(Head(2, 1)) == "2.1"
 
 

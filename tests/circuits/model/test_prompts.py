@@ -905,7 +905,7 @@ def test_a_screen_from_a_source_of_another_length(model, method):
 
     def alone(name, step):
         """The mean change of the metric, each prompt alone, with a step of the way to the source at one row."""
-        head = int(name[-1]) if name.startswith("L") else None
+        head = int(name[-1]) if name[0].isdigit() else None
         hook = f"z.{name[1]}" if head is not None else name
         changes = []
         for index, (row, other) in enumerate(zip(rows, others, strict=True)):
@@ -926,7 +926,7 @@ def test_a_screen_from_a_source_of_another_length(model, method):
     def slope(name, step, small=1e-5):
         return (alone(name, step + small) - alone(name, step - small)) / (2 * small)
 
-    for name in ("L0H1", "L1H3", "mlp_out.0", "mlp_out.1"):
+    for name in ("0.1", "1.3", "mlp_out.0", "mlp_out.1"):
         assert frame["effect"][name] == pytest.approx(alone(name, 1.0), rel=1e-6, abs=1e-9), name
         if method == "gradient":
             assert frame["estimate"][name] == pytest.approx(slope(name, 0.0), rel=1e-4, abs=1e-7), name

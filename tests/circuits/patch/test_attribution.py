@@ -99,7 +99,7 @@ def test_what_gets_a_row(causal, tokens, other_tokens, by_hand):
             if wanted is not None:
                 assert frame[column].tolist() == wanted
         assert frame["variant"].is_unique
-    assert list(frame["variant"][:2]) == ["L0H0, position 0", "L0H0, position 1"]
+    assert list(frame["variant"][:2]) == ["0.0, position 0", "0.0, position 1"]
     one = patch.attribution(causal, tokens, other_tokens, weighed, "resid_pre.1", **FEW)
     assert list(one.frame["variant"]) == [f"resid_pre.1, position {i}" for i in range(6)]
     assert set(one.frame["site"]) == {"resid_pre"}
@@ -258,7 +258,7 @@ def test_heads_that_share_keys_have_a_row_for_each_group(family, make_model, tok
         frame = patch.attribution(model, tokens, other_tokens, metric, site, **FEW).frame
         assert frame["head"].isna().all()
         found = dict(zip(frame["variant"], frame["effect"], strict=True))
-        assert list(found) == [f"L{x}K{y} (heads {h})" for x in (0, 1) for y, h in ((0, "0,1"), (1, "2,3"))]
+        assert list(found) == [f"{x}.k{y} (heads {h})" for x in (0, 1) for y, h in ((0, "0,1"), (1, "2,3"))]
         for name, estimate in found.items():
             values = [
                 metric(
@@ -278,7 +278,7 @@ def test_heads_that_share_keys_have_a_row_for_each_group(family, make_model, tok
         by_position = patch.attribution(
             model, tokens, other_tokens, metric, site, by="head,position", **FEW
         ).frame
-        assert by_position["variant"][1] == "L0K0 (heads 0,1), position 1"
+        assert by_position["variant"][1] == "0.k0 (heads 0,1), position 1"
         assert by_position["effect"].sum() == pytest.approx(sum(found.values()), rel=1e-9)
 
 

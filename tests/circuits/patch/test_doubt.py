@@ -82,7 +82,7 @@ def test_a_saturated_softmax_is_computed_anew(plain, tokens, other_tokens):
     )
     exact = exact.frame.set_index("variant")
     found = verified(model, tokens, other_tokens, weighed, method="gradient").frame.set_index("variant")
-    for edge in ("embed -> L0H0.q", "embed -> L0H0.k"):
+    for edge in ("embed -> 0.0.q", "embed -> 0.0.k"):
         assert abs(exact["effect"][edge]) > 0.1 > 1e-3 > abs(exact["estimate"][edge])
         assert found["estimate"][edge] == pytest.approx(exact["effect"][edge], rel=1e-9)
         assert found["doubt"][edge] == 0
@@ -101,7 +101,7 @@ def test_a_gradient_that_vanishes_is_not_trusted(plain, tokens, other_tokens):
         model.unembed.W_U[:8] = 0
         assert reads[:8].abs().max() > 0
     asked = {"method": "gradient", "draws": 20, "flips": 20}
-    edge = "embed -> L0H0.v"
+    edge = "embed -> 0.0.v"
     exact = patch.edges(model, tokens, other_tokens, weighed, exact="all", **asked).frame.set_index("variant")
     assert abs(exact["effect"][edge]) > 0.1 > 1e-3 > abs(exact["estimate"][edge])
     found = verified(model, tokens, other_tokens, weighed, budget=1000, method="gradient").frame
@@ -127,7 +127,7 @@ def test_queries_and_keys_by_the_softmax_are_exact_before_a_linear_metric(
     """In the last layer, with no norm and no MLP on the way, nothing but the softmax bends."""
     model = make_model(family=family, n_layers=2, attn_only=True, **form)
     found = verified(model, tokens, other_tokens, weighed, method="gradient", budget=1000).frame
-    rows = found[found["receiver"].str.match(r"L1.*\.[qk]")]
+    rows = found[found["receiver"].str.match(r"1\..*\.[qk]")]
     assert len(rows) == 5 * (4 + (2 if "n_key_value_heads" in form else 4))
     assert not rows["verified"].any()
     assert (rows["doubt"] == 0).all()

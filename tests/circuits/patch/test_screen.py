@@ -119,7 +119,7 @@ def integrated_by_hand(by_hand, model, base, source, steps, metric):
             change = theirs["z", layer] - ours["z", layer]
             for head in range(slope.shape[2]):
                 share = (change * slope)[:, :, head].sum((1, 2)).mean() / steps
-                total[f"L{layer}H{head}"] = total.get(f"L{layer}H{head}", 0) + float(share)
+                total[f"{layer}.{head}"] = total.get(f"{layer}.{head}", 0) + float(share)
     return total
 
 
@@ -228,14 +228,14 @@ def test_one_forward_for_all_sites_and_a_backward_per_metric(causal, tokens, oth
 def test_what_gets_a_row(causal, tokens, other_tokens):
     found = nodes(causal, tokens, other_tokens, weighed, ["z", "mlp_out.1"], by="position", **ONE).frame
     assert len(found) == 2 * 4 * 6 + 6
-    row = found.set_index("variant").loc["L1H2, position 3"]
+    row = found.set_index("variant").loc["1.2, position 3"]
     assert (row["site"], row["layer"], row["head"], row["position"]) == ("z", 1, 2, 3)
     expected = patch.attribution(causal, tokens, other_tokens, weighed, "z.1", by="head,position", **FEW)
-    assert row["estimate"] == pytest.approx(by_name(expected, column="effect")["L1H2, position 3"], rel=1e-9)
+    assert row["estimate"] == pytest.approx(by_name(expected, column="effect")["1.2, position 3"], rel=1e-9)
     assert "mlp_out.1, position 5" in set(found["variant"])
     names = nodes(causal, tokens, other_tokens, weighed, ["z.0", "q.0", "z"], **ONE).frame["variant"]
-    assert set(names) == {f"L{layer}H{head}" for layer in (0, 1) for head in range(4)} | {
-        f"L0H{head}.q" for head in range(4)
+    assert set(names) == {f"{layer}.{head}" for layer in (0, 1) for head in range(4)} | {
+        f"0.{head}.q" for head in range(4)
     }
     neurons = nodes(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
     assert len(neurons.frame) == 24
@@ -264,7 +264,7 @@ def test_exact_values_are_those_of_a_sweep(causal, tokens, other_tokens):
     patches = {}
     for name in found.exact.interventions:
         where, at = name.split(", position ")
-        site, chosen = ("z", where) if where.startswith("L") else (where, None)
+        site, chosen = ("z", where) if where[0].isdigit() else (where, None)
         patches[name] = patch.activations(site, other_tokens, heads=chosen, positions=int(at))
         assert [patches[name].describe()] == found.exact.interventions[name]
     real = sweep(causal, tokens, patches, **given, **FEW).frame
@@ -297,7 +297,7 @@ def test_all_are_measured_on_request_or_where_there_are_few(causal, tokens, othe
 def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
     """Spearman's 1 − 6Σd²/(n(n² − 1)), and again for every resample of the examples."""
     found = nodes(causal, tokens, other_tokens, weighed, "z", exact="all", draws=7, flips=20)
-    names = [head.label for head in heads("all", causal)]
+    names = [str(head) for head in heads("all", causal)]
     clean = weighed(run(causal, tokens))
     exact = [
         (weighed(run(causal, tokens, patch.activations("z", other_tokens, name))) - clean).numpy()
@@ -331,13 +331,13 @@ def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
 def path_of(name, source):
     """The `patch.path` of an edge's name."""
     sender, receiver = name.split(" -> ")
-    head, _, site = receiver.partition(" ")[0].partition(".")
-    return patch.path(sender, (site, head) if head.startswith("L") else receiver, source)
+    head, _, site = receiver.partition(" ")[0].rpartition(".")
+    return patch.path(sender, (site, head) if head[:1].isdigit() else receiver, source)
 
 
 def end_of(name):
     """(site, layer), head."""
-    if match := re.fullmatch(r"L(\d)H(\d)(?:\.(\w))?", name):
+    if match := re.fullmatch(r"(\d)\.(\d)(?:\.(\w))?", name):
         return (match[3] or "z", int(match[1])), int(match[2])
     site, _, layer = name.partition(".")
     return (site, int(layer) if layer else None), None
@@ -380,9 +380,9 @@ def every_edge(model):
     for to in range(model.cfg.n_layers):
         before = ["embed"]
         for layer in range(to):
-            before += [f"L{layer}H{head}" for head in range(4)] + ([f"mlp_out.{layer}"] if mlps else [])
-        found += [f"{u} -> L{to}H{head}.{x}" for u in before for head in range(4) for x in "qkv"]
-        heads_here = [f"L{to}H{head}" for head in range(4)]
+            before += [f"{layer}.{head}" for head in range(4)] + ([f"mlp_out.{layer}"] if mlps else [])
+        found += [f"{u} -> {to}.{head}.{x}" for u in before for head in range(4) for x in "qkv"]
+        heads_here = [f"{to}.{head}" for head in range(4)]
         # In parallel blocks the MLP does not hear the heads beside it.
         heard = before if getattr(model.cfg, "parallel_attn_mlp", False) else before + heads_here
         found += [f"{u} -> mlp_pre.{to}" for u in heard] if mlps else []
@@ -581,10 +581,10 @@ def test_edges_of_a_sender_add_up_to_its_node_where_mlps_are_gated(family, make_
 def test_exact_edges_where_all_is_linear(make_model, tokens, other_tokens):
     model = make_model(attn_only=True, normalization_type=None)
     found = edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame
-    linear = found["receiver"].str.fullmatch(r"output|L1H\d\.v")
+    linear = found["receiver"].str.fullmatch(r"output|1\.\d\.v")
     assert linear.sum() == 9 + 5 * 4
     np.testing.assert_allclose(found["estimate"][linear], found["effect"][linear], rtol=1e-9, atol=1e-11)
-    rest = found[found["receiver"].str.fullmatch(r"L1H\d\.[qk]")]
+    rest = found[found["receiver"].str.fullmatch(r"1\.\d\.[qk]")]
     assert not np.allclose(rest["estimate"], rest["effect"], rtol=0.1)
 
 
@@ -600,9 +600,9 @@ def test_edges_along_sites_are_exact_where_only_the_sender_bends(make_model, tok
         line: edges(model, tokens, other_tokens, squared, line=line, **given).frame.set_index("variant")
         for line in ("site", "input")
     }
-    effect = along["site"]["effect"]["L0H0 -> output"]
-    assert along["site"]["estimate"]["L0H0 -> output"] == pytest.approx(effect, rel=1e-9)
-    assert along["input"]["estimate"]["L0H0 -> output"] != pytest.approx(effect, rel=1e-3)
+    effect = along["site"]["effect"]["0.0 -> output"]
+    assert along["site"]["estimate"]["0.0 -> output"] == pytest.approx(effect, rel=1e-9)
+    assert along["input"]["estimate"]["0.0 -> output"] != pytest.approx(effect, rel=1e-3)
 
 
 def test_integrated_edges_settle_with_steps(make_model, tokens, other_tokens):
@@ -616,19 +616,19 @@ def test_integrated_edges_settle_with_steps(make_model, tokens, other_tokens):
     assert off[1] < 0.02 * max(map(abs, found[-1].values()))
 
 
-GROUPS = ("K0", "heads 0,1"), ("K1", "heads 2,3")
+GROUPS = ("k0", "heads 0,1"), ("k1", "heads 2,3")
 
 
 def test_key_value_groups_receive_by_their_own_names(family, make_model, tokens, other_tokens):
     model = make_model(family=family, n_key_value_heads=2)
     receivers = set(edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame["receiver"])
     of_groups = {
-        f"L{layer}{group}.{site} ({served})"
+        f"{layer}.{group}.{site} ({served})"
         for layer in range(2)
         for group, served in GROUPS
         for site in "kv"
     }
-    queries = {f"L{layer}H{head}.q" for layer in range(2) for head in range(4)}
+    queries = {f"{layer}.{head}.q" for layer in range(2) for head in range(4)}
     assert receivers == of_groups | queries | {"mlp_pre.0", "mlp_pre.1", "output"}
 
 
@@ -636,8 +636,8 @@ def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, t
     model = make_model(family=family, n_key_value_heads=2)
     found = nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **{**FEW, "exact": "all"}).frame
     assert set(found["variant"]) == {
-        *(f"L{layer}{group}.k ({served})" for layer in range(2) for group, served in GROUPS),
-        *(f"L0H{head}.q" for head in range(4)),
+        *(f"{layer}.{group}.k ({served})" for layer in range(2) for group, served in GROUPS),
+        *(f"0.{head}.q" for head in range(4)),
     }
     shared = found["site"] == "k"
     # The column of heads is for one head.
@@ -656,7 +656,7 @@ def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, t
 
             expected = float((weighed(by_hand(model, tokens, put)) - clean).mean())
             assert abs(expected) > 1e-6
-            assert effects[f"L{layer}{group}.k ({served})"] == pytest.approx(expected, rel=1e-9)
+            assert effects[f"{layer}.{group}.k ({served})"] == pytest.approx(expected, rel=1e-9)
 
 
 # What both share
@@ -751,7 +751,7 @@ def test_hooks_of_the_users_own_are_part_of_the_model(causal, tokens, other_toke
     causal.add_hook("blocks.0.hook_attn_out", lambda x, hook: 2 * x)
     found = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
     ours, theirs = (cache(causal, given, ["z"]) for given in (tokens, other_tokens))
-    for name in ("L0H1 -> L1H3.v", "L0H2 -> mlp_pre.0", "L0H0 -> output"):
+    for name in ("0.1 -> 1.3.v", "0.2 -> mlp_pre.0", "0.0 -> output"):
         values = [
             weighed(
                 run(

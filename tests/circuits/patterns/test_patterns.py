@@ -640,7 +640,7 @@ def test_plot_has_a_map_per_head(causal, tokens):
     np.testing.assert_allclose(np.array(trace.z, dtype=float), maps.of((1, 2)))
     assert list(trace.x) == list(trace.y) == list("abcdef")
     titles = [note.text for note in figure.layout.annotations]
-    assert titles == ["L0H0", "L0H1", "L0H2", "L0H3", "L1H0", "L1H1", "mine", "L1H3"]
+    assert titles == [*(f"head {x}" for x in ("0.0", "0.1", "0.2", "0.3", "1.0", "1.1")), "mine", "head 1.3"]
     assert figure.layout.coloraxis.cmin == 0
     assert all(trace.coloraxis == "coloraxis" for trace in figure.data)
     with pytest.raises(CircuitsError, match="5 labels for 6 positions"):

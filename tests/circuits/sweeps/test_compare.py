@@ -79,19 +79,19 @@ def test_the_table_of_a_sweep(made, tokens, size, with_metric):
 def test_columns_say_what_it_is(made):
     _, _, clean, outputs = made
     found = compare(
-        [(clean, outputs)], columns={"L0H1": {"site": "z", "layer": 0, "head": 1, "intervention": "own"}}
+        [(clean, outputs)], columns={"0.1": {"site": "z", "layer": 0, "head": 1, "intervention": "own"}}
     )
-    row = found.frame.set_index("variant").loc["L0H1"].iloc[0]
+    row = found.frame.set_index("variant").loc["0.1"].iloc[0]
     assert (row["site"], row["layer"], row["head"], row["intervention"]) == ("z", 0, 1, "own")
     assert set(found.frame["engine"]) == {"given"}
 
 
 def test_faults_are_one_line(made):
     _, _, clean, outputs = made
-    first = {"L0H0": outputs["L0H0"]}
+    first = {"0.0": outputs["0.0"]}
     for message, given, more in (
-        ("a lot has L0H1; the first had L0H0", [(clean, first), (clean, {"L0H1": clean})], {}),
-        ("L0H0 is [8, 5, 11], the unedited [8, 6, 11]", [(clean, {"L0H0": clean[:, 1:]})], {}),
+        ("a lot has 0.1; the first had 0.0", [(clean, first), (clean, {"0.1": clean})], {}),
+        ("0.0 is [8, 5, 11], the unedited [8, 6, 11]", [(clean, {"0.0": clean[:, 1:]})], {}),
         ("no outputs; give the unedited output and others", [], {}),
         (
             "8 examples, batch has 9",

@@ -221,7 +221,7 @@ def test_an_engine_that_fails_on_one_chunk_is_none_of_any(make_model, tokens, mo
     seen = executors.measure_unit
 
     def measure_unit(unit):
-        if unit.engine == "fast" and unit.inputs.rows.start == 2 and "L0H1" in unit.variants:
+        if unit.engine == "fast" and unit.inputs.rows.start == 2 and "0.1" in unit.variants:
             return {"refusal": "the replay of a chunk differs"}
         return seen(unit)
 
@@ -230,9 +230,9 @@ def test_an_engine_that_fails_on_one_chunk_is_none_of_any(make_model, tokens, mo
     given = {"chunk": 2 * tokens.shape[1], **FEW}
     found = sweep(lambda: model, tokens, variants, executor=Here(), split={"variants": 2}, **given)
     engines = found.frame.drop_duplicates("variant").set_index("variant")["engine"]
-    assert set(engines[["L0H0", "L0H1"]]) == {"naive"}
-    assert set(engines.drop(["L0H0", "L0H1"])) == {"fast"}
-    assert set(found.settings["naive"]) == {"L0H0", "L0H1"}
+    assert set(engines[["0.0", "0.1"]]) == {"naive"}
+    assert set(engines.drop(["0.0", "0.1"])) == {"fast"}
+    assert set(found.settings["naive"]) == {"0.0", "0.1"}
     naive = sweep(model, tokens, variants, engine="naive", **given)
     np.testing.assert_allclose(found.frame["effect"], naive.frame["effect"], rtol=1e-9, atol=1e-12)
     with pytest.raises(CircuitsError, match=r"engine='fast'.*differs"):

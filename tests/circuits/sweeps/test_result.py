@@ -44,7 +44,9 @@ def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(resul
 def test_files_hold_the_table(result, tmp_path, kind):
     path = tmp_path / f"table.{kind}"
     getattr(result, f"to_{kind}")(path)
-    again = getattr(pd, f"read_{kind}")(path)
+    # A head's name looks like a number to readers that guess.
+    told = {} if kind == "parquet" else {"dtype": {"variant": str}}
+    again = getattr(pd, f"read_{kind}")(path, **told)
     # A column without any entry comes back as numbers or as objects; the entries must be the same.
     expected = result.frame.astype(object).where(result.frame.notna(), None)
     pd.testing.assert_frame_equal(
@@ -62,13 +64,13 @@ def test_json_is_a_list_of_records_with_null_for_what_is_missing(result, tmp_pat
 
 def test_interventions_and_settings_are_json(result):
     text = json.loads(json.dumps({"interventions": result.interventions, "settings": result.settings}))
-    assert text["interventions"]["L0H1"][0]["places"][0]["heads"] == ["0.1"]
+    assert text["interventions"]["0.1"][0]["places"][0]["heads"] == ["0.1"]
     assert text["settings"]["n"] == 8
 
 
 def test_plot_shows_every_variant_with_its_interval(result):
     figure = result.plot(kind="points")
-    assert [list(trace.x) for trace in figure.data] == [[f"L{x}H{y}" for x in range(2) for y in range(4)]] * 3
+    assert [list(trace.x) for trace in figure.data] == [[f"{x}.{y}" for x in range(2) for y in range(4)]] * 3
     kl = result.frame[result.frame["metric"] == "kl"]
     trace = result.plot("kl", kind="points").data[0]
     assert list(trace.y) == list(kl["value"])

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -30,7 +31,7 @@ from interp_tasks.report.attention import (
     position_labels,
     tiled,
 )
-from interp_tasks.report.headlines import heads_sentence
+from interp_tasks.report.headlines import heads_sentence, published_section
 from interp_tasks.report.published import published_beside
 from interp_tasks.report.snapshots import Strongest, View, shown_metrics
 from interp_tasks.report.source import nearest
@@ -227,6 +228,23 @@ def test_published_numbers_are_drawn_in_our_unit(found, matrix):
     assert reasons["curve-drop"] == "one training run, of three at least; this one lies within the rule"
 
 
+def test_a_verdict_that_all_claims_share_is_said_once(found):
+    (name,) = (view.name for view in found.views)
+    published = found.published[name]
+    (table,) = published_section({name: published})
+    text = table.html("x")
+    said = f"Of all {len(published.outcomes)} claims the verdict is: undecided, one training run, of three at least."
+    assert said in text
+    assert "this one lies within the rule" in text
+    assert "verdict" not in [column.key for column in table.columns]
+    # One that differs: each stands in its row again.
+    paper, outcome = published.outcomes[0]
+    mixed = replace(published, outcomes=[(paper, replace(outcome, verdict="holds")), *published.outcomes[1:]])
+    (table,) = published_section({name: mixed})
+    assert "verdict" in [column.key for column in table.columns]
+    assert "the verdict is" not in table.html("x")
+
+
 def test_published_claims_of_a_modular_run_are_those_of_runs_with_its_settings(tmp_path):
     """As ``generalisation`` and ``reproduce`` decide them; none for a run of other settings."""
 
@@ -288,10 +306,10 @@ def test_a_head_matters_most_only_where_it_is_told_apart_from_the_next():
 
     rows = (row("0.1", -0.3), row("0.2", 0.25))
     apart = heads_sentence(Strongest("zero", rows, 0.049), "loss")
-    assert "(mode zero, 1,256 examples), 0.1 matters most: loss moves by -0.3" in apart
-    assert "+0.25 [0.24, 0.26] for 0.2, the next (paired test, p 0.049)" in apart
+    assert "(mode zero, 1,256 examples), head 0.1 matters most: loss moves by -0.3" in apart
+    assert "+0.25 [0.24, 0.26] for head 0.2, the next (paired test, p 0.049)" in apart
     level = heads_sentence(Strongest("zero", rows, 0.05), "loss")
-    assert "(mode zero, 1,256 examples), 0.1 and 0.2 move loss most, not told apart" in level
+    assert "(mode zero, 1,256 examples), heads 0.1 and 0.2 move loss most, not told apart" in level
     assert "p 0.050" in level
     untested = heads_sentence(Strongest("zero", rows, None), "kl")
     assert "matters" not in level + untested
