@@ -22,18 +22,20 @@ from interp_tasks.errors import UserError
 from interp_tasks.grids.unit import is_trained
 from interp_tasks.training.provenance import declared_drop
 from interp_tasks.zoo.shipped import ShippedRun, shipped_runs
-from tasks.base import Task, pool_parts
+from tasks.base import Split, Task, pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
 SAMPLES = 10_000
 
 
 @torch.no_grad()
-def stored_metrics(task: Task, model: Any, samples: int = SAMPLES, seed: int = 0) -> dict[str, float | None]:
-    """Return pooled metrics over test examples; of a mixture over as many of each kind."""
+def stored_metrics(
+    task: Task, model: Any, samples: int = SAMPLES, seed: int = 0, split: Split = "test"
+) -> dict[str, float | None]:
+    """Return pooled metrics over examples of a split; of a mixture over as many of each kind."""
     metrics = {}
     for name, part in (task.parts() or {"": task}).items():
-        batch = part.sample(samples, seed=seed, split="test")
+        batch = part.sample(samples, seed=seed, split=split)
         outputs = [model(tokens) for tokens in batch.tokens.split(500)]
         metrics[name] = part.metrics(torch.cat(outputs), batch)
     return pool_parts(metrics)
