@@ -89,7 +89,7 @@ def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, cap
     assert len(result.config["source"]) == 5
     assert result.frame["intervention"].str.startswith("qkv(source=zoo:matrix-completion-5x5@").all()
     trace = figure(result.frame).data[0]
-    assert list(trace.x) == ["500", "2500", "3500", "7000", "10000"]
+    assert list(trace.x) == ["500", "2500", "7000", "10000"]
 
 
 def test_one_source_keeps_the_usual_figure(folders):
