@@ -906,7 +906,7 @@ def test_a_screen_from_a_source_of_another_length(model, method):
     def alone(name, step):
         """The mean change of the metric, each prompt alone, with a step of the way to the source at one row."""
         head = int(name[-1]) if name[0].isdigit() else None
-        hook = f"z.{name[1]}" if head is not None else name
+        hook = f"z.{name[0]}" if head is not None else name
         changes = []
         for index, (row, other) in enumerate(zip(rows, others, strict=True)):
             theirs = cache(model, other[None], hook)[hook][0]
