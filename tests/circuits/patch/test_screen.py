@@ -971,7 +971,7 @@ def test_rows_are_in_the_order_of_exact_effects_where_measured(make_model, token
     def two(output):
         return {"squared": output[:, -1].square().sum(-1), "first": output[:, -1, 0]}
 
-    model = make_model(0, "HookedTransformer")
+    model = make_model(0)
     found = patch.edges(model, tokens, tokens.roll(1, 0), two, exact=exact, rank=rank, method="gradient")
     estimate, effect = ("size", "effect_size") if rank == "size" else ("estimate", "effect")
     for metric in found.metrics:
