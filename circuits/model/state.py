@@ -126,8 +126,11 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return _with_inner([model, wrapped] if isinstance(wrapped, nn.Module) else [model])
 
 
-def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters that a model has registered, each once: faster than `model.parameters()`."""
+def parameters_of(model: nn.Module) -> list[Tensor]:
+    """Returns the parameters that a model has registered, each once: faster than `model.parameters()`.
+
+    Tensors that are none stand in their place while another thread has them substituted for a function transform.
+    """
     held = [module._parameters for module in _with_inner([model])]
     return [*dict.fromkeys(one for each in held for one in each.values() if one is not None)]
 

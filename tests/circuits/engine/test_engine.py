@@ -324,8 +324,8 @@ def test_memory_is_reported(make_model, family, tokens):
     model = make_model(3, family)
     given = ablate.each(ablate.zero, heads("all", model))
     small, large = (sweep(model, tokens, given, chunk=chunk).settings["bytes"] for chunk in (6, 10**6))
-    # z and the residual stream of one example; and, at the least, of eight, with those of eight heads' streams; beside both
-    # a copy of the weights, by which writes to them are noticed.
+    # z and the residual stream of one example; and, at the least, of eight, with those of eight heads' streams; beside
+    # both a copy of the weights, by which writes to them are noticed.
     copied = sum(held.nbytes for held in (*model.parameters(), *model.buffers()))
     assert small - copied >= 2 * 2 * 6 * 16 * 8
     assert large - copied >= 8 * (small - copied)
