@@ -123,25 +123,7 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     `model.modules()` has generators and names, which cost too much around every call of a metric.
     """
     wrapped: Any = model.__dict__.get("original_model")
-    return _with_inner([model, wrapped] if isinstance(wrapped, nn.Module) else [model])
-
-
-def parameters_of(model: nn.Module) -> list[Tensor]:
-    """Returns the parameters that a model has registered, each once: faster than `model.parameters()`.
-
-    Tensors that are none stand in their place while another thread has them substituted for a function transform.
-    """
-    held = [module._parameters for module in _with_inner([model])]
-    return [*dict.fromkeys(one for each in held for one in each.values() if one is not None)]
-
-
-def buffers_of(model: nn.Module) -> list[Tensor]:
-    """Returns the buffers that a model has registered, each once: faster than `model.buffers()`."""
-    held = [module._buffers for module in _with_inner([model])]
-    return [*dict.fromkeys(one for each in held for one in each.values() if one is not None)]
-
-
-def _with_inner(found: list[nn.Module]) -> list[nn.Module]:
+    found = [model, wrapped] if isinstance(wrapped, nn.Module) else [model]
     seen = set(found)
     for module in found:
         for inner in module._modules.values():
@@ -188,7 +170,7 @@ class Contents:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        tensors = (*parameters_of(model), *buffers_of(model))
+        tensors = dict.fromkeys((*model.parameters(), *model.buffers()))
         # Another thread may have a block open that replaces weights.
         with exclusive(model):
             self._held = [(tensor, _version(tensor), _summary(tensor)) for tensor in tensors]

@@ -326,20 +326,17 @@ class _Compared:
         partly = (near if self._read is None else near & self._read).any(2).cpu().numpy()
         whole = near.all(2).cpu().numpy()
         edited = self._at_all_positions(stack)
-        metric = replace(self._metric, model=None)
-        # Around all calls: to look at all weights before and after each takes longer than a small metric.
-        with self._metric.watched():
-            for at, (member, changed) in enumerate(members):
-                # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
-                if not changed:
-                    values = metric.measure(self._clean, self._clean, titles[at])
-                elif is_nan[at]:
-                    raise _not_finite(titles[at])
-                else:
-                    values = metric.measure(edited[at], self._clean, titles[at])
-                    variant = self._part.variants[member.index]
-                    values = self._without_rounding(variant, values, whole[at], partly[at], titles[at])
-                self._part.measurements.add(member.index, values)
+        for at, (member, changed) in enumerate(members):
+            # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
+            if not changed:
+                values = self._metric.measure(self._clean, self._clean, titles[at])
+            elif is_nan[at]:
+                raise _not_finite(titles[at])
+            else:
+                values = self._metric.measure(edited[at], self._clean, titles[at])
+                variant = self._part.variants[member.index]
+                values = self._without_rounding(variant, values, whole[at], partly[at], titles[at])
+            self._part.measurements.add(member.index, values)
 
     def _where_read(self, output: Tensor) -> Tensor:
         """Returns an output with zeros where the metric does not read it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -136,12 +136,8 @@ class Metric:
         copy = output.float() if half else output.clone() if kept is None else output
         copy = copy if self._unread is None else copy.masked_fill(self._unread.to(output.device), torch.nan)
         given = () if self.batch is None else (private(self.batch),)
-        with self.watched():
+        with nullcontext() if self.model is None else untouched(self.model, f"metric {self.name}"):
             return by_name(self.function(copy, *given), self.name)
-
-    def watched(self) -> AbstractContextManager[None]:
-        """Refuses, at the end of the block, that the function has written to the model, where there is one."""
-        return nullcontext() if self.model is None else untouched(self.model, f"metric {self.name}")
 
 
 def read_metric(metric: Any, has_batch: bool) -> None:
