@@ -65,8 +65,19 @@ SLOW = (
     ),
     "tests/test_notebooks.py::test_a_notebook_holds_its_source_and_what_its_cells_show",
 )
+#: A product of features with kinds of bridges is run where bridges are all there is, beside transformer-lens 4; beside
+#: 3.9 these files are: what a bridge is, and every place of every kind of model against a forward by hand.
+BRIDGES_HERE = tuple(
+    f"tests/circuits/model/test_{name}.py" for name in ("bridge", "families", "site_table", "surface")
+)
 #: Every edit of padded prompts: on the left in the daily tests, on the right in the slow ones.
 RIGHT = "tests/circuits/model/test_prompts.py::test_edits[", "-right]"
+
+
+def is_of_a_bridge(item: pytest.Item) -> bool:
+    return "[" in item.name and (
+        "bridge" in item.name.partition("[")[2].lower() or "hf_model" in getattr(item, "fixturenames", ())
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,5 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.nodeid.startswith(RIGHT[0]) and item.nodeid.endswith(RIGHT[1])
         ):
             item.add_marker(pytest.mark.slow)
+        if item.nodeid.startswith("tests/circuits/") and is_of_a_bridge(item):
+            if not item.nodeid.startswith(BRIDGES_HERE):
+                item.add_marker(pytest.mark.bridges)
     # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
