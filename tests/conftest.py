@@ -28,15 +28,23 @@ with warnings.catch_warnings():
 SLOW = (
     "tests/circuits/engine/test_memory.py::test_a_bound_is_kept_to",
     "tests/circuits/engine/test_memory.py::test_half_as_much_again_as_a_loop",
+    "tests/circuits/engine/test_memory.py::test_what_is_told_is_what_is_taken",
     "tests/circuits/engine/test_replay.py::test_any_combination",
+    "tests/circuits/engine/test_replay.py::test_half_precision",
+    "tests/circuits/engine/test_resume.py::test_floating_point_operations",
+    "tests/circuits/fourier/test_fourier.py::test_noise_",
+    "tests/circuits/model/test_prompts.py::test_edits",
+    "tests/circuits/model/test_prompts.py::test_sweep",
     "tests/interp_tasks/cli/test_cli.py::test_a_ref_is_resolved_once[modular progress",
     "tests/interp_tasks/cli/test_cli.py::test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",
     "tests/interp_tasks/cli/test_cli.py::test_progress_is_drawn_on_a_terminal",
     "tests/interp_tasks/cli/test_every_command.py::test_json_is_what_the_schema_says",
+    "tests/interp_tasks/cli/test_from_function.py::test_an_experiment_is_a_file_and_a_line",
     "tests/interp_tasks/cli/test_faults.py::test_a_terminal_of_80_columns",
     "tests/interp_tasks/cli/test_faults.py::test_progress_of_training_shows_where_it_is",
     "tests/interp_tasks/grids/test_done.py::test_dask_gives_the_table_of_one_process",
     "tests/interp_tasks/grids/test_grid.py::test_dask_gives_the_table_of_one_process",
+    "tests/interp_tasks/grids/test_grid.py::test_processes_give_the_table_of_one_process",
     "tests/test_breakages.py::test_a_child_that_hangs_is_killed",
     "tests/test_breakages.py::test_what_is_not_noticed_or_not_for_its_reason_is_a_failure",
     *(
@@ -70,25 +78,20 @@ SLOW = (
 BRIDGES_HERE = tuple(
     f"tests/circuits/model/test_{name}.py" for name in ("bridge", "families", "site_table", "surface")
 )
-#: Every edit of padded prompts: on the left in the daily tests, on the right in the slow ones.
-RIGHT = "tests/circuits/model/test_prompts.py::test_edits[", "-right]"
 
 
 def is_of_a_bridge(item: pytest.Item) -> bool:
-    return "[" in item.name and (
-        "bridge" in item.name.partition("[")[2].lower() or "hf_model" in getattr(item, "fixturenames", ())
-    )
+    of_what = item.name.partition("[")[2].lower()
+    is_parametrized = bool(of_what) and item.nodeid.startswith("tests/circuits/")
+    return is_parametrized and ("bridge" in of_what or "hf_model" in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SLOW) or (
-            item.nodeid.startswith(RIGHT[0]) and item.nodeid.endswith(RIGHT[1])
-        ):
+        if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-        if item.nodeid.startswith("tests/circuits/") and is_of_a_bridge(item):
-            if not item.nodeid.startswith(BRIDGES_HERE):
-                item.add_marker(pytest.mark.bridges)
+        if is_of_a_bridge(item) and not item.nodeid.startswith(BRIDGES_HERE):
+            item.add_marker(pytest.mark.bridges)
     # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
