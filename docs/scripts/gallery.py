@@ -90,7 +90,7 @@ FIGURES = {
     ),
     "ablation": Shown(
         "Before and after the drop",
-        "All heads uniform (filled) or as trained (open), 64 matrices: at the blanks it costs much only after the drop.",
+        "All heads uniform (filled) or as trained (open), 64 matrices: at blanks it costs much only after the drop.",
         f"interp-run ablation --ckpt {MARKS[0]} --ckpt {MARKS[-1]} --samples {SAMPLES} --plot",
         of(experiments.ablation, BEFORE_AND_AFTER, samples=SAMPLES),
     ),
