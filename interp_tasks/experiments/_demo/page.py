@@ -170,8 +170,8 @@ def loss_curve(found: Demo) -> Section:
         told = "The error shows no drop."
     else:
         told = (
-            f"Until step {drop.onset:,} the error at the blanks stays near {number(drop.plateau)}; by step {drop.end:,} "
-            "nine tenths of its fall are behind it (grey between the two), and it ends at "
+            f"Until step {drop.onset:,} the error at the blanks stays near {number(drop.plateau)}; by step "
+            f"{drop.end:,} nine tenths of its fall are behind it (grey between the two), and it ends at "
             f"{number(log.points('mse_masked')[1][-1])}."
         )
     caption = (
@@ -370,8 +370,8 @@ def heads_look(found: Demo) -> Section:
         "layout.title.text": [sum_text(found, *frame) for frame in frames],
     }
     caption = (
-        "Where each head looks when the model answers this sum. The buttons above make attention uniform in every head, "
-        "and give it back."
+        "Where each head looks when the model answers this sum. The buttons above make attention uniform in every "
+        "head, and give it back."
     )
     return Stepped(
         Figure(figure, caption=caption, alt="attention of every head and the answer"),
