@@ -79,35 +79,36 @@ def of(experiment: Callable[..., Any], *arguments: Any, at: int = 0, **options: 
 
 MARKS = [f"{MATRIX}@{mark}" for mark in ("pre", "onset", "post")]
 BEFORE_AND_AFTER = [MARKS[0], MARKS[-1]]
+EXCHANGED = " ".join(f"--ckpt {ref} --source {ref}" for ref in MARKS)
 
 FIGURES = {
     "effects": Shown(
         "Effect of each head",
-        "How much the error at the blanks grows when one head looks everywhere alike: no colour is no effect.",
+        "Uniform attention in one head: how much the error at the blanks of 64 matrices grows over the unedited one's.",
         'sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), ...).plot("mse_masked")',
         effects,
     ),
     "ablation": Shown(
         "Before and after the drop",
-        "All heads made uniform (filled) or not (open): at the blanks it costs nothing before the drop, much after it.",
-        f"interp-run ablation --ckpt {MARKS[0]} --ckpt {MARKS[-1]} --plot",
+        "All heads uniform (filled) or as trained (open), 64 matrices: at blanks it costs much only after the drop.",
+        f"interp-run ablation --ckpt {MARKS[0]} --ckpt {MARKS[-1]} --samples {SAMPLES} --plot",
         of(experiments.ablation, BEFORE_AND_AFTER, samples=SAMPLES),
     ),
     "transplant": Shown(
         "Weights exchanged between checkpoints",
-        "Each checkpoint runs with the query, key and value weights of each other one; the diagonal is unedited.",
-        "interp-run transplant " + " ".join(f"--ckpt {ref} --source {ref}" for ref in MARKS) + " --plot",
+        "Each checkpoint runs with the query, key and value weights of another; the diagonal is unedited. 64 matrices.",
+        f"interp-run transplant {EXCHANGED} --samples {SAMPLES} --plot",
         of(experiments.transplant, MARKS, MARKS, samples=SAMPLES),
     ),
     "attention": Shown(
         "Attention maps",
-        "Where each head of modular addition looks; the row of = reads both numbers and not itself.",
+        "Where each head of modular addition looks, mean of 64 sums; the row of = reads both numbers and not itself.",
         'plots.attention(patterns.attention(model, batch.tokens), labels=["a", "b", "="])',
         attention_of_addition,
     ),
     "heads": Shown(
         "A number per head",
-        "How evenly each head spreads its attention, 1 being uniform; any array [layer head] is drawn so.",
+        "How evenly each head attends, in the mean of 64 matrices; 1 is uniform. Any array [layer head] is drawn so.",
         'plots.heads({"diffuseness": patterns.attention(model, batch.tokens).diffuseness})',
         diffuseness,
     ),
@@ -138,13 +139,13 @@ FIGURES = {
     "embeddings": Shown(
         "Embeddings",
         "Values lie on a curve ordered by size, and positions in groups by column.",
-        f"interp-run matrix embeddings --ckpt {MARKS[-1]} --plot",
+        f"interp-run matrix embeddings --ckpt {MARKS[-1]} --samples {SAMPLES} --plot",
         of(experiments.embeddings, MARKS[-1], samples=SAMPLES),
     ),
     "probe": Shown(
         "Linear probes",
-        "How well the true entries can be read linearly from the residual stream, by layer, beside shuffled targets.",
-        f"interp-run probe --ckpt {MARKS[-1]} --target true_element --plot",
+        "How well the true entries of 64 matrices can be read linearly by layer, beside shuffled targets.",
+        f"interp-run probe --ckpt {MARKS[-1]} --target true_element --samples {SAMPLES} --plot",
         of(experiments.probe, MARKS[-1], targets="true_element", samples=SAMPLES),
     ),
 }

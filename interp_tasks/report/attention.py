@@ -75,7 +75,9 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
         zmin=0,
         zmax=largest,
         colorscale=by_root(),
-        colorbar={"title": {"text": "attention"}, "thickness": 12, "len": 1.0, "outlinewidth": 0},
+        colorbar={"title": {"text": "attention"}, "thickness": 12, "len": 1.0, "outlinewidth": 0}
+        # Beside one row of maps more numbers than these lie upon each other.
+        | ({"nticks": 3} if layers == 1 else {}),
         hoverongaps=False,
         # Of few positions shares can be read, where their colours are alike as well.
         texttemplate="%{z:.2f}" if length <= NUMBERED else None,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Pixels: of a row of a map, between metrics, around all; narrowest cell that holds a number.
 ROW, GAP, TOP, BOTTOM, NARROWEST = 34, 78, 60, 45, 46
+#: Pixels: the lowest panel, on whose colour bar numbers stand apart.
+LOWEST = 68
 #: Pixels of a colour bar with its numbers.
 BAR = 60
 #: Column of the heads of a layer together.
@@ -42,9 +44,9 @@ def effects_section(views: Sequence[View]) -> Section:
     return Beside(
         [effect_maps(view, scales, width_of(views)) for view in views],
         "Effect of each head alone",
-        "The metric with the head edited minus without, on the same examples; orange: it rises, blue: it falls. "
-        "Colours of a metric mean the same at every step and under every edit; the strongest 4% of effects of single "
-        "heads have the colour of the end. Column all: the heads of a layer together. Hover: 95% intervals.",
+        f"The metric with the head edited minus without, on the same {counted(views)}; orange: it rises, blue: it "
+        "falls. Colours of a metric mean the same at every step and under every edit; the strongest 4% of effects of "
+        "single heads have the colour of the end. Column all: the heads of a layer together. Hover: 95% intervals.",
     )
 
 
@@ -66,7 +68,8 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
     layers, heads = view.snapshots[0].maps.shape[:2]
     metrics = view.metrics
     width -= BAR
-    total_height = ROW * layers * len(metrics) + GAP * (len(metrics) - 1)
+    panel = max(ROW * layers, LOWEST)
+    total_height = panel * len(metrics) + GAP * (len(metrics) - 1)
     figure = make_subplots(
         rows=len(metrics),
         cols=len(MODES),
@@ -90,8 +93,8 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
             zmax=scales[metric],
             # One bar for each metric, beside the last of its maps.
             showscale=index % len(MODES) == len(MODES) - 1,
-            colorbar={"thickness": 10, "len": ROW * layers / total_height, "x": 1.01, "xanchor": "left"}
-            | {"y": 1 - (index // len(MODES) * (ROW * layers + GAP) + ROW * layers / 2) / total_height}
+            colorbar={"thickness": 10, "len": panel / total_height, "x": 1.01, "xanchor": "left"}
+            | {"y": 1 - (index // len(MODES) * (panel + GAP) + panel / 2) / total_height}
             | {"outlinewidth": 0, "nticks": 4, "tickfont": {"size": 10}, "exponentformat": "none"},
             xgap=2,
             ygap=2,
@@ -138,6 +141,14 @@ def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: 
     return values
 
 
+def counted(views: Sequence[View]) -> str:
+    """Returns the examples that effects are over, with their number where there are effects."""
+    counts = sorted({int(row) for view in views for row in view.effects()["n"].dropna()})
+    if not counts:
+        return "examples"
+    return f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
+
+
 def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:
     """Returns all heads edited at once, at every checkpoint, beside the unedited model and published numbers."""
     parts = []
@@ -148,12 +159,7 @@ def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
         metric_views = [view for view in views if metric in view.metrics]
         axis = common_axis(metric, metric_views, [mark for each in figures.values() for mark in each])
         parts += [ablation_curve(view, metric, figures[view.name], axis) for view in metric_views]
-    counts = sorted({int(row) for view in views for row in view.effects()["n"].dropna()})
-    examples = (
-        f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
-        if counts
-        else "examples"
-    )
+    examples = counted(views)
     stars = "Stars: the published number, in the unit of this model. " if any(marks.values()) else ""
     return Beside(
         parts,

@@ -170,7 +170,8 @@ def loss_curve(found: Demo) -> Section:
         told = "The error shows no drop."
     else:
         told = (
-            f"Until step {drop.onset:,} the error at the blanks stays at {number(drop.plateau)}, then it falls to "
+            f"Until step {drop.onset:,} the error at the blanks stays near {number(drop.plateau)}; by step "
+            f"{drop.end:,} nine tenths of its fall are behind it (grey between the two), and it ends at "
             f"{number(log.points('mse_masked')[1][-1])}."
         )
     caption = (
@@ -287,11 +288,9 @@ def error_bars(found: Demo) -> Section:
         f"after the drop, it takes the error from {draw.short(given['baseline'])} to {draw.short(given['value'])}, "
         f"{given['value'] / level:.2%} of the dashed line"
     )
-    meaning = (
-        ": filling in needs attention, copying needs little of it." if holds_throughout(outcome) else "."
-    )
+    meaning = ": filling in needs attention, copying needs little of it" if holds_throughout(outcome) else ""
     alt = "errors with and without uniform attention, before and after the drop"
-    return Figure(figure, caption=numbers + meaning, alt=alt, width=BARS_WIDTH)
+    return Figure(figure, caption=f"{numbers}{meaning}. Intervals are 95%.", alt=alt, width=BARS_WIDTH)
 
 
 def holds_throughout(outcome: Outcome) -> bool:
@@ -321,7 +320,7 @@ def accuracy_curve(found: Demo) -> Section:
     else:
         told.append(
             f"Of {counted(log, 'others')} it answers few until step {curve.drop.onset:,}; by step "
-            f"{curve.drop.end:,} nine tenths of the rise are behind it."
+            f"{curve.drop.end:,} nine tenths of the rise are behind it (grey between the two)."
         )
     return along(figure, " ".join(told), "share of right answers over training", steps, SUM_STEP)
 
@@ -340,7 +339,7 @@ def ring(found: Demo) -> Section:
             [round(draw.OUTSIDE * point[at], 4) for point in each[: draw.LABELLED]] for each in rounded
         ]
     moves["layout.title.text"] = [
-        f"The embeddings of 0 to {len(ring.phases) - 1}: {share:.0%} of their variance"
+        f"Embeddings of 0 to {len(ring.phases) - 1}: {share:.0%} of their variance is seen here"
         for share in ring.shares
     ]
     caption = (
@@ -371,8 +370,8 @@ def heads_look(found: Demo) -> Section:
         "layout.title.text": [sum_text(found, *frame) for frame in frames],
     }
     caption = (
-        "Where each head looks when the model answers this sum. The buttons make attention uniform in every head, and "
-        "give it back."
+        "Where each head looks when the model answers this sum. The buttons above make attention uniform in every "
+        "head, and give it back."
     )
     return Stepped(
         Figure(figure, caption=caption, alt="attention of every head and the answer"),
@@ -383,12 +382,13 @@ def heads_look(found: Demo) -> Section:
 
 
 def sum_text(found: Demo, step: int, index: int, edit: int) -> str:
-    """Returns the sum and the model's answer to it."""
+    """Returns the edit, the sum and the model's answer to it."""
     answered = found.answered
     a, b = answered.operands[index]
     said, right = int(answered.said[step, edit, index]), int(answered.right[index])
     judged = f"{said}, right" if said == right else f"{said}, wrong: it is {right}"
-    return f"{a} + {b} modulo {answered.modulus}: it says {judged}"
+    name = (draw.TRAINED, draw.UNIFORM)[edit].capitalize()
+    return f"{name}, {a} + {b}: it says {judged}"
 
 
 def accuracy_bars(found: Demo) -> Section:
@@ -396,9 +396,8 @@ def accuracy_bars(found: Demo) -> Section:
     chance = 1 / found.answered.modulus
     panels = {f"dashed: chance, {chance:.1%}": points(outcome, "accuracy", ["uniform", OPERANDS])}
     figure = draw.bars(panels, moments(outcome, "accuracy"), chance, "share of right answers", percent=True)
-    caption = (
-        f"Of {outcome.row('post', 'accuracy')['n']} sums. {reading(outcome.result.frame, outcome.config)}"
-    )
+    count = outcome.row("post", "accuracy")["n"]
+    caption = f"{reading(outcome.result.frame, outcome.config)} Over {count} sums; intervals are 95%."
     alt = "share of right answers with and without uniform attention"
     return Figure(figure, caption=caption, alt=alt, width=BARS_WIDTH)
 
@@ -421,7 +420,8 @@ def claims_table(outcome: Outcome) -> Table:
     caption = (
         f"A claim holds on this model where the whole interval of what its rule is about, over the same {count} "
         "matrices with and without the edit, keeps the rule; effect is edited less as trained. (What training makes is "
-        "decided on three runs at least: interp-run reproduce matrix-completion.) The paper's text says uniform "
+        "decided on three runs at least: interp-run reproduce matrix-completion.) mse_masked is the error at the "
+        "blanks, L_mask in the paper; mse_observed that at the given entries, L_obs. The paper's text says uniform "
         "attention; its code puts the mean map over the batch in its place (mean_pattern)."
     )
     return Table(pandas.DataFrame(rows), caption=caption, columns=columns, name="demo-claims")

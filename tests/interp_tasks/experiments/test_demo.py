@@ -169,7 +169,8 @@ def test_sums_on_the_page_are_what_the_models_answer_and_where_their_heads_look(
             a, b = batch.tokens[index, :2].tolist()
             said = int(forward(checkpoint, batch.tokens, bool(edit))[index, -1, :7].argmax())
             judged = "right" if said == (a + b) % 7 else f"wrong: it is {(a + b) % 7}"
-            assert paths["layout.title.text"][frame] == f"{a} + {b} modulo 7: it says {said}, {judged}"
+            name = "Uniform attention" if edit else "As trained"
+            assert paths["layout.title.text"][frame] == f"{name}, {a} + {b}: it says {said}, {judged}"
             assert paths["layout.xaxis.ticktext"][frame] == [str(a), str(b), "="]
 
 
