@@ -163,6 +163,7 @@ class CutHooks:
         self._senders: list[_Sender] = []
         self._at: dict[str, list[int]] = {}  # senders by hook
         self._groups: dict[tuple[str, int | None], Group] = {}  # by receiving hook and head
+        self._heads: dict[str, list[int | None]] = {}  # receiving, by hook
         self._last: dict[Group, int] = {}  # order of the last receiver of a group
         self._labels: dict[Group, str] = {}
         self._layers = range(surface.n_layers)
@@ -200,6 +201,8 @@ class CutHooks:
                     groups.setdefault(place, set()).add(number)
                     places[place] = about
         self._groups = {place: frozenset(numbers_there) for place, numbers_there in groups.items()}
+        for hook, head in self._groups:
+            self._heads.setdefault(hook, []).append(head)
         for place, (order, label) in places.items():
             group = self._groups[place]
             self._last[group] = max(order, self._last.get(group, order))
@@ -241,7 +244,7 @@ class CutHooks:
 
     def receive_nothing(self, groups: Iterable[Group]) -> None:
         """Leaves the run as it is, and only collects what groups of senders would change."""
-        self._groups = {}
+        self._groups, self._heads = {}, {}
         self._last = dict.fromkeys(groups, self._order("resid_post", self._layers[-1]))
 
     def collected(self) -> dict[Group, Tensor]:
@@ -291,14 +294,12 @@ class CutHooks:
         stream = self._stream(run, _hook("resid_pre", layer), self._order("q", layer), x)
         if self._surface.parallel:
             self._before_mlp(run, layer, beyond_mlp, x, arriving, stream)
-        heads_by_site = {
-            site: heads
-            for site in BY_HEAD
-            if (heads := [head for hook, head in self._groups if hook == _hook(site, layer)])
-        }
-        groups = list(
-            dict.fromkeys(self._groups[_hook(s, layer), h] for s in heads_by_site for h in heads_by_site[s])
-        )
+        heads_by_site = {site: heads for site in BY_HEAD if (heads := self._heads.get(_hook(site, layer)))}
+        groups: list[Group] = []
+        for site, heads in heads_by_site.items():
+            hook = _hook(site, layer)
+            groups += [self._groups[hook, head] for head in heads]
+        groups = list(dict.fromkeys(groups))
         if not groups:
             return
         changes = self._received(run, groups, stream)
