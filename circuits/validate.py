@@ -83,11 +83,17 @@ def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, given)))
 
 
+def said(value: Any) -> str:
+    """Returns what an error says of a value: its text where that is short, else its type."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else type(value).__name__
+
+
 def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> str:
     """Returns the value, or raises `CircuitsError` if it is not one of the choices."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
-        raise CircuitsError(f"{caller}: {name}={value!r}; choose from {', '.join(map(repr, choices))}")
+        raise CircuitsError(f"{caller}: {name}={said(value)}; choose from {', '.join(map(repr, choices))}")
     return str(value)
 
 

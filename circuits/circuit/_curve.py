@@ -17,7 +17,7 @@ from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL, interval
 from circuits.sweeps.measurements import Row
-from circuits.validate import is_whole, read_seed
+from circuits.validate import is_whole, read_seed, said
 
 _CALLER = "circuit.curve"
 #: The sizes of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151), as shares of all edges.
@@ -104,7 +104,9 @@ def curve(
     for each different circuit.
     """
     if not isinstance(rankings, Mapping) or not rankings:
-        raise CircuitsError(f"{_CALLER}: give rankings by name, such as {{'exact': found}}; got {rankings!r}")
+        raise CircuitsError(
+            f"{_CALLER}: give rankings by name, such as {{'exact': found}}; got {said(rankings)}"
+        )
     seed = read_seed(seed, _CALLER)
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")

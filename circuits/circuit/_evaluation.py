@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.validate import is_whole, read_seed
+from circuits.validate import is_whole, read_seed, said
 
 _CALLER = "circuit.evaluate"
 #: Members that one step of the greedy search tries.
@@ -320,7 +320,7 @@ class _Test:
 def _read(circuits: Any) -> dict[str, Circuit]:
     given = {"circuit": circuits} if isinstance(circuits, Circuit) else circuits
     if not isinstance(given, Mapping) or not given:
-        raise CircuitsError(f"{_CALLER}: give circuits by name, such as {{'IG': c}}; got {given!r}")
+        raise CircuitsError(f"{_CALLER}: give circuits by name, such as {{'IG': c}}; got {said(given)}")
     for name, one in given.items():
         if not isinstance(one, Circuit):
             raise CircuitsError(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.figures.palette import COLOURS, INK
-from circuits.figures.style import finished
+from circuits.figures.style import STILL_KEY, finished
 
 #: What an edge ends at, with its colour and dash.
 INPUTS = {"q": (0, "solid"), "k": (1, "solid"), "v": (2, "solid"), "MLP": (3, "dash"), "output": (6, "dot")}
@@ -18,6 +18,8 @@ INPUTS = {"q": (0, "solid"), "k": (1, "solid"), "v": (2, "solid"), "MLP": (3, "d
 DRAWN, SHOWN, FADED = 400, 0.85, 0.08
 #: Pixels: widest and narrowest line, height of a row, width of a column and of the narrowest figure.
 _WIDEST, _NARROWEST, _ROW, _COLUMN, _NARROW = 6.0, 1.2, 84, 120, 560
+#: Pixels above the graph, and of the menu there; rows around it.
+_TOP, _MENU, _AROUND = 30, 40, 0.35
 #: Pixels of a node, in which "output" has room; and its radius in rows.
 _NODE = 46
 _RADIUS = _NODE / 2 / _ROW
@@ -44,7 +46,7 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
             figure, places, dict(zip(frame["name"], map(_hover, frame.to_dict("records")), strict=True))
         )
         return _finished(
-            figure, places, f"A circuit of {len(frame)} nodes", "Hover for what is known of a node."
+            figure, places, f"A circuit of {len(frame)} nodes", "", "Hover for what is known of a node."
         )
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
     # Without any effect all lines are of one width, and the first are drawn.
@@ -78,12 +80,11 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
         shown.add(group)
     _add_nodes(figure, places, {name: name for name in places})
     _add_menu(figure, places)
-    subtitle = (
-        "Width: size of the effect, where known. Hover for it; click a node to fade the edges of others."
-    )
+    still = "Width: size of the effect, where known."
     if len(frame) > DRAWN:
-        subtitle += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
-    return _finished(figure, places, f"A circuit of {len(frame)} edges", subtitle)
+        still += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
+    moving = "Hover for effects; click a node to fade the edges of others."
+    return _finished(figure, places, f"A circuit of {len(frame)} edges", still, moving)
 
 
 def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) -> None:
@@ -120,7 +121,7 @@ def _add_menu(figure: Any, places: dict[str, _Place]) -> None:
 
     buttons = [button("all edges", None), *(button(f"edges of {name}", name) for name in places)]
     figure.update_layout(
-        meta={"fading": {"shown": SHOWN, "faded": FADED}},
+        meta={"fading": {"shown": SHOWN, "faded": FADED, "menu": _MENU}},
         updatemenus=[
             {
                 "buttons": buttons,
@@ -134,20 +135,23 @@ def _add_menu(figure: Any, places: dict[str, _Place]) -> None:
     )
 
 
-def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str) -> Any:
+def _finished(figure: Any, places: dict[str, _Place], title: str, still: str, moving: str) -> Any:
+    """Lays the figure out; `moving` is said too, but in a picture, which nobody can click."""
+    menu = _MENU if figure.layout.updatemenus else 0
     xs, ys = [place.x for place in places.values()] or [0], [place.y for place in places.values()] or [0]
     # Both axes are in proportion to pixels, so that lines end at the nodes; the title needs some width.
     margin = max(0.8, (_NARROW / _COLUMN - max(xs) + min(xs)) / 2)
     figure.update_layout(
         xaxis={"visible": False, "range": [min(xs) - margin, max(xs) + margin]},
-        yaxis={"visible": False, "range": [min(ys) - 0.6, max(ys) + 0.6]},
+        yaxis={"visible": False, "range": [min(ys) - _AROUND, max(ys) + _AROUND]},
         width=int(40 + _COLUMN * (max(xs) - min(xs) + 2 * margin)),
-        height=int(130 + _ROW * (max(ys) - min(ys) + 1.2)),
-        margin={"l": 20, "r": 20, "b": 40, "t": 60},
+        height=int(_TOP + menu + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
+        margin={"l": 20, "r": 20, "b": 40, "t": _TOP + menu},
+        meta={**(figure.layout.meta or {}), STILL_KEY: still},
         legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
         hovermode="closest",
     )
-    return finished(figure, title, subtitle)
+    return finished(figure, title, f"{still} {moving}".strip())
 
 
 def _places(names: Any) -> dict[str, _Place]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from html import unescape
 from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from circuits.errors import CircuitsError
+from circuits.figures.style import STILL_KEY, titled
 
 #: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
 PLAIN, PICTURES = (".html", ".json"), (".png", ".svg", ".pdf", ".jpg", ".webp")
@@ -84,7 +86,19 @@ def fading_script() -> str:
 
 def without_menu(figure: Any) -> Any:
     """Returns a copy without the menu, which does nothing in a picture and in a page is what a click does."""
-    return type(figure)(figure).update_layout(updatemenus=[], overwrite=True)
+    copy, menu = type(figure)(figure), figure.layout.meta["fading"]["menu"]
+    copy.update_layout(updatemenus=[], overwrite=True)
+    return copy.update_layout(height=copy.layout.height - menu, margin={"t": copy.layout.margin.t - menu})
+
+
+def still(figure: Any) -> Any:
+    """Returns the figure as a picture shows it: without what only a page can do, and without words about that."""
+    meta = figure.layout.meta
+    if fades(meta):
+        figure = without_menu(figure)
+    if isinstance(meta, Mapping) and STILL_KEY in meta:
+        figure = titled(figure, unescape(figure.layout.title.text or ""), meta[STILL_KEY])
+    return figure
 
 
 def picture(
@@ -92,8 +106,7 @@ def picture(
 ) -> bytes:
     """Returns the bytes of a figure as "png", "svg" and so on."""
     check_exporter()
-    if fades(figure.layout.meta):
-        figure = without_menu(figure)
+    figure = still(figure)
     size = {
         "width": width or figure.layout.width or WIDTH,
         "height": height or figure.layout.height or HEIGHT,

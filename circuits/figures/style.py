@@ -24,6 +24,9 @@ POWERS: dict[str, Any] = {"exponentformat": "power", "tickfont": {"size": 10}}
 #: The key in a figure's meta under which `titled` notes the height that it added, so that `untitled` can remove it.
 TITLE_HEIGHT_KEY = "room for the title"
 
+#: The key in a figure's meta of its subtitle in a picture, where the other one speaks of what a page does.
+STILL_KEY = "subtitle of a picture"
+
 
 def finished(figure: Any, title: str, subtitle: str = "") -> Any:
     """Gives the figure the palette's template, a title and a subtitle that explains how to read the figure."""

@@ -8,11 +8,14 @@ No second run is needed. The input of each site is read before any hook there. E
 receiver's stream as they act on the run's: where hooks f change the stream x, a difference d that passes the site
 becomes f(x + d) − f(x). Where a norm stands between a component's weights and the stream, f is that norm: the
 differences of all senders before it that a receiver is cut off from pass it together.
+
+Where all senders are replaced by zeros, differences would leave rounding of the run's stream, which a norm makes as
+large as any stream. There a receiver reads what no sender writes (biases), which is followed beside the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -31,6 +34,7 @@ from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
 
 _RUN_KEY = "cut edges"
+_WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]
 Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
 
 
@@ -121,6 +125,10 @@ class _CutRun:
         received: by hook, the heads that receive, their new values, where these differ from the run's (boolean), and
             the product of the whole site, as computed from the run's stream, with `_signs`.
         into_mlp: the difference of the current MLP's input from the run's stream.
+        rest: the stream that is left where every sender so far is silent, that is writes zeros; None as soon as some
+            node is silent for no receiver.
+        quiet: by hook, the number of nodes that write there, and how many of them are zero in the run [batch pos].
+        silenced: by sender, how many of the other nodes its replacement makes zero [batch pos].
         busy: whether modules are called now for another stream than the run's.
     """
 
@@ -131,6 +139,9 @@ class _CutRun:
     group_mlp_out: dict[Group, Tensor] = field(default_factory=dict)
     received: dict[str, tuple[list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
     into_mlp: Tensor | None = None
+    rest: Tensor | None = None
+    quiet: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    silenced: dict[int, Tensor] = field(default_factory=dict)
     read: dict[str, tuple[Tensor, int]] = field(
         default_factory=dict
     )  # by norm: its input, and the version of that
@@ -152,9 +163,15 @@ class CutHooks:
         self._senders: list[_Sender] = []
         self._at: dict[str, list[int]] = {}  # senders by hook
         self._groups: dict[tuple[str, int | None], Group] = {}  # by receiving hook and head
+        self._heads: dict[str, list[int | None]] = {}  # receiving, by hook
         self._last: dict[Group, int] = {}  # order of the last receiver of a group
         self._labels: dict[Group, str] = {}
         self._layers = range(surface.n_layers)
+        self._nodes = {
+            "hook_embed",
+            "hook_pos_embed",
+            *(_hook(site, layer) for site in ("z", "mlp_out") for layer in self._layers),
+        }
         self._handle: Handle | None = None
         # The run of a model whose own __call__ was bypassed.
         self._direct = _CutRun()
@@ -184,6 +201,8 @@ class CutHooks:
                     groups.setdefault(place, set()).add(number)
                     places[place] = about
         self._groups = {place: frozenset(numbers_there) for place, numbers_there in groups.items()}
+        for hook, head in self._groups:
+            self._heads.setdefault(hook, []).append(head)
         for place, (order, label) in places.items():
             group = self._groups[place]
             self._last[group] = max(order, self._last.get(group, order))
@@ -225,7 +244,7 @@ class CutHooks:
 
     def receive_nothing(self, groups: Iterable[Group]) -> None:
         """Leaves the run as it is, and only collects what groups of senders would change."""
-        self._groups = {}
+        self._groups, self._heads = {}, {}
         self._last = dict.fromkeys(groups, self._order("resid_post", self._layers[-1]))
 
     def collected(self) -> dict[Group, Tensor]:
@@ -249,6 +268,8 @@ class CutHooks:
             return
         output = self._through(run, hook, x)
         run.left = output if run.left is None else run.left + output
+        if hook == "hook_embed" and not self._through_mlps:
+            run.rest = torch.zeros_like(output)
         run.changes |= self._changes_of(run, hook, output)
 
     def _before_attention(self, layer: int, x: Tensor) -> None:
@@ -273,14 +294,12 @@ class CutHooks:
         stream = self._stream(run, _hook("resid_pre", layer), self._order("q", layer), x)
         if self._surface.parallel:
             self._before_mlp(run, layer, beyond_mlp, x, arriving, stream)
-        heads_by_site = {
-            site: heads
-            for site in BY_HEAD
-            if (heads := [head for hook, head in self._groups if hook == _hook(site, layer)])
-        }
-        groups = list(
-            dict.fromkeys(self._groups[_hook(s, layer), h] for s in heads_by_site for h in heads_by_site[s])
-        )
+        heads_by_site = {site: heads for site in BY_HEAD if (heads := self._heads.get(_hook(site, layer)))}
+        groups: list[Group] = []
+        for site, heads in heads_by_site.items():
+            hook = _hook(site, layer)
+            groups += [self._groups[hook, head] for head in heads]
+        groups = list(dict.fromkeys(groups))
         if not groups:
             return
         changes = self._received(run, groups, stream)
@@ -331,9 +350,11 @@ class CutHooks:
 
     def _inside(self, site: str, layer: int, x: Tensor) -> None:
         run, hook = self._current_run(), _hook(site, layer)
-        if run is not None and hook in self._at:
+        if run is not None and (hook in self._at or run.rest is not None):
             output = self._through(run, hook, x)
-            run.inner[site] = output, self._changes_of(run, hook, output)
+            changes = self._changes_of(run, hook, output)
+            if hook in self._at:
+                run.inner[site] = output, changes
 
     def _added(self, site: str, layer: int, x: Tensor) -> None:
         """Collects the differences at a component's output, attn_out or mlp_out."""
@@ -343,6 +364,10 @@ class CutHooks:
         self._check_read(run, "ln1" if site == "attn_out" else "ln2", layer)
         after = self._through(run, hook, x)
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
+        rest, z = None, _hook("z", layer)
+        if run.rest is not None and site == "attn_out":
+            bias = self._projections.outward("z", layer)[1]
+            rest = torch.zeros_like(x) if bias is None else bias.to(x.dtype).expand_as(x)
         if inner is not None:
             weight, bias = self._projections.outward(OUTPUTS[site], layer)
             label = self._senders[next(iter(changes))].label
@@ -362,11 +387,13 @@ class CutHooks:
             if output is not x:
                 # From the output computed here, so that what has not changed stays exactly as it is.
                 whole = partial(self._to_stream, run, site, layer)
-                self._carry(run, whole, output, whole(output), differences)
+                self._carry(run, whole, output, whole(output), differences, rest, only=z)
             elif after is x:
                 run.changes |= differences
             else:
-                self._carry(run, partial(self._through, run, hook), x, after, differences)
+                self._carry(run, partial(self._through, run, hook), x, after, differences, rest, only=z)
+        if rest is not None and run.rest is not None:
+            run.rest = run.rest + self._to_stream(run, site, layer, rest)
         run.changes |= self._changes_of(run, hook, after)
         for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
             # Where the MLP itself is a cut sender, its output does not depend on the group's stream.
@@ -495,7 +522,7 @@ class CutHooks:
         """Returns the run's stream after a site; where hooks change it there, the collected differences change too."""
         after = self._through(run, hook, x)
         if after is not x:
-            self._carry(run, partial(self._through, run, hook), x, after, run.changes, order)
+            self._carry(run, partial(self._through, run, hook), x, after, run.changes, run.rest, order)
             run.changes = {}
         return after
 
@@ -508,7 +535,8 @@ class CutHooks:
         try:
             after = self._projections.onward(site, layer, x)
             if after is not x:
-                self._carry(run, partial(self._projections.onward, site, layer), x, after, run.changes, order)
+                onward = partial(self._projections.onward, site, layer)
+                self._carry(run, onward, x, after, run.changes, run.rest, order)
                 run.changes = {}
         finally:
             run.busy = False
@@ -521,14 +549,18 @@ class CutHooks:
         x: Tensor,
         after: Tensor,
         changes: dict[int, Tensor],
+        rest: Tensor | None,
         order: int | None = None,
+        only: str | None = None,
     ) -> None:
         """Adapts differences, group by group, to a function f of the stream or of what is added to it: d becomes
         f(x + d) − f(x).
 
         Args:
             onward: the function f (hooks, a norm, or a norm and the hooks after it); `after` is f(x).
+            rest: what is left of x where all its senders are silent; None where that is not followed.
             order: order of the site, where it is on the stream itself; then `carried` is adapted too.
+            only: the hook of the senders, where x is what they add to the stream.
         """
         for group, last in self._last.items():
             if order is not None and last < order:
@@ -537,9 +569,14 @@ class CutHooks:
             if order is not None and group in run.carried:
                 parts.append(run.carried[group])
             if parts:
-                onward_stream = onward(x + torch.stack([_like(part, x) for part in parts]).sum(0))
-                rest = run.carried.get(group, 0) if order is None else 0
-                run.carried[group] = rest + onward_stream - after
+                difference = torch.stack([_like(part, x) for part in parts]).sum(0)
+                if rest is not None:
+                    (silent,) = self._silent(run, [group], only)
+                    difference = torch.where(silent[..., None], rest - x, difference)
+                before = run.carried.get(group, 0) if order is None else 0
+                run.carried[group] = before + onward(x + difference) - after
+        if order is not None and run.rest is not None:
+            run.rest = onward(run.rest)
 
     def _received(self, run: _CutRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
@@ -567,6 +604,8 @@ class CutHooks:
             differences = differences + torch.stack(
                 [_like(none if one is None else one, stream) for one in carried]
             )
+        if groups and run.rest is not None:
+            differences = torch.where(self._silent(run, groups)[..., None], run.rest - stream, differences)
         return differences
 
     def _stacked(self, run: _CutRun, numbers: list[int], stream: Tensor) -> tuple[Tensor, Sequence[int]]:
@@ -587,13 +626,45 @@ class CutHooks:
 
     def _changes_of(self, run: _CutRun, hook: str, output: Tensor) -> dict[int, Tensor]:
         """Returns, by sender at a site, its replacement − its output in the run."""
-        differences = {}
+        differences, replaced = {}, {}
         for number in self._at.get(hook, ()):
             sender = self._senders[number]
             new, selected = replacement_for(sender.write, sender.call, output)
             differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
             run.seen.add(number)
+            replaced[number] = new, selected
+        if run.rest is not None and hook in self._nodes:
+            self._listen(run, hook, output, replaced)
         return differences
+
+    def _listen(
+        self, run: _CutRun, hook: str, output: Tensor, replaced: Mapping[int, tuple[Tensor, Tensor]]
+    ) -> None:
+        """Notes where the nodes at a hook are silent in the run, and where their replacements silence them."""
+
+        def by_node(mask: Tensor) -> Tensor:
+            return mask.any(-1, keepdim=output.ndim == _WITHOUT_HEADS)
+
+        speaks = by_node(output != 0)  # [batch pos node]
+        nodes, quiet = speaks.shape[-1], (~speaks).sum(-1)
+        run.quiet[hook] = nodes, quiet
+        for number, (new, selected) in replaced.items():
+            silenced = (speaks & by_node(selected) & ~by_node(new != 0)).sum(-1)
+            run.silenced[number] = silenced
+            quiet = quiet + silenced
+        if not bool((quiet >= nodes).any()):
+            run.rest = None
+
+    def _silent(self, run: _CutRun, groups: Sequence[Group], hook: str | None = None) -> Tensor:
+        """Tells where groups hear no sender so far, or none at a hook, boolean [group batch pos]."""
+        quiet = [run.quiet[one] for one in (run.quiet if hook is None else [hook])]
+        silent = torch.stack([count for _, count in quiet]).sum(0).expand(len(groups), -1, -1)
+        numbers = [number for number in run.silenced if hook is None or number in self._at[hook]]
+        if numbers:
+            silenced = torch.stack([run.silenced[number] for number in numbers]).float()
+            member = silenced.new_tensor([[number in group for number in numbers] for group in groups])
+            silent = silent + torch.einsum("gs,sbp->gbp", member, silenced)
+        return silent >= sum(nodes for nodes, _ in quiet)
 
     def _outward(self, number: int, change: Tensor, weight: Tensor) -> Tensor:
         """Returns what a difference at z or mlp_post adds to the stream, by the rows of the weights that it meets."""

@@ -79,7 +79,6 @@ function draw(shown) {
   shown.dark = dark.matches;
   const figure = JSON.parse(shown.dark ? shade(source) : source);
   const fades = figure.layout.meta?.fading;
-  if (fades) delete figure.layout.updatemenus;
   for (const [path, values] of moving?.made ?? []) put(figure, path, values(frameOf(moving)));
   // What a trace says of itself in the dark: text on a colour of the scale, which is another one there.
   const traces = figure.data.map((trace) => (shown.dark ? { ...trace, ...trace.meta?.dark } : trace));

@@ -242,11 +242,14 @@ class Figure:
 
     def html(self, identifier: str) -> str:
         """Returns the figure with heading and caption as HTML; one that cannot be narrow scrolls in a frame."""
+        from circuits.figures.export import fades, without_menu
         from circuits.figures.layout import NARROW, laid_out, least_width
         from circuits.figures.style import untitled
 
         # The page says the title itself.
         figure = untitled(self.figure)
+        if fades(figure.layout.meta):
+            figure = without_menu(figure)
         own_width = figure.layout.width
         short_labels = laid_out(figure)
         own_height = self.figure.layout.height

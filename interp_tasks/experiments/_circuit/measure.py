@@ -75,15 +75,14 @@ class CircuitResult(Result):
     def figures(self) -> list[Figure]:
         """Returns sizes over steps, where there are several checkpoints; and curves and pictures of the last two."""
         figures = []
-        if len(self.metrics) > 1 or not self.curves:
+        if len(self.metrics) > 1 or not self.circuits:
             figures.append(Figure(self.over_steps(), "The smallest circuit over training", self.caption()))
-        for ref in list(self.curves)[-DRAWN:]:
-            caption = (
-                "Kept on the half of the examples that did not find it, beside as many members at random."
-            )
-            figures.append(
-                Figure(self.curves[ref].plot(), f"Faithfulness of growing circuits, {ref}", caption)
-            )
+        caption = "Kept on the half of the examples that did not find it, beside as many members at random."
+        for ref in list(self.circuits)[-DRAWN:]:
+            if ref in self.curves:
+                figures.append(
+                    Figure(self.curves[ref].plot(), f"Faithfulness of growing circuits, {ref}", caption)
+                )
             circuit = self.circuits[ref]
             figures.append(Figure(circuit.plot(), f"The circuit, {ref}", drawn(circuit)))
         return figures

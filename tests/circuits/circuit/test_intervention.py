@@ -425,6 +425,7 @@ def test_models_without_mlps_or_position_embeddings(hooked_only, make_model, tok
         ({"how": "mean"}, "needs source="),
         ({"how": "zero", "source": torch.zeros(1, 2).long()}, 'how="zero" has no source'),
         ({"how": "noise"}, "how='noise'; choose from 'resample', 'mean', 'zero'"),
+        ({"source": "mean", "how": torch.zeros(9, 9).long()}, "how=Tensor; choose from"),
         ({"source": [1, 2]}, "source: a prompt is a text or a list of token ids"),
         ({"source": {"blocks.0.hook_resid_pre": torch.zeros(1, 2, 3)}}, "no activation of a sender"),
         (

@@ -2,10 +2,10 @@
 
 import pytest
 
-from circuits import circuit
+from circuits import circuit, plots
 from circuits.circuit._names import Edge, Effect
 from circuits.circuit._value import Circuit
-from circuits.figures import circuit_graph
+from circuits.figures import circuit_graph, export, style
 
 NAMES = [
     "embed -> 0.1.q",
@@ -110,3 +110,17 @@ def test_it_is_saved_as_a_page(c, tmp_path):
     assert "edges of 1.2" not in page
     assert figure.layout.updatemenus[0].buttons
     assert "fadeOnClick" not in plots.save(circuit.nodes(["0.1"]).plot(), tmp_path / "nodes.html").read_text()
+
+
+def test_a_picture_speaks_of_no_clicks_and_has_no_room_for_a_menu(c):
+    figure = c.plot()
+    for drawn in (export.still(figure), export.still(plots.titled(figure, "R&D", "Click on a node."))):
+        told = drawn.layout.title.subtitle.text
+        assert told == "Width: size of the effect, where known."
+        assert drawn.layout.updatemenus == ()
+        lines = export.still(figure).layout.title.subtitle.text.count("<br>")
+        assert drawn.layout.margin.t < 30 + style.TITLE + style.LINE * (lines + 1) + 1
+    assert drawn.layout.title.text == "R&amp;D"
+    assert "click" in figure.layout.title.subtitle.text
+    assert len(figure.layout.updatemenus) == 1
+    assert not export.still(circuit.nodes(["0.1"]).plot()).layout.title.subtitle.text

@@ -461,6 +461,9 @@ def test_the_page_and_the_tables(copier, found, folders, tmp_path, capsys, monke
     page = (tmp_path / "out" / "circuit.html").read_text(encoding="utf-8")
     assert "Faithfulness of growing circuits" in page
     assert "The circuit, " in page
+    # One checkpoint has no course over steps: without a curve its circuit is the one picture.
+    alone = experiments.circuit(copier, method="exact", curve=False, random=1, **SHARED)
+    assert [one.title for one in alone.figures()] == [f"The circuit, {next(iter(alone.circuits))}"]
     assert main(["circuit", "--ckpt", copier, "--ckpt", folders[0], "--no-curve", *options]) == 0
     shown = capsys.readouterr().out
     assert "2 checkpoints" in shown
