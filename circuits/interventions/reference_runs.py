@@ -139,7 +139,9 @@ class References:
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
                 rows = slice(start, start + len(chunk))
-                edited = [(each.hook, partial(self._reduce, each)) for each in on_the_way]
+                edited: list[tuple[str, Function]] = [
+                    (each.hook, partial(self._reduce, each)) for each in on_the_way
+                ]
                 edited += [] if edits is None else edits.functions(surface, self, rows, prompts)
                 with listening(surface, edited), recording(surface, hooks) as seen:
                     surface.call(chunk)
