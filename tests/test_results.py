@@ -194,6 +194,21 @@ def test_the_page_of_circuits_has_a_row_for_every_circuit_and_a_table_for_every_
     assert {row.count("|") for row in rows} == {circuits.HEADER.count("|")}
 
 
+def test_circuits_of_seeds_have_the_t_interval_of_their_mean():
+    found = [[circuit(size=size, faithfulness=0.9)] for size in (1.0, 2.0, 6.0)]
+    # 3 ± 4.3027 · √(7/3): by hand.
+    assert circuits.over_seeds(found).splitlines()[2:] == [
+        "| edges | 1, 2, 6 | 3 [-4, 10] |",
+        "| faithfulness | 0.900, 0.900, 0.900 | 0.900 [0.900, 0.900] |",
+    ]
+    places = circuits.SEEDS.findall(CIRCUITS.read_text(encoding="utf-8"))
+    made = circuits.on_page_markdown(CIRCUITS.read_text(encoding="utf-8"))
+    assert len(places) == 2
+    assert not circuits.SEEDS.search(made)
+    for place in places:
+        assert circuits.over_seeds([held("circuits")[name]["circuits"] for name in place.split()]) in made
+
+
 def circuit(**changes):
     about = {"ref": "zoo:a@1", "step": 1, "n": 8, "metric": "accuracy", "clean": 0.5, "gap": [0.5, 0.4, 0.6]}
     return {**about, "size": 3.0, "of": 23.0, "faithfulness": 0.8, "ci": [0.7, 0.9], "best": 0.79, **changes}

@@ -14,9 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from interp_tasks.reproduction.intervals import mean, over_runs
+
 RESULTS = Path(__file__).parents[1] / "results" / "circuits.json"
 #: Where the page has the table of one NAME or more.
 PLACE = re.compile(r"^<!-- circuits of ([a-z0-9 -]+) -->$", re.MULTILINE)
+#: Where the page has the table of several seeds, whose circuits are each the only one of a NAME.
+SEEDS = re.compile(r"^<!-- seeds of ([a-z0-9 -]+) -->$", re.MULTILINE)
 ASKED = (
     "refs",
     "source",
@@ -36,19 +40,34 @@ HEADER = "| checkpoint | metric | of the model | size | faithfulness [95% CI] | 
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    if not PLACE.search(markdown):
+    if not PLACE.search(markdown) and not SEEDS.search(markdown):
         return markdown
     held = json.loads(RESULTS.read_text(encoding="utf-8"))
 
     def made(found: re.Match[str]) -> str:
         return table([circuit for name in found[1].split() for circuit in held[name]["circuits"]])
 
-    return PLACE.sub(made, markdown)
+    def compared(found: re.Match[str]) -> str:
+        return over_seeds([held[name]["circuits"] for name in found[1].split()])
+
+    return SEEDS.sub(compared, PLACE.sub(made, markdown))
 
 
 def table(circuits: list[dict[str, Any]]) -> str:
     """One line per checkpoint."""
     return "\n".join([HEADER, "|---" * HEADER.count(" | ") + "|---|", *map(line, circuits)])
+
+
+def over_seeds(found: list[list[dict[str, Any]]]) -> str:
+    """One line per quantity: that of each seed's only circuit, and Student's t interval of the mean over seeds."""
+    lines = ["| | each seed | mean [95% CI over seeds] |", "|---|---|---|"]
+    for name, key, digits in (("edges", "size", 0), ("faithfulness", "faithfulness", 3)):
+        values = [circuit[key] for (circuit,) in found]
+        ends = over_runs(values)
+        between = "" if ends is None else f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+        each = ", ".join(f"{value:.{digits}f}" for value in values)
+        lines.append(f"| {name} | {each} | {mean(values):.{digits}f}{between} |")
+    return "\n".join(lines)
 
 
 def line(circuit: dict[str, Any]) -> str:

@@ -37,7 +37,15 @@ if TYPE_CHECKING:
 
 @experiment(
     "Intervene",
-    says={"mode": None, "keys": None, "queries": "all", "by_class": False, "least": 0, "random": 0},
+    says={
+        "mode": None,
+        "keys": None,
+        "queries": "all",
+        "by_class": False,
+        "least": 0,
+        "random": 0,
+        "random_size": None,
+    },
     metrics=metrics_of_task,
 )
 def heads(
@@ -64,6 +72,12 @@ def heads(
     random: Annotated[
         int, typer.Option("--random", help="Beside groups N draws of as many heads at random.")
     ] = 0,
+    random_size: Annotated[
+        int | None,
+        typer.Option(
+            "--random-size", metavar="K", help="Random draws of K heads alone.", show_default="as each group"
+        ),
+    ] = None,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
@@ -83,6 +97,7 @@ def heads(
             any template. No threshold decides who they are.
         random: beside the groups as many heads drawn at random, ``"random 5"`` for every size of a group (but that of
             all heads): so many draws from the seed, each a row with its ``draw``, after one that pools them.
+        random_size: with ``random``, draws of so many heads alone.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Returns:
@@ -94,7 +109,7 @@ def heads(
     """
     edit = HeadEdit.read(mode, keys, queries)
     named = read_groups(groups)
-    check_controls(by_class, least, random)
+    check_controls(by_class, least, random, random_size)
 
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
@@ -121,6 +136,8 @@ def heads(
         groups_here = {name: group.resolve(subject.sizes) for name, group in named.items()}
         variants: dict[str, Any] = {**edit.on(subject, chosen | groups_here)}
         sizes = {len(group) for group in (grouped | groups_here).values()} - {len(every)}
+        if random_size is not None:
+            sizes = {random_size}
         for size in sorted(sizes) if random else ():
 
             def at_random(seed: int, size: int = size) -> Intervention:
@@ -140,9 +157,14 @@ def heads(
             "by_class": by_class,
             "least": least,
             "random": random,
+            "random_size": random_size,
         },
         notes=edit.notes,
-        parts=ModelParts(list(named.values()), positions=edit.positions, fewer_heads=least),
+        parts=ModelParts(
+            list(named.values()),
+            positions=edit.positions,
+            fewer_heads={"least": least, "random-size": random_size or 0},
+        ),
         check=edit.check,
     )
     if not by_class:
@@ -153,7 +175,7 @@ def heads(
     return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *note))
 
 
-def check_controls(by_class: bool, least: int, random: int) -> None:
+def check_controls(by_class: bool, least: int, random: int, random_size: int | None) -> None:
     """Refuse numbers of heads and draws that mean nothing.
 
     Raises:
@@ -165,6 +187,10 @@ def check_controls(by_class: bool, least: int, random: int) -> None:
         raise UserError(f"--least {least} goes with --by-class, which scores heads against templates")
     if random:
         check_draws(random, "--random")
+    if random_size is not None and not random:
+        raise UserError(f"--random-size {random_size} goes with --random, the number of draws")
+    if random_size is not None and random_size < 1:
+        raise UserError(f"--random-size {random_size}: a number of heads, at least 1")
 
 
 def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:

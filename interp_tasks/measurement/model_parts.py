@@ -24,7 +24,7 @@ class ModelParts:
         layers: of ``--layers``.
         positions: option -> positions; the name of a mask, or ``None``, names none.
         neurons: of ``--neurons``, at each of ``sites``.
-        fewer_heads: of ``--least``: the model must have more heads than that.
+        fewer_heads: option -> a number; the model must have more heads than that.
     """
 
     heads: Sequence[HeadChoice] = ()
@@ -32,7 +32,7 @@ class ModelParts:
     layers: Sequence[int] = ()
     positions: Mapping[str, str | Sequence[int] | None] = field(default_factory=dict)
     neurons: Sequence[int] = ()
-    fewer_heads: int = 0
+    fewer_heads: Mapping[str, int] = field(default_factory=dict)
 
     def check(self, sizes: Any, name: str) -> None:
         """Refuses what a model of these sizes, called ``name``, does not have.
@@ -52,8 +52,9 @@ class ModelParts:
                 choice.resolve(sizes)
                 self.check_one_layer(choice)
         heads = sizes.n_layers * sizes.n_heads
-        if self.fewer_heads >= heads:
-            raise UserError(f"--least {self.fewer_heads}: {name} has {heads} heads; fewer than that")
+        for option, number in self.fewer_heads.items():
+            if number >= heads:
+                raise UserError(f"--{option} {number}: {name} has {heads} heads; fewer than that")
         for option, positions in self.positions.items():
             check_positions_below(sizes.n_ctx, option, positions, f"{name} has")
         for site in self.sites if self.neurons else ():

@@ -218,6 +218,26 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
     torch.testing.assert_close(torch.tensor(pieces["value"]), torch.tensor(whole.frame["value"]))
 
 
+def test_the_means_of_all_layers_are_of_one_edited_pass(model, tokens, monkeypatch):
+    calls = []
+    call = Surface.call
+    monkeypatch.setattr(Surface, "call", lambda self, *given: calls.append(1) or call(self, *given))
+    edited = ablate.mean_pattern("all", tokens, of="edited")
+
+    def passes():
+        calls.clear()
+        with intervene(model, edited):
+            return len(calls), model(tokens)
+
+    count, output = passes()
+    assert count == 1
+    # A reference that takes several pieces takes a pass per layer, since each layer's mean is of all of them.
+    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
+    count, in_pieces = passes()
+    assert count == 3 * Surface.of(model).n_layers
+    torch.testing.assert_close(output, in_pieces)
+
+
 def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
     other, mean = ablate.zero("mlp_out.0", queries=[1]), ablate.mean_pattern("all", tokens, of="edited")
     if "mlp_out" not in Surface.of(model).site_names():

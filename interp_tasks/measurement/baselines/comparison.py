@@ -23,8 +23,8 @@ PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the m
 
 #: What a row is compared with whose baseline is the right answer's.
 TRUTH = "truth"
-#: Examples of one pass hold at most this many tokens.
-TOKENS_PER_PASS = 65536
+#: Examples of one pass hold at most this many tokens, whose activations stay in a processor's cache.
+TOKENS_PER_PASS = 4096
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,12 @@ def test_the_least_patterned_heads_and_as_many_at_random():
         assert pooled == pytest.approx(np.mean(expected), rel=1e-5)
     # The whole model at random is the whole model.
     assert "random 12" not in set(frame["variant"])
+    # Of one size alone: the same rows, and no others at random.
+    alone = heads(POST, by_class=True, least=5, random=3, random_size=5, samples=16, seed=SEED).frame
+    assert [v for v in dict.fromkeys(alone["variant"]) if v.startswith("random")] == ["random 5"]
+    for variant in ("random 5", "least patterned 5"):
+        wanted, found_rows = (f[f["variant"] == variant]["value"].to_numpy() for f in (frame, alone))
+        np.testing.assert_allclose(found_rows, wanted, rtol=1e-5)
 
 
 def test_random_heads_beside_groups_of_ones_own():
@@ -247,6 +253,12 @@ def test_random_heads_beside_groups_of_ones_own():
     rows = frame[frame["variant"].str.startswith("random")]
     assert set(rows["variant"]) == {"random 2"}
     assert sorted(rows["draw"].dropna().unique()) == [0, 1]
+
+
+def test_a_size_of_random_draws_that_means_nothing_is_refused():
+    for size, random, why in ((3, 0, "goes with --random"), (0, 2, "at least 1"), (12, 2, "has 12 heads")):
+        with pytest.raises(UserError, match=f"--random-size {size}.*{why}"):
+            heads(POST, groups={"mine": "0.0"}, random=random, random_size=size, samples=8)
 
 
 def test_a_patch_of_each_class_of_heads(tmp_path, capsys):
