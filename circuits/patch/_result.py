@@ -73,7 +73,7 @@ class ScreenResult:
         """
         return _rankings.top(self, count, metric, by)
 
-    def above(self, least: float, metric: str | None = None, by: str = "best") -> Circuit:
+    def above(self, least: int | float, metric: str | None = None, by: str = "best") -> Circuit:
         """Returns the circuit of all rows whose size, as in `top`, is at least `least`."""
         return _rankings.above(self, least, metric, by)
 

@@ -38,7 +38,7 @@ class Following:
 
         return compared_figure(self.frame, "share", "How often attention follows")
 
-    def heads(self, at_least: float = 0.5) -> tuple[Head, ...]:
+    def heads(self, at_least: int | float = 0.5) -> tuple[Head, ...]:
         """Returns the heads that follow at this share of queries or more, by the lower end of the interval."""
         sure = self.frame[self.frame["ci_low"] >= at_least]
         return tuple(Head(int(row.layer), int(row.head)) for row in sure.itertuples())
