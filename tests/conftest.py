@@ -33,7 +33,6 @@ SLOW = (
     "tests/circuits/engine/test_replay.py::test_half_precision",
     "tests/circuits/engine/test_resume.py::test_floating_point_operations",
     "tests/circuits/fourier/test_fourier.py::test_noise_",
-    "tests/circuits/model/test_prompts.py::test_edits",
     "tests/circuits/model/test_prompts.py::test_sweep",
     "tests/interp_tasks/cli/test_cli.py::test_a_ref_is_resolved_once[modular progress",
     "tests/interp_tasks/cli/test_cli.py::test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",
