@@ -438,3 +438,15 @@ def test_faults_of_sources_are_one_line(given, message, untyped):
     with pytest.raises(CircuitsError, match=message) as caught:
         circuit.edges(["0.1 -> 1.3.q"]).keep(**given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_circuit_that_is_neither_kept_nor_cut_is_no_intervention(hooked_only, make_model, tokens, untyped):
+    model, c = make_model(0, hooked_only), circuit.edges(["0.1 -> 1.3.q"])
+    for call in (
+        lambda: run(model, tokens, c),
+        lambda: sweep(model, tokens, {"it": c}),
+        lambda: sweep(model, tokens, {"it": [c.keep(tokens), c]}),
+    ):
+        with pytest.raises(CircuitsError, match=r"give \.keep\(source\) or \.cut\(source\) of it") as caught:
+            call()
+        assert len(str(caught.value)) < 200
