@@ -121,7 +121,7 @@ EXPERIMENTS: dict[str, dict[str, str]] = {
     },
     "Papers": {
         "demo": (
-            "Ablate attention in shipped models before and after they learn abruptly: some ten seconds."
+            "Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."
         ),
     },
 }
