@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -88,7 +89,11 @@ def above(found: Screening, least: Any, metric: str | None, by: str) -> Circuit:
     if isinstance(least, bool) or not isinstance(least, int | float | np.number) or not least >= 0:
         raise CircuitsError(f"{caller}: {least!r}; give the least size of an effect, from 0")
     rows = ranking(found, metric, by, caller)
-    return circuit_of(rows[rows["size"] >= least], found, caller)
+    made = circuit_of(rows[rows["size"] >= least], found, caller)
+    if len(made) or rows.empty:
+        return made
+    name, size = rows["variant"].iloc[0], rows["size"].iloc[0]
+    return replace(made, note=f"none reaches {least:g}, the largest is {name} with {size:.3g}")
 
 
 def circuit_of(rows: pd.DataFrame, found: Screening, caller: str) -> Circuit:

@@ -36,12 +36,14 @@ class Circuit:
         members: the members with their positions, in the order of computation.
         graph: the graph of the model, if known; not compared.
         effects: what is known about the effects of members; not compared.
+        note: why it is empty, where a screening says so; not compared.
     """
 
     kind: str
     members: tuple[tuple[Member, Where], ...]
     graph: Graph | None = field(default=None, compare=False)
     effects: Mapping[Member, Effect] = field(default_factory=dict, compare=False, repr=False)
+    note: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def of(
@@ -208,8 +210,10 @@ class Circuit:
         write(self.describe(), path)
 
     def __repr__(self) -> str:
-        shown = ", ".join(name for name, _ in zip(self, range(6), strict=False))
-        return f"Circuit({len(self)} {self.kind}: {shown}{', ...' if len(self) > 6 else ''})"
+        shown = ", ".join(name for name, _ in zip(self, range(6), strict=False)) or self.note
+        return (
+            f"Circuit({len(self)} {self.kind}{': ' * bool(shown)}{shown}{', ...' if len(self) > 6 else ''})"
+        )
 
 
 def full_of(graph: Graph, kind: str) -> Circuit:

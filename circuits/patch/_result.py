@@ -74,7 +74,10 @@ class ScreenResult:
         return _rankings.top(self, count, metric, by)
 
     def above(self, least: int | float, metric: str | None = None, by: str = "best") -> Circuit:
-        """Returns the circuit of all rows whose size, as in `top`, is at least `least`."""
+        """Returns the circuit of all rows whose size, as in `top`, is at least `least`.
+
+        Where none is, the circuit is empty, and its `repr` says which row is the largest.
+        """
         return _rankings.above(self, least, metric, by)
 
     def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interp_tasks import experiments  # noqa: F401  (their functions are the commands)
-from interp_tasks.cli.base import Command, make_command
-from interp_tasks.cli.commands import COMMANDS
+from interp_tasks.cli import commands
 from interp_tasks.cli.failures import exit_code_of, quiet_libraries
-from interp_tasks.cli.from_function import command_of
 from interp_tasks.cli.groups import CommandGroup, Entry, first_paragraph, group_of
 from interp_tasks.cli.streams import usable_streams, write_data, write_line
-from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
-from interp_tasks.pages import versions
+
+if TYPE_CHECKING:
+    from interp_tasks.cli.base import Command
+    from interp_tasks.measurement.experiment import Experiment
 
 HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."
 #: Panels of the help, in order.
@@ -51,11 +51,11 @@ GROUPS = {
 def program() -> CommandGroup:
     """Returns ``interp-run`` with all its commands, none of them loaded."""
     placed: dict[str, list[Entry]] = {}
-    for group, listed in COMMANDS.items():
+    for group, listed in commands.COMMANDS.items():
         placed[group] = [Entry(name, help, partial(load_command, group)) for name, help in listed.items()]
-    for each in EXPERIMENTS.values():
-        placed.setdefault(each.place, []).append(
-            Entry(each.name, first_paragraph(each.function), partial(load_experiment, each))
+    for place, experiments in listed_experiments().items():
+        placed.setdefault(place, []).extend(
+            Entry(name, help, load_experiment) for name, help in experiments.items()
         )
     moved = {"schema": "interp-run --schema"}
     paths: dict[str, list[str]] = {}
@@ -82,13 +82,39 @@ def already(group: CommandGroup, name: str) -> CommandGroup:
     return group
 
 
+def listed_experiments() -> Mapping[str, Mapping[str, str]]:
+    """Returns place -> name -> help of all experiments; it imports them only where one is not listed yet."""
+    places = Path(__file__).parents[1].joinpath("experiments").glob("_[!_]*")
+    there = {each.stem.removeprefix("_").replace("_", "-") for each in places}
+    if there <= {name for names in commands.EXPERIMENTS.values() for name in names}:
+        return commands.EXPERIMENTS
+    found: dict[str, dict[str, str]] = {}
+    for each in imported_experiments().values():
+        found.setdefault(each.place, {})[each.name] = first_paragraph(each.function)
+    return found
+
+
+def imported_experiments() -> Mapping[str, Experiment]:
+    """Imports the experiments, and returns them by name."""
+    import_module("interp_tasks.experiments")
+    from interp_tasks.measurement.experiment import EXPERIMENTS
+
+    return EXPERIMENTS
+
+
 def load_command(group: str, name: str) -> object:
     """Returns the command in ``interp_tasks/cli/commands/NAME.py``."""
+    from interp_tasks.cli.base import make_command
+
     return make_command(path_of(group, name), of_module(import_module(f"interp_tasks.cli.commands.{name}")))
 
 
-def load_experiment(experiment: Experiment, name: str) -> object:
+def load_experiment(name: str) -> object:
     """Returns an experiment's command, made from its signature or defined in ``cli/commands``."""
+    from interp_tasks.cli.base import make_command
+    from interp_tasks.cli.from_function import command_of
+
+    experiment = imported_experiments()[name]
     command_class = own_command(experiment)
     command = command_of(experiment) if command_class is None else of_module(command_class)
     return make_command(path_of(experiment.place, name), command, experiment.place)
@@ -102,6 +128,8 @@ def own_command(experiment: Experiment) -> ModuleType | None:
 
 def of_module(module: ModuleType) -> type[Command]:
     """Returns the one command that a module defines."""
+    from interp_tasks.cli.base import Command
+
     (command_class,) = (
         each
         for each in vars(module).values()
@@ -117,6 +145,8 @@ def path_of(group: str, name: str) -> str:
 def say_version(is_wanted: bool) -> bool:
     """Print the version, and stop."""
     if is_wanted:
+        from interp_tasks.pages import versions
+
         write_line(f"interp-run {versions()['interp-tasks']}")
         raise typer.Exit
     return is_wanted

@@ -22,7 +22,7 @@ from interp_tasks.pages import check_writable_file
 
 @dataclass(kw_only=True)
 class Demo(Command):
-    """Ablate attention in shipped models before and after they learn abruptly: some ten seconds.
+    """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds.
 
     All heads of a model of matrix completion and of one of modular addition. Prints ten lines, and writes one HTML page
     that shows both in pictures; --format json and csv print all numbers.

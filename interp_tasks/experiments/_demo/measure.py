@@ -84,7 +84,7 @@ def check_runs() -> None:
 
 @experiment("Papers")
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
-    """Ablate attention in shipped models before and after they learn abruptly: some ten seconds."""
+    """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
     total = sum(len(resolve(f"{run}@all")) for run in (MATRIX_RUN, MODULAR_RUN))
     reported: list[str] = []
 

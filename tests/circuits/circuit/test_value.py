@@ -203,6 +203,18 @@ def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
             call()
 
 
+def test_an_empty_circuit_says_what_the_largest_effect_was(found):
+    largest = found.frame.iloc[0]
+    size = abs(largest["effect"])
+    empty = found.above(2 * size)
+    assert len(empty) == 0
+    assert empty == found.top(0)
+    said = f"none reaches {2 * size:g}, the largest is {largest['variant']} with {size:.3g}"
+    assert repr(empty) == f"Circuit(0 edges: {said})"
+    assert repr(found.top(0)) == "Circuit(0 edges)"
+    assert repr(empty | found.top(1)) == repr(found.top(1)) == f"Circuit(1 edges: {largest['variant']})"
+
+
 @pytest.mark.parametrize("kind", ["edges", "nodes"])
 def test_a_circuit_of_a_screening_is_one_of_its_model(
     kind, model, make_model, hooked_only, tokens, other_tokens, tmp_path

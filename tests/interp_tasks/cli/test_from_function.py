@@ -11,10 +11,10 @@ import typer
 
 from interp_tasks import experiments
 from interp_tasks.checkpoints import refs
-from interp_tasks.cli import main
+from interp_tasks.cli import commands, main
 from interp_tasks.cli.app import own_command, program
 from interp_tasks.cli.from_function import command_of
-from interp_tasks.cli.groups import every_command
+from interp_tasks.cli.groups import every_command, first_paragraph
 from interp_tasks.measurement.argument_types import bare
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
 from interp_tasks.measurement.heads import edits as head_edits
@@ -77,6 +77,19 @@ def test_an_experiment_is_a_file_and_a_line(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Count the weights of a model." in done.stdout
     assert "a,b" in done.stdout
+
+
+def test_help_lists_the_experiments_that_there_are():
+    """``--help`` imports none of them: what it says of each is written down, and is what they say."""
+    said = {}
+    for name, each in EXPERIMENTS.items():
+        said.setdefault(each.place, {})[name] = first_paragraph(each.function)
+    assert said == commands.EXPERIMENTS, "cli/commands/__init__.py lists other lines"
+    call = (
+        "import sys; from interp_tasks.cli import main; assert not main(['--help']); "
+        "assert 'interp_tasks.experiments' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", call], capture_output=True, check=True)
 
 
 def test_every_experiment_is_a_public_function():
