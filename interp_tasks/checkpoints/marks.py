@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints.drop import Drop, detect_drop
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, read_metrics, read_run, stored_steps
+from interp_tasks.checkpoints.run_files import (
+    METRICS_FILE,
+    RUN_FILE,
+    log_file,
+    read_metrics,
+    read_run,
+    stored_steps,
+)
 from interp_tasks.errors import UserError
 
 MARKS = ("pre", "onset", "end", "post")
@@ -66,15 +73,17 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
     ]
     points = [(step, value) for step, value in logged if value is not None]
     if not points:
-        raise UserError(f"{run / METRICS_FILE} logs no validation {metric['name']}, so no drop can be found")
+        raise UserError(
+            f"{log_file(run, METRICS_FILE)} logs no validation {metric['name']}, so no drop can be found"
+        )
     strange = next((step for step, value in points if not isinstance(value, (int, float))), None)
     if strange is not None:
         raise UserError(
-            f"{run / METRICS_FILE} is mangled: validation {metric['name']} at step {strange} is not a number"
+            f"{log_file(run, METRICS_FILE)} is mangled: validation {metric['name']} at step {strange} is not a number"
         )
     for (before, _), (step, _) in pairwise(points):
         if step <= before:
-            raise UserError(f"{run / METRICS_FILE} is mangled: step {step} follows step {before}")
+            raise UserError(f"{log_file(run, METRICS_FILE)} is mangled: step {step} follows step {before}")
     theory = theoretical_plateau(described)
     drop = detect_drop(
         [step for step, _ in points], [value for _, value in points], metric["direction"], theory

@@ -3,14 +3,17 @@
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
 RUN/clock.jsonl                seconds of training by logged step
+                               (both with .gz, compressed, in runs that ship)
 RUN/checkpoints/00004000/      model.safetensors + meta.json (+ training_state.safetensors in a few)
 RUN/stopped/                   the same, where a run was asked to stop between two checkpoints
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from interp_tasks.files import MAX_JSON, read_file
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 CLOCK_FILE = "clock.jsonl"
+#: Added to the name of a log that is compressed.
+COMPRESSED = ".gz"
 CHECKPOINTS_FOLDER = "checkpoints"
 #: Not among the checkpoints: the run has the same ones whether it was stopped or not.
 STOPPED_FOLDER = "stopped"
@@ -174,16 +179,42 @@ _RUN_FORM: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def log_file(run: Path, name: str) -> Path:
+    """Returns the file of a log, ``metrics.jsonl`` or ``clock.jsonl``: the compressed one where that alone is there."""
+    plain, compressed = run / name, run / (name + COMPRESSED)
+    return compressed if compressed.is_file() and not plain.exists() else plain
+
+
+def read_log(file: Path, what: str) -> bytes:
+    """Returns the bytes of a log, decompressed.
+
+    Raises:
+        UserError: for a file that cannot be read or decompressed.
+    """
+    raw = read_file(file, what)
+    if file.suffix != COMPRESSED:
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error):
+        raise UserError(f"{file} is mangled: it cannot be decompressed") from None
+
+
+def write_log(run: Path, name: str, content: str) -> None:
+    """Writes a compressed log; the same content gives the same bytes."""
+    (run / (name + COMPRESSED)).write_bytes(gzip.compress(content.encode("utf-8"), 9, mtime=0))
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Returns the logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
 
     Raises:
         UserError: if there is no log, or an earlier line is not a JSON object with a step.
     """
-    file = Path(path) / METRICS_FILE
+    file = log_file(Path(path), METRICS_FILE)
     if not file.exists():
         raise UserError(f"{file} is missing: the run has logged nothing")
-    raw = read_file(file, "what the run has logged")
+    raw = read_log(file, "what the run has logged")
     # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
     return [
         parse_metrics_line(line, file, number) for number, line in enumerate(raw.split(b"\n")[:-1], start=1)
@@ -195,9 +226,9 @@ def read_clock(path: str | Path) -> dict[int, float]:
 
     A clock is no part of what a run is: what cannot be read of it is left out.
     """
-    file = Path(path) / CLOCK_FILE
+    file = log_file(Path(path), CLOCK_FILE)
     try:
-        raw = read_file(file, "the seconds of training")
+        raw = read_log(file, "the seconds of training")
     except UserError:
         return {}
     times = {}

@@ -14,7 +14,7 @@ from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.checkpoints.marks import theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, read_clock
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_clock
 from interp_tasks.errors import UserError
 
 #: What is said of a curve, in order.
@@ -126,7 +126,7 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
         check_run_name(name)
         for run, path in with_logs(name):
             for file in (RUN_FILE, METRICS_FILE):
-                if not (path / file).is_file():
+                if not log_file(path, file).is_file():
                     raise UserError(f"{run} has no {file}: only runs of the trainer have curves")
             runs.setdefault(run, path)
     return runs
@@ -181,8 +181,8 @@ def read_one(name: str, path: Path) -> Run:
         splits = (line.get(split) for split in ("train", "validation"))
         if line["step"] <= before["step"] or not all(isinstance(split, dict | None) for split in splits):
             raise UserError(
-                f"{path / METRICS_FILE} is mangled: line {number} has no later step than the one before it, or "
-                "metrics that are not an object"
+                f"{log_file(path, METRICS_FILE)} is mangled: line {number} has no later step than the one before "
+                "it, or metrics that are not an object"
             )
     return Run(
         name,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.refs import ZOO
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.run_logs import Curve, Run, read_one
 
@@ -60,7 +60,7 @@ def read_source(ref: str) -> Source:
         return Source(ref, checkpoints, missing=("A checkpoint on its own: no training curve, no drop.",))
     name = checkpoints[0].run_name or path.as_posix()
     for file in (RUN_FILE, METRICS_FILE):
-        if not (path / file).is_file():
+        if not log_file(path, file).is_file():
             return Source(name, checkpoints, missing=(f"No {file}: no training curve, no drop.",))
     run = read_one(name, path)
     missing = []

@@ -13,6 +13,7 @@ from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
     is_run,
+    log_file,
     read_metrics,
     read_run,
     stored_steps,
@@ -92,7 +93,7 @@ def locate(run: TrainingRun, folder: Path) -> Located:
 def is_finished(path: Path) -> bool:
     """Returns whether a run has stored its last step; of one that ships its log alone, whether it has logged it."""
     steps = stored_steps(path)
-    if not steps and (path / METRICS_FILE).is_file():
+    if not steps and log_file(path, METRICS_FILE).is_file():
         steps = [line["step"] for line in read_metrics(path)]
     return steps[-1:] == [config_there(path)["train"].get("steps")]
 

@@ -13,7 +13,7 @@ from optuna import Study
 from optuna.trial import Trial, TrialState
 from pydantic import ValidationError
 
-from interp_tasks.checkpoints.run_files import METRICS_FILE, read_metrics
+from interp_tasks.checkpoints.run_files import METRICS_FILE, log_file, read_metrics
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.search.plan import LAST, Direction, Objective, Plan
 from interp_tasks.training.config import Resolved
@@ -146,7 +146,7 @@ class Judge:
         self.trial, self.key = trial, key
         self.reported = set(trial.study.trials[trial.number].intermediate_values)
         # Of a run that goes on: the trainer logs again what came after its last checkpoint.
-        before = read_metrics(run) if (run / METRICS_FILE).is_file() else []
+        before = read_metrics(run) if log_file(run, METRICS_FILE).is_file() else []
         self.lines = {line["step"]: line for line in before}
 
     def __call__(self, step: int, line: Mapping[str, Any]) -> None:

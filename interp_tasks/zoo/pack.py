@@ -7,7 +7,6 @@ split.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,15 @@ import torch
 
 from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_checkpoint
 from interp_tasks.checkpoints.marks import MARKS, marks_of
-from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, RUN_FILE, checkpoint_folder
+from interp_tasks.checkpoints.run_files import (
+    CLOCK_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    checkpoint_folder,
+    log_file,
+    read_log,
+    write_log,
+)
 from interp_tasks.errors import UserError
 from interp_tasks.grids.unit import is_trained
 from interp_tasks.training.provenance import declared_drop
@@ -50,7 +57,9 @@ def shortened(log: str) -> str:
 
 
 def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool = False) -> None:
-    """Copies run.json, the log (to nine digits) and the checkpoints named; the folder appears whole or not at all.
+    """Copies run.json, the logs, compressed, and the checkpoints named; the folder appears whole or not at all.
+
+    Metrics are kept to nine digits.
 
     Args:
         at: marks or steps; none: the log alone.
@@ -70,11 +79,10 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
         packed = Path(scratch) / destination.name
         packed.mkdir()
         (packed / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        if (run / METRICS_FILE).is_file():
-            log = (run / METRICS_FILE).read_text(encoding="utf-8")
-            (packed / METRICS_FILE).write_text(shortened(log), encoding="utf-8")
-        if (run / CLOCK_FILE).is_file():
-            shutil.copy(run / CLOCK_FILE, packed)
+        for name in (METRICS_FILE, CLOCK_FILE):
+            if (file := log_file(run, name)).is_file():
+                log = read_log(file, "what the run has logged").decode("utf-8")
+                write_log(packed, name, shortened(log) if name == METRICS_FILE else log)
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"
             pack_checkpoint(run, task, step, checkpoint_folder(packed, step), dtype)

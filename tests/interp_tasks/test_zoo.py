@@ -20,6 +20,7 @@ from interp_tasks.checkpoints import (
 )
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.checkpoints.run_files import METRICS_FILE, write_log
 from interp_tasks.cli import main
 from interp_tasks.grids import grid
 from interp_tasks.recipes import recipe as recipes
@@ -204,10 +205,9 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     assert (again.lines, again.equal, again.largest, again.recipe) == (2, 2, 0.0, "small")
     again = replicate("tiny", 200, own / "again")
     assert (again.lines, again.equal) == (3, 3)
-    log = own / "zoo/tiny/metrics.jsonl"
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = read_metrics(own / "zoo/tiny")
     lines[2]["train_loss"] *= 1.5
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_log(own / "zoo/tiny", METRICS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
     assert main(["runs", "zoo", "--check", "tiny", "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["lines"], row["equal"]) == (3, 2)

@@ -152,7 +152,7 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
         names = list(tables[0] or {})
         if not names or any(not isinstance(table, dict) or list(table) != names for table in tables):
             raise UserError(
-                f"{run.path / 'metrics.jsonl'} is mangled: {LOGGED} has not the same tensors in every line"
+                f"the log of {run.name} is mangled: {LOGGED} has not the same tensors in every line"
             )
         steps = tuple(line["step"] for line in lines)
         by_run[stage] = Norms(steps, {name: tuple(number(table[name]) for table in tables) for name in names})

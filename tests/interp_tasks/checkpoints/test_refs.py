@@ -10,6 +10,7 @@ import pytest
 
 from interp_tasks.checkpoints import describe_run, find_marks, refs, resolve, stored_steps, zoo_names
 from interp_tasks.checkpoints.meta import FORMAT, signed
+from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, read_clock, read_metrics, write_log
 from interp_tasks.errors import UserError
 
 STEPS = [0, 1, 2, 4, 100, 200, 300, 1000, 2000, 3000, 4000]
@@ -248,6 +249,26 @@ def test_no_drop_no_marks(place: Path, mark: str) -> None:
     (run / "metrics.jsonl").write_text('{"step": 1, "validation": {"mse": "low"}}\n')
     assert "validation mse at step 1 is not a number" in complaint(f"flat@{mark}")
     assert all(row["marks"] == [] for row in describe_run(run))
+
+
+def test_a_compressed_log_is_read_like_another(place: Path) -> None:
+    run = write_run(place / "packed", STEPS, drop_metric={"name": "mse", "direction": "down"})
+    write_metrics(run)
+    plain, marks = read_metrics(run), find_marks(run)
+    assert read_clock(run) == {}
+    write_log(run, METRICS_FILE, (run / METRICS_FILE).read_text())
+    (run / METRICS_FILE).write_text('{"step": 7}\n')
+    assert [line["step"] for line in read_metrics(run)] == [7], "the one that is written to goes first"
+    (run / METRICS_FILE).unlink()
+    assert (read_metrics(run), find_marks(run)) == (plain, marks)
+    first = (run / "metrics.jsonl.gz").read_bytes()
+    for content in (first[:-9], first[:40] + b"x" + first[41:], b"no gzip"):
+        (run / "metrics.jsonl.gz").write_bytes(content)
+        assert "metrics.jsonl.gz is mangled: " in complaint("packed@pre")
+    write_log(run, CLOCK_FILE, '{"step": 4, "seconds": 1.5}\n')
+    assert read_clock(run) == {4: 1.5}
+    (run / "clock.jsonl.gz").write_bytes(b"no gzip")
+    assert read_clock(run) == {}
 
 
 def test_published_steps_stand_at_paper_scale(place: Path) -> None:
