@@ -1,11 +1,11 @@
 """Proof that the tests can fail: break one rule at a time and see the named test go red.
 
-    python tests/breakages.py [--only NAME] [--jobs 2] [--limit SECONDS] [--list]
+    python tests/breakages.py [--only NAME] [--jobs 2] [--limit SECONDS] [--passed] [--list]
 
 Each entry of `tests/breakages.toml` names a rule, the text that breaks it (file, old text, new text) and the test
 that must notice. An entry counts as red only if an assertion in that test failed (or a `pytest.raises` saw nothing
-raised); an error of any other kind proves nothing. Unbroken, every named test must pass. Exit status 0 if all that
-holds, else 1.
+raised); an error of any other kind proves nothing. Unbroken, every named test must pass, which is tried first unless
+`--passed` says that the whole suite has just been run. Exit status 0 if all that holds, else 1.
 
 Nothing is written into the repository: each entry is a forked child that imports the broken text in place of the
 file's. Heavy modules are imported once, before the forks. So this runs where `os.fork` does, and a test that starts
@@ -274,6 +274,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME", help="entries whose name contains NAME")
     parser.add_argument("--jobs", type=int, default=2, help="children at a time (default: 2)")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one test (default: 300)")
+    parser.add_argument("--passed", action="store_true", help="the named tests have just passed: break at once")
     parser.add_argument("--list", action="store_true", help="show the entries and stop")
     parser.add_argument("--root", type=Path, default=REPOSITORY, help="the repository (default: this one)")
     given = parser.parse_args()
@@ -292,8 +293,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     preload(modules)
     tests = sorted({entry.test for entry in entries})
-    lot = -(-len(tests) // given.jobs)
-    unbroken = [Job(tests[first : first + lot]) for first in range(0, len(tests), lot)]
+    # Dealt out, since the longest ones are of a few files that follow each other.
+    lots = [] if given.passed else [tests[first :: given.jobs] for first in range(given.jobs)]
+    unbroken = [Job(lot) for lot in lots if lot]
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="breakages-") as scratch:
         for todo in (unbroken, [Job([entry.test], entry) for entry in entries]):

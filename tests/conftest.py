@@ -22,35 +22,102 @@ settings.load_profile("suite")
 with warnings.catch_warnings():
     # What it and its dependencies warn about while being imported is not ours; after it warnings are errors.
     warnings.simplefilter("ignore")
-    import transformer_lens  # noqa: F401
+    import transformer_lens
 
-#: Pages that train, or measure shipped models at length, and the longest proofs: by how their names begin.
-SLOW = (
-    "tests/circuits/engine/test_memory.py::test_a_bound_is_kept_to",
-    "tests/circuits/engine/test_memory.py::test_half_as_much_again_as_a_loop",
-    "tests/circuits/engine/test_memory.py::test_what_is_told_is_what_is_taken",
-    "tests/circuits/engine/test_replay.py::test_any_combination",
-    "tests/circuits/engine/test_replay.py::test_half_precision",
-    "tests/circuits/engine/test_resume.py::test_floating_point_operations",
-    "tests/circuits/fourier/test_fourier.py::test_noise_",
-    "tests/circuits/model/test_prompts.py::test_sweep",
-    "tests/interp_tasks/cli/test_cli.py::test_a_ref_is_resolved_once[modular progress",
-    "tests/interp_tasks/cli/test_cli.py::test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",
-    "tests/interp_tasks/cli/test_cli.py::test_progress_is_drawn_on_a_terminal",
-    "tests/interp_tasks/cli/test_every_command.py::test_json_is_what_the_schema_says",
-    "tests/interp_tasks/cli/test_from_function.py::test_an_experiment_is_a_file_and_a_line",
-    "tests/interp_tasks/cli/test_faults.py::test_a_terminal_of_80_columns",
-    "tests/interp_tasks/cli/test_faults.py::test_progress_of_training_shows_where_it_is",
-    "tests/interp_tasks/grids/test_done.py::test_dask_gives_the_table_of_one_process",
-    "tests/interp_tasks/grids/test_grid.py::test_dask_gives_the_table_of_one_process",
-    "tests/interp_tasks/grids/test_grid.py::test_processes_give_the_table_of_one_process",
-    "tests/test_breakages.py::test_a_child_that_hangs_is_killed",
-    "tests/test_breakages.py::test_what_is_not_noticed_or_not_for_its_reason_is_a_failure",
-    *(
-        f"tests/test_docs.py::test_page_runs[docs/{page}.md]"
+#: Pages that train, or measure shipped models at length, and the longest proofs: by file, how their names begin.
+LONG = {
+    "circuits/circuit/test_evaluation": ("pieces_of_the_examples",),
+    "circuits/circuit/test_known": (
+        *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("detect_pattern", "reverse", "sort")),
+        *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("induction", "pair_balance")),
+    ),
+    "circuits/engine/test_memory": (
+        "a_bound_is_kept_to",
+        "half_as_much_again_as_a_loop",
+        "what_is_told_is_what_is_taken",
+    ),
+    "circuits/engine/test_replay": (
+        "any_combination",
+        "every_misreading_is_found[p",
+        "half_precision",
+        "positions_that_are_read[positions0",
+    ),
+    "circuits/engine/test_resume": ("floating_point_operations",),
+    "circuits/fourier/test_fourier": ("noise_",),
+    "circuits/model/test_prompts": ("sweep",),
+    "circuits/patch/test_screen": (
+        *(
+            f"edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones[{kind}"
+            for kind in ("bi", "post")
+        ),
+        "edges_are_derivatives_along_paths_by_hand[bi",
+        "integrated_edges_against_passes_by_hand[bi",
+    ),
+    "circuits/sweeps/test_executors": ("the_table_is_that_of_one_process[rotary",),
+    "circuits/test_combinations": ("",),
+    "circuits/test_properties": ("nothing_is_left_behind",),
+    "interp_tasks/cli/test_cli": (
+        "a_ref_is_resolved_once[modular progress",
+        "beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",
+        "progress_is_drawn_on_a_terminal",
+    ),
+    "interp_tasks/cli/test_every_command": (
+        "json_is_what_the_schema_says",
+        # What takes more than a second: CI has them with shape checks.
+        *(
+            f"tables_fit_80_columns_and_have_no_colour_in_a_pipe[{command}"
+            for command in (
+                "circuit",
+                "command",
+                "demo",
+                "fourier --ckpt zoo:modular",
+                "grid few.toml --executor",
+                "matrix algorithm",
+                "matrix order",
+                "modular neurons",
+                "modular primes",
+                "modular progress",
+                "modular weights",
+                "reproduce grokfast --jobs",
+                "runs curve",
+                "runs report",
+                "runs zoo",
+            )
+        ),
+    ),
+    "interp_tasks/cli/test_from_function": ("an_experiment_is_a_file_and_a_line",),
+    "interp_tasks/cli/test_faults": (
+        "a_full_disk_keeps_the_old_files_and_the_table[2",
+        "a_full_disk_keeps_the_old_files_and_the_table[4",
+        "a_terminal_of_80_columns",
+        "no_metric_reaches_a_terminal",
+        "no_name_reaches_a_terminal_as_it_obeys_it[runs curve",
+        "progress_of_training_shows_where_it_is",
+    ),
+    "interp_tasks/cli/test_plot_formats": ("pictures_of_an_earlier_call_go",),
+    "interp_tasks/experiments/matrix/test_baseline": ("table_page_and_a_single_example[algorithm",),
+    "interp_tasks/experiments/test_probe": ("the_figure_and_the_page",),
+    "interp_tasks/grids/test_done": ("dask_gives_the_table_of_one_process",),
+    "interp_tasks/grids/test_grid": (
+        "dask_gives_the_table_of_one_process",
+        "processes_give_the_table_of_one_process",
+    ),
+    "test_breakages": (
+        "a_child_that_hangs_is_killed",
+        "a_package_from_elsewhere_is_found_out",
+        "a_test_that_fails_anyway_proves_nothing",
+        "what_is_broken_and_noticed_is_red",
+        "what_is_not_noticed_or_not_for_its_reason_is_a_failure",
+    ),
+    "test_docs": tuple(
+        f"page_runs[docs/{page}.md]"
         for page in (
+            "circuits/circuit",
             "circuits/large-sweeps",
+            "circuits/patch-screening",
+            "circuits/troubleshooting",
             "commands",
+            "grids",
             "matrix-completion/algorithms",
             "matrix-completion/attention-heads",
             "matrix-completion/copying",
@@ -60,9 +127,12 @@ SLOW = (
             "matrix-completion/training-dynamics",
             "matrix-completion/transplant-and-permutation",
             "modular-arithmetic/embeddings",
+            "modular-arithmetic/generalisation",
             "modular-arithmetic/neurons",
             "modular-arithmetic/progress-measures",
+            "plots",
             "report",
+            "search",
             "shipped-models",
             "tutorials/circuit",
             "tutorials/circuit-forms",
@@ -70,13 +140,51 @@ SLOW = (
             "tutorials/modular-addition",
         )
     ),
-    "tests/test_notebooks.py::test_a_notebook_holds_its_source_and_what_its_cells_show",
+    "test_notebooks": ("a_notebook_holds_its_source_and_what_its_cells_show",),
+}
+SLOW = tuple(f"tests/{file}.py::test_{name}" for file, names in LONG.items() for name in names)
+#: Kinds of models whose products with features are slow: beside each stands a commoner kind that is much like it.
+RARE = (
+    "alibi'",
+    "attention only",
+    "attention-only",
+    "capped",
+    "every hook on'",
+    "gated",
+    "local",
+    "olmoe",
+    "one hook for",
+    "one key head",
+    "parallel'",
+    "rotary by parts",
+    "scaled",
+    "sliding window-left",
+    "solu",
+    "-right]",
+    # Hugging Face's: beside GPT-2, Llama, Gemma 2 and BERT.
+    "bloom",
+    "falcon",
+    "gptj",
+    "granite",
+    "mistral",
+    "mixtral",
+    "neox",
+    "opt-",
+    "opt]",
+    "phi",
+    "pythia",
+    "qwen",
 )
 #: A product of features with kinds of bridges is run where bridges are all there is, beside transformer-lens 4; beside
 #: 3.9 these files are: what a bridge is, and every place of every kind of model against a forward by hand.
 BRIDGES_HERE = tuple(
     f"tests/circuits/model/test_{name}.py" for name in ("bridge", "families", "site_table", "surface")
 )
+
+
+def is_of_a_rare_kind(item: pytest.Item) -> bool:
+    of_what = item.name.partition("[")[2]
+    return item.nodeid.startswith("tests/circuits/") and any(kind in of_what for kind in RARE)
 
 
 def is_of_a_bridge(item: pytest.Item) -> bool:
@@ -88,7 +196,9 @@ def is_of_a_bridge(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SLOW):
+        # Beside transformer-lens 4 there are bridges alone, which CI runs there whatever their kind.
+        is_rare = hasattr(transformer_lens, "HookedTransformer") and is_of_a_rare_kind(item)
+        if is_rare or item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
         if is_of_a_bridge(item) and not item.nodeid.startswith(BRIDGES_HERE):
             item.add_marker(pytest.mark.bridges)

@@ -187,6 +187,8 @@ def test_entries_are_listed_and_chosen_by_name(repository):
     entries = [entry("first", "2 * x", "3 * x"), entry("second", "x / 2", "x / 3", test="test_half")]
     code, lines, _ = run(repository, *entries, arguments=("--only", "sec", "--jobs", "1"))
     assert (code, sorted(lines)) == (0, ["nothing broken", "second"])
+    code, lines, _ = run(repository, *entries, arguments=("--passed",))
+    assert (code, sorted(lines)) == (0, ["first", "second"])
     code, lines, text = run(repository, *entries, arguments=("--list",))
     assert (code, lines, len(text.splitlines())) == (0, {}, 2)
 
