@@ -54,11 +54,11 @@ def check_contents(whole: Path, alone: Path) -> None:
     for package in ("tasks", "interp_tasks"):
         modules = sources(REPOSITORY / package)
         assert modules.items() <= inside.items(), f"interp-tasks lacks modules of {package}"
-    models = sorted((REPOSITORY / "interp_tasks" / "zoo").rglob("model.safetensors"))
-    assert models, "no models in the repository"
-    assert all(path.relative_to(REPOSITORY).as_posix() in inside for path in models), (
-        "a shipped model is left out"
-    )
+    zoo = REPOSITORY / "interp_tasks" / "zoo"
+    shipped = [path for path in zoo.rglob("*") if path.suffix in (".safetensors", ".json", ".gz", ".toml")]
+    assert {path.name for path in shipped} >= {"model.safetensors", "run.json", "metrics.jsonl.gz"}
+    left_out = [path for path in shipped if path.relative_to(REPOSITORY).as_posix() not in inside]
+    assert not left_out, f"{len(left_out)} files of shipped runs are left out, among them {left_out[0]}"
     assert {name.split("/")[0] for name in inside} == {"circuits", "tasks", "interp_tasks"}
     assert whole.stat().st_size < 100 * 2**20, "PyPI takes wheels of up to 100 MiB"
 
