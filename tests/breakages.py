@@ -274,7 +274,9 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME", help="entries whose name contains NAME")
     parser.add_argument("--jobs", type=int, default=2, help="children at a time (default: 2)")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one test (default: 300)")
-    parser.add_argument("--passed", action="store_true", help="the named tests have just passed: break at once")
+    parser.add_argument(
+        "--passed", action="store_true", help="the named tests have just passed: break at once"
+    )
     parser.add_argument("--list", action="store_true", help="show the entries and stop")
     parser.add_argument("--root", type=Path, default=REPOSITORY, help="the repository (default: this one)")
     given = parser.parse_args()

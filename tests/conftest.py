@@ -63,7 +63,7 @@ LONG = {
     ),
     "interp_tasks/cli/test_every_command": (
         "json_is_what_the_schema_says",
-        # What takes more than a second: CI has them with shape checks.
+        # What takes more than a second.
         *(
             f"tables_fit_80_columns_and_have_no_colour_in_a_pipe[{command}"
             for command in (
@@ -182,6 +182,9 @@ BRIDGES_HERE = tuple(
 )
 
 
+BRIDGES_ALONE = not hasattr(transformer_lens, "HookedTransformer")
+
+
 def is_of_a_rare_kind(item: pytest.Item) -> bool:
     of_what = item.name.partition("[")[2]
     return item.nodeid.startswith("tests/circuits/") and any(kind in of_what for kind in RARE)
@@ -196,11 +199,13 @@ def is_of_a_bridge(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # Beside transformer-lens 4 there are bridges alone, which CI runs there whatever their kind.
-        is_rare = hasattr(transformer_lens, "HookedTransformer") and is_of_a_rare_kind(item)
-        if is_rare or item.nodeid.startswith(SLOW):
+        here = item.nodeid.startswith(BRIDGES_HERE)
+        # CI runs features on rare kinds, bridges of rare kinds and features on bridges; all three at once a release.
+        if is_of_a_bridge(item) and not here:
+            item.add_marker(pytest.mark.rare if is_of_a_rare_kind(item) else pytest.mark.bridges)
+        elif is_of_a_rare_kind(item) and not (here and BRIDGES_ALONE):
             item.add_marker(pytest.mark.slow)
-        if is_of_a_bridge(item) and not item.nodeid.startswith(BRIDGES_HERE):
-            item.add_marker(pytest.mark.bridges)
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
