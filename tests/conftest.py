@@ -182,7 +182,7 @@ BRIDGES_HERE = tuple(
 )
 
 
-BRIDGES_ALONE = not hasattr(transformer_lens, "HookedTransformer")
+BRIDGES_ALONE = "HookedTransformer" not in vars(transformer_lens)  # 4.3 raises ImportError for it
 
 
 def is_of_a_rare_kind(item: pytest.Item) -> bool:
