@@ -17,7 +17,7 @@ from circuits.engine.replay import NotReplayed, Replay
 from circuits.model.prompts import Prompts
 from circuits.model.record import recording
 from circuits.model.sites import KINDS
-from circuits.model.state import state_of, substituted
+from circuits.model.state import modules_of, state_of, substituted
 from circuits.model.surface import IN_LINE, Surface
 from circuits.tensors import largest
 
@@ -121,18 +121,13 @@ def _refuse_unknown(surface: Surface) -> None:
     _refuse_hooks(surface.model)
     if torch.is_autocast_enabled(surface.device.type):
         raise NotReplayed("autocast is on")
-    inner = surface.model.__dict__.get("original_model")
-    named = chain(
-        surface.model.named_modules(), inner.named_modules() if isinstance(inner, nn.Module) else ()
-    )
     classes: set[type] = set()
-    for name, module in named:
-        where = name or "the model"
+    for module in modules_of(surface.model):
         classes.add(type(module))
         for attribute, value in vars(module).items():
             # A tokenizer has no part in a run on tokens, but for padding, which the inputs' own mask tells.
             if callable(value) and attribute != "tokenizer" and not _known(value):
-                raise NotReplayed(f"{where} has a {attribute} of its own")
+                raise NotReplayed(f"{_name_of(surface.model, module)} has a {attribute} of its own")
     for kind in classes:
         for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             if base.__module__ in _BASES:
@@ -318,11 +313,10 @@ def _refuse_hooks(model: nn.Module) -> None:
     # torch's own, such as the FLOP counter's, only observe.
     if any(not str(getattr(hook, "__module__", "")).startswith("torch.utils.") for hook in everywhere):
         raise NotReplayed("there are hooks on all modules")
-    wrapped = model.__dict__.get("original_model")
-    inner = wrapped.named_modules() if isinstance(wrapped, nn.Module) else ()
-    for name, module in chain(model.named_modules(), inner):
+    for module in modules_of(model):
         if not module._forward_hooks and not module._forward_pre_hooks:
             continue
+        name = _name_of(model, module)
         hooks: list[Callable[..., Any]] = [
             *module._forward_hooks.values(),
             *module._forward_pre_hooks.values(),
@@ -330,7 +324,14 @@ def _refuse_hooks(model: nn.Module) -> None:
         point = name.split(".")[-1].startswith("hook_")
         packages = {str(getattr(hook, "__module__", "")).partition(".")[0] for hook in hooks}
         if point or not packages <= {"transformer_lens", "transformers"}:
-            raise NotReplayed(f"there is a hook on {name or 'the model'}")
+            raise NotReplayed(f"there is a hook on {name}")
+
+
+def _name_of(model: nn.Module, module: nn.Module) -> str:
+    """Returns the name of a module of a model, or of the model that a bridge is around."""
+    inner = model.__dict__.get("original_model")
+    named = chain(model.named_modules(), inner.named_modules() if isinstance(inner, nn.Module) else ())
+    return next(name for name, one in named if one is module) or "the model"
 
 
 _GLOBAL_HOOKS = tuple(

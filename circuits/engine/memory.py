@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
+from circuits.model.state import parameters_of
 from circuits.model.surface import Surface
 
 #: What calling the modules of a block costs whatever their input, in multiplications of weights that take as long.
@@ -93,7 +94,7 @@ def known_peaks(model: nn.Module) -> dict[Hashable, int]:
 
 def call_in_tokens(surface: Surface) -> float:
     """Returns the cost of calling a block's modules as the number of tokens whose products take as long."""
-    weights = sum(weight.numel() for weight in surface.block_module(surface.n_layers - 1).parameters())
+    weights = sum(weight.numel() for weight in parameters_of(surface.block_module(surface.n_layers - 1)))
     return CALL.get(surface.device.type, CALL_ON_DEVICE) / max(1, weights)
 
 
@@ -144,7 +145,7 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
         token = max(in_blocks, 2 * (stream + out) * itemsize)
         # The clean output is there twice, of the engine and of the model.
         kept += 2 * out * itemsize
-        weights = sum(weight.nbytes for weight in surface.model.parameters())
+        weights = sum(weight.nbytes for weight in parameters_of(surface.model))
         loop = weights + int(token * examples * length)
         room = max(_LOOP_MEMORY * loop - weights - copied, _CALLS_WORTH * call_in_tokens(surface) * in_blocks)
     else:

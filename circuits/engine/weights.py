@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from circuits.engine.parts import HALF, Attention, Block, Linear, Mlp, Norm, NotReplayed, Rotary
+from circuits.model.state import parameters_of
 from circuits.model.surface import Surface
 
 # What these compute is what the model computes, in one pass through memory. Half precision has other roundings.
@@ -47,7 +48,7 @@ def described(surface: Surface, parameters: Mapping[str, Tensor], length: int | 
     kind = getattr(cfg, "positional_embedding_type", "standard")
     if kind not in _POSITIONS:
         raise NotReplayed(f"positional_embedding_type={kind} is not replayed")
-    dtypes = {weight.dtype for weight in surface.model.parameters()}
+    dtypes = {weight.dtype for weight in parameters_of(surface.model)}
     if len(dtypes) > 1 or not dtypes <= set(_DTYPES):
         raise NotReplayed("mixed precision is not replayed")
     reader = _Reader(surface, parameters, cfg, length)

@@ -120,7 +120,8 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     """Returns the modules of a model, each once, and those of the model that a bridge is around, which the bridge does
     not register: no module of it holds the dropout of GPT-2's embeddings.
 
-    `model.modules()` has generators and names, which cost too much around every call of a metric.
+    `model.modules()` and `model.parameters()` go through a generator for each level and make names, which costs a small
+    model's sweep more than its arithmetic.
     """
     wrapped: Any = model.__dict__.get("original_model")
     found = [model, wrapped] if isinstance(wrapped, nn.Module) else [model]
@@ -131,6 +132,12 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
                 seen.add(inner)
                 found.append(inner)
     return found
+
+
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters of a model, each once, with those of the model that a bridge is around."""
+    held = (parameter for module in modules_of(model) for parameter in module._parameters.values())
+    return list(dict.fromkeys(parameter for parameter in held if parameter is not None))
 
 
 def _versions(model: nn.Module) -> tuple[list[Tensor], list[tuple[int, int, int]], list[int]]:
@@ -170,7 +177,7 @@ class Contents:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        tensors = dict.fromkeys((*model.parameters(), *model.buffers()))
+        tensors = dict.fromkeys(_versions(model)[0])
         # Another thread may have a block open that replaces weights.
         with exclusive(model):
             self._held = [(tensor, _version(tensor), _summary(tensor)) for tensor in tensors]

@@ -33,6 +33,7 @@ from circuits.model.hooks import (
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS, Site, SiteKind
 from circuits.model.splices import splices_of
+from circuits.model.state import parameters_of
 from circuits.model.supported import has_norms_after_only, is_parallel, is_post_norm, refuse_unproved
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
@@ -238,7 +239,7 @@ class Surface:
 
         Negative ids would count from the end of the table.
         """
-        if any(parameter.is_meta for parameter in self.model.parameters()):
+        if any(parameter.is_meta for parameter in parameters_of(self.model)):
             raise CircuitsError(
                 f"{what}: some weights of the model are not in memory (offloaded by device_map, or never loaded), so "
                 "that edits cannot be computed; boot it on one device"
