@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.published import Paper, Study, TrainingRun
@@ -140,8 +140,8 @@ def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] =
     return jobs
 
 
-def perform(job: Job) -> Done:
-    """Run one job. What goes wrong in it does not stop the others."""
+def perform(job: Job, scratch: Path) -> Done:
+    """Run one job. What goes wrong in it does not stop the others; untrained models are left in ``scratch``."""
     from circuits import CircuitsError
     from interp_tasks import experiments
     from interp_tasks.errors import UserError
@@ -152,8 +152,7 @@ def perform(job: Job) -> Done:
     try:
         call = getattr(experiments, job.study.experiment)
         if job.control is not None:
-            with TemporaryDirectory() as scratch:
-                return Done(job, on_control(job, call, Path(scratch)))
+            return Done(job, on_control(job, call, scratch))
         return Done(job, call(job.refs(), **job.settings()))
     except (UserError, TaskError, CircuitsError) as error:
         return Done(job, None, str(error))
@@ -168,20 +167,23 @@ def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
 
     With one process here; otherwise in fresh ones, of one thread each: small tensors gain nothing from a second.
     """
-    if processes == 1 or len(jobs) < 2:
-        yield from map(perform, jobs)
-        return
-    cut_off: list[Job] = []
-    yield from together(jobs, processes, cut_off)
-    # Where a process died, those beside it were cut off too: one by one it is known in which it does.
-    for job in cut_off:
-        died: list[Job] = []
-        yield from together([job], 1, died)
-        if died:
-            yield Done(job, None, "its process died twice: it was killed, or memory ran out", crashed=True)
+    with TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        if processes == 1 or len(jobs) < 2:
+            yield from (perform(job, scratch) for job in jobs)
+            return
+        cut_off: list[Job] = []
+        yield from together(jobs, processes, scratch, cut_off)
+        # Where a process died, those beside it were cut off too: one by one it is known in which it does.
+        for job in cut_off:
+            died: list[Job] = []
+            yield from together([job], 1, scratch, died)
+            if died:
+                reason = "its process died twice: it was killed, or memory ran out"
+                yield Done(job, None, reason, crashed=True)
 
 
-def together(jobs: Sequence[Job], processes: int, cut_off: list[Job]) -> Iterator[Done]:
+def together(jobs: Sequence[Job], processes: int, scratch: Path, cut_off: list[Job]) -> Iterator[Done]:
     """Yields each job's result as it comes; jobs whose process died are added to ``cut_off``."""
     from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
@@ -191,7 +193,7 @@ def together(jobs: Sequence[Job], processes: int, cut_off: list[Job]) -> Iterato
         try:
             for job in jobs:
                 try:
-                    futures[pool.submit(perform, job)] = job
+                    futures[pool.submit(perform, job, scratch)] = job
                 except BrokenExecutor:
                     cut_off.append(job)
             for future in as_completed(futures):
@@ -254,12 +256,24 @@ def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
 
 
 def untrained(run: TrainingRun, seed: int, scratch: Path) -> str:
-    """Returns a folder with the model of a run before its first step: the same settings, no steps."""
+    """Returns a folder with the model of a run before its first step: the same settings, no steps.
+
+    It is made once and stays in ``scratch``, as nearly every study of a run asks for it.
+    """
     from interp_tasks.training.config import resolve_config
     from interp_tasks.training.trainer import train_resolved
 
-    settings = {key: as_text(value) for key, value in run.settings.items()}
-    resolved = resolve_config(run.task, run.train_preset, settings)
     out = scratch / run.name / f"seed-{seed}"
-    train_resolved(resolved, out, seed=seed, steps=0)
+    if not out.exists():
+        settings = {key: as_text(value) for key, value in run.settings.items()}
+        resolved = resolve_config(run.task, run.train_preset, settings)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may make the same one: what stands at its place is whole, whoever is first.
+        made = Path(mkdtemp(dir=scratch)) / "run"
+        train_resolved(resolved, made, seed=seed, steps=0)
+        try:
+            made.rename(out)
+        except OSError:
+            if not out.exists():
+                raise
     return out.as_posix()

@@ -21,6 +21,7 @@ from interp_tasks.reproduction.reproduction import about, corrected
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
+from interp_tasks.training import trainer
 
 SETTINGS = {
     "train.steps": 4,
@@ -445,6 +446,35 @@ def test_the_untrained_model_is_that_before_the_first_step(runs, table):
     # Its number is shown, and nothing said against the claim.
     assert outcome.controls == (("untrained", pytest.approx(row_of(table, "0")["value"])),)
     assert outcome.reason.startswith("one training run")
+
+
+def test_an_untrained_model_is_made_once_for_all_studies_of_its_run(runs, monkeypatch):
+    """Two studies of one run and a second run, whose model is another: two are made, and each study reads its own."""
+    shutil.copytree(runs / "a", runs.parent / "both" / "a", dirs_exist_ok=True)
+    given = content(
+        claim(controls=["untrained"]).model_dump(), claim(id="again", row=2, study="t").model_dump()
+    )
+    given["study"][1] |= {"together": False, "settings": {"samples": 4}}
+    given["run"][1] |= {"role": "other"}
+    given["study"].append(given["study"][0] | {"id": "u", "role": "other"})
+    given["claim"].append(claim(id="other", study="u", controls=["untrained"]).model_dump())
+    paper = parse_paper(given, "x")
+    both = runs.parent / "both"
+    train_missing(paper, runs=both)
+    made = []
+    real = trainer.train_resolved
+
+    def counted(resolved, out, **options):
+        made.append(options["seed"])
+        return real(resolved, out, **options)
+
+    monkeypatch.setattr(trainer, "train_resolved", counted)
+    found = reproduce(paper, runs=both)
+    assert made == [0, 1]
+    numbers = {outcome.claim.id: dict(outcome.controls)["untrained"] for outcome in found.outcomes}
+    tables = {name: experiments.ablation(f"{both}/{name}@0", samples=8).frame for name in ("a", "b")}
+    assert numbers["value"] == pytest.approx(row_of(tables["a"], "0")["value"])
+    assert numbers["other"] == pytest.approx(row_of(tables["b"], "0")["value"])
 
 
 def test_what_a_trained_run_gives_goes_into_the_control_too(runs, table):
