@@ -95,7 +95,8 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
             showscale=index % len(MODES) == len(MODES) - 1,
             colorbar={"thickness": 10, "len": panel / total_height, "x": 1.01, "xanchor": "left"}
             | {"y": 1 - (index // len(MODES) * (panel + GAP) + panel / 2) / total_height}
-            | {"outlinewidth": 0, "nticks": 4, "tickfont": {"size": 10}, "exponentformat": "none"},
+            | {"outlinewidth": 0, "tickfont": {"size": 10}}
+            | ticks(scales[metric]),
             xgap=2,
             ygap=2,
             texttemplate="%{text}" if roomy else None,
@@ -124,6 +125,13 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
     figure.update_layout(margin={"l": 50, "r": 10 + BAR, "t": top, "b": BOTTOM})
     alt = f"effects of {', '.join(MODES)} on {', '.join(metrics)}, layer by head, at the step of the slider"
     return stepped(view, figure, moves, alt, top + total_height + BOTTOM)
+
+
+def ticks(largest: float) -> dict[str, Any]:
+    """Returns the ticks of a colour bar: nothing, and nearly the ends, where chosen ones may leave nothing but 0."""
+    end = float(f"{0.9 * largest:.1g}")
+    end = end if end <= largest else largest
+    return {"tickvals": [-end, 0, end], "ticktext": [f"−{end:.2g}", "0", f"{end:.2g}"]}
 
 
 def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: int) -> Any:
