@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+from collections.abc import Iterable
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,24 +16,27 @@ from circuits.circuit._names import Effect, Member, Where, read_member
 from circuits.errors import CircuitsError
 
 FORMAT = 1
+KEYS = ("format", "kind", "size", "graph", "members")
 
 
 def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
     """Writes the description of a circuit."""
     text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False)
+    target = _path(path, "circuit.write")
     try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror or error}") from error
+        target.write_text(text + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CircuitsError(f"circuit.write: cannot write {path}: {reason or error}") from error
 
 
 def read_parts(
     path: str | PathLike[str],
 ) -> tuple[str, dict[Member, Where], Graph | None, dict[Member, Effect]]:
     """Returns what a file says of a circuit: its kind, members, graph and effects."""
-    caller = f"circuit.read: {path}"
+    target, caller = _path(path, "circuit.read"), f"circuit.read: {path}"
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        given = json.loads(target.read_text(encoding="utf-8"))
     except OSError as error:
         raise CircuitsError(f"{caller}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -39,6 +45,7 @@ def read_parts(
         raise CircuitsError(f'{caller} is no circuit: an object whose kind is "nodes" or "edges" is needed')
     if given.get("format") != FORMAT:
         raise CircuitsError(f"{caller}: format {given.get('format')!r}; this version reads {FORMAT}")
+    _refuse_unknown(given, KEYS, "", caller)
     listed = given.get("members")
     if not isinstance(listed, list):
         raise CircuitsError(f"{caller}: members is not a list")
@@ -47,16 +54,36 @@ def read_parts(
     for row in listed:
         if not isinstance(row, dict):
             raise CircuitsError(f"{caller}: a member is an object with a name; got {row!r}")
+        _refuse_unknown(row, ("name", *Effect._fields), " of a member", caller)
         member, at = read_member(row.get("name"), given["kind"], caller)
         if member in where:
             raise CircuitsError(f"{caller}: {member} is listed twice")
         where[member] = at
         if (effect := _read_effect(row, caller)) != Effect():
             effects[member] = effect
-    graph = None if given.get("graph") is None else Graph.read(given["graph"], caller)
-    if graph is not None:
+    graph = None
+    if given.get("graph") is not None:
+        if isinstance(given["graph"], dict):
+            _refuse_unknown(given["graph"], [one.name for one in fields(Graph)], " of graph", caller)
+        graph = Graph.read(given["graph"], caller)
         graph.fitted(where, given["kind"], caller)
     return given["kind"], where, graph, effects
+
+
+def _path(path: Any, caller: str) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise CircuitsError(f'{caller}: give a path, such as "circuit.json"; got {type(path).__name__}')
+    return Path(path)
+
+
+def _refuse_unknown(given: dict[str, Any], known: Iterable[str], place: str, caller: str) -> None:
+    """Refuses keys that would be passed over: a misspelt one would be lost in silence."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            closest = difflib.get_close_matches(key, known, n=1)
+            meant = f"did you mean {closest[0]!r}?" if closest else f"known: {', '.join(known)}"
+            raise CircuitsError(f"{caller}: unknown key {key!r}{place}; {meant}")
 
 
 def _read_effect(row: dict[str, Any], caller: str) -> Effect:

@@ -87,13 +87,13 @@ class Circuit:
         return all(at & self.where.get(part, NOWHERE) == at for part in parts)
 
     def __or__(self, other: Any) -> Circuit:
-        return self._combined(other, lambda one, two: one | two)
+        return self._combined("|", other, lambda one, two: one | two)
 
     def __and__(self, other: Any) -> Circuit:
-        return self._combined(other, lambda one, two: one & two)
+        return self._combined("&", other, lambda one, two: one & two)
 
     def __sub__(self, other: Any) -> Circuit:
-        return self._combined(other, lambda one, two: one & two.inverse)
+        return self._combined("-", other, lambda one, two: one & two.inverse)
 
     def __invert__(self) -> Circuit:
         if self.graph is None:
@@ -103,12 +103,15 @@ class Circuit:
         return full_of(self.graph, self.kind) - self
 
     def __le__(self, other: Any) -> bool:
-        return not len(self - other)
+        return not len(self._combined("<=", other, lambda one, two: one & two.inverse))
 
-    def _combined(self, other: Any, combine: Any) -> Circuit:
+    def _combined(self, sign: str, other: Any, combine: Any) -> Circuit:
         """Returns a circuit of both circuits' members, where each acts as `combine` says."""
         if not isinstance(other, Circuit):
-            return NotImplemented
+            raise CircuitsError(
+                f"circuit {sign} {type(other).__name__}: give a circuit on both sides, such as "
+                f"circuit.{self.kind}(names) or found.top(20)"
+            )
         if self.kind != other.kind:
             raise CircuitsError(
                 "one circuit is of nodes and the other of edges; they have no members in common"

@@ -21,6 +21,9 @@ from circuits.model.projections import Projections
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 
+#: A stream this many times its rounding is read with three digits; half precision has fewer.
+_MANY, _SMALL = 1000, 0.05
+
 #: All that tells the output of one sender's replacement from that of another.
 Sender = Hashable
 
@@ -86,6 +89,8 @@ class Hearing:
         places: (member, receiver) pairs.
         changes: by senders, what their replacements change of the stream [batch pos d_model].
         busy: whether a norm is called now for other streams than the run's.
+        lost: members of which a receiver has read a stream that is a small difference of large ones. Norms make its
+            rounding as large as any stream; a run of its own knows where no sender is heard.
         changed: members of which a receiver has read something else than in the clean run.
         unheard: pairs of `places` that the run has not come to.
     """
@@ -96,6 +101,7 @@ class Hearing:
     changes: Mapping[frozenset[Sender], Tensor]
     busy: bool = False
     changed: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
     unheard: set[tuple[int, Heard]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,9 +139,12 @@ class Hearing:
         new = stream.clone()
         for at, one in here:
             change = self.changes[one.senders]
-            new[at * self.size : (at + 1) * self.size] += change.to(new)
+            rows = slice(at * self.size, (at + 1) * self.size)
+            new[rows] += change.to(new)
             if bool(change.any()):
                 self.changed.add(at)
+            if bool(_lost(stream[rows], new[rows]).any()):
+                self.lost.add(at)
         self.unheard.difference_update(here)
         return new
 
@@ -145,9 +154,14 @@ class Hearing:
         stream = self._streams[layer].unflatten(0, (-1, self.size))
         read = list(dict.fromkeys((at, one.senders) for at, one in here))
         change = torch.stack([self.changes[who].to(stream).expand(stream.shape[1:]) for _, who in read])
+        before_change = stream[[at for at, _ in read]]
+        after_change = before_change + change
+        for (at, _), lost in zip(read, _lost(before_change, after_change).flatten(1).any(1), strict=True):
+            if bool(lost):
+                self.lost.add(at)
         self.busy = True
         try:
-            normed = self._projections.norm(layer, (stream[[at for at, _ in read]] + change).flatten(0, 1))
+            normed = self._projections.norm(layer, after_change.flatten(0, 1))
         finally:
             self.busy = False
         normed, moved = normed.unflatten(0, (-1, self.size)), change.any(-1, keepdim=True)
@@ -163,3 +177,9 @@ class Hearing:
                 self.changed.add(at)
         self.unheard.difference_update(here)
         return output
+
+
+def _lost(before: Tensor, after: Tensor) -> Tensor:
+    """Tells where a change leaves so little of a stream [... d_model] that much of it is rounding."""
+    before, after = (x.abs().amax(-1) for x in (before, after))
+    return after < min(_MANY * torch.finfo(before.dtype).eps, _SMALL) * before

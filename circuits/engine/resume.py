@@ -145,14 +145,29 @@ class Resume:
                 self.measured()
         for tail in tails:
             if tail.alone:
-                with (
-                    attached(self.surface, tail.plan, references),
-                    running_rows(self.surface.model, rows, total),
-                    self._resuming(tail.start, clean, 1),
-                ):
-                    output = self._called(prompts)
-                yield [(tail, True)], output
+                yield (
+                    [(tail, True)],
+                    self._run_tail(prompts, rows, total, tail, tail.start, references, clean),
+                )
                 self.measured()
+
+    def _run_tail(
+        self,
+        prompts: Prompts,
+        rows: slice,
+        total: int,
+        tail: Tail,
+        start: int,
+        references: References,
+        clean: CleanPass,
+    ) -> Tensor:
+        """Runs one edit by itself from block `start` on; returns its output."""
+        with (
+            attached(self.surface, tail.plan, references),
+            running_rows(self.surface.model, rows, total),
+            self._resuming(start, clean, 1),
+        ):
+            return self._called(prompts)
 
     def measured(self) -> None:
         if self.meter is not None:
@@ -269,6 +284,11 @@ class Resume:
         if hearing.unheard:
             hook = min(one.hook for _, one in hearing.unheard)
             raise NotResumed(f"{hook} did not fire when its blocks ran alone")
+        for at in sorted(hearing.lost):
+            size = len(prompts)
+            output[at * size : (at + 1) * size] = self._run_tail(
+                prompts, rows, total, tails[at], 0, references, clean
+            )
         changed = [member.changed or at in hearing.changed for at, member in enumerate(members)]
         return list(zip(tails, changed, strict=True)), output
 

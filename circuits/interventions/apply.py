@@ -38,9 +38,14 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
     plan: list[Step] = []
     for intervention in interventions:
         if not isinstance(intervention, Intervention):
+            is_circuit = hasattr(intervention, "keep") and hasattr(intervention, "cut")
             raise CircuitsError(
                 f"not an intervention: {intervention!r} ({type(intervention).__name__}); "
-                "make one with ablate, patch, transplant, permute or edit"
+                + (
+                    "give .keep(source) or .cut(source) of it"
+                    if is_circuit
+                    else "make one with ablate, patch, transplant, permute or edit"
+                )
             )
         plan += intervention.plan(surface)
     if cuts := [step for step in plan if isinstance(step, Cut)]:

@@ -128,7 +128,8 @@ class _CutRun:
         rest: the stream that is left where every sender so far is silent, that is writes zeros; None as soon as some
             node is silent for no receiver.
         quiet: by hook, the number of nodes that write there, and how many of them are zero in the run [batch pos].
-        silenced: by sender, how many of the other nodes its replacement makes zero [batch pos].
+        silenced: by sender, how many of the other nodes its replacement makes zero, less how many of these it does
+            not leave zero [batch pos].
         busy: whether modules are called now for another stream than the run's.
     """
 
@@ -282,6 +283,8 @@ class CutHooks:
             return
         if layer == self._layers[0] and run.left is not None:
             run.left = self._normalised(run, "embed", None, run.left, self._order("q", layer))
+        if layer != self._layers[0] and _hook("z", layer - 1) not in run.quiet:
+            run.rest = None  # a run that leaves blocks out does not say what they write
         wanted_later = max(self._last.values()) >= self._order("q", layer)
         if run.left is not None and (run.changes or run.carried) and wanted_later:
             # Whatever changed the stream between blocks would change the differences as well.
@@ -649,8 +652,9 @@ class CutHooks:
         nodes, quiet = speaks.shape[-1], (~speaks).sum(-1)
         run.quiet[hook] = nodes, quiet
         for number, (new, selected) in replaced.items():
-            silenced = (speaks & by_node(selected) & ~by_node(new != 0)).sum(-1)
-            run.silenced[number] = silenced
+            here, heard = by_node(selected), by_node(new != 0)
+            silenced = (speaks & here & ~heard).sum(-1)
+            run.silenced[number] = silenced - (~speaks & here & heard).sum(-1)
             quiet = quiet + silenced
         if not bool((quiet >= nodes).any()):
             run.rest = None

@@ -438,3 +438,100 @@ def test_faults_of_sources_are_one_line(given, message, untyped):
     with pytest.raises(CircuitsError, match=message) as caught:
         circuit.edges(["0.1 -> 1.3.q"]).keep(**given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_circuit_that_is_neither_kept_nor_cut_is_no_intervention(hooked_only, make_model, tokens, untyped):
+    model, c = make_model(0, hooked_only), circuit.edges(["0.1 -> 1.3.q"])
+    for call in (
+        lambda: run(model, tokens, c),
+        lambda: sweep(model, tokens, {"it": c}),
+        lambda: sweep(model, tokens, {"it": [c.keep(tokens), c]}),
+    ):
+        with pytest.raises(CircuitsError, match=r"give \.keep\(source\) or \.cut\(source\) of it") as caught:
+            call()
+        assert len(str(caught.value)) < 200
+
+
+# ---- Nodes that write zeros
+
+
+def with_zeros(model):
+    """Token 0 has a zero embedding, as padding tokens often do, and so has position 2; no biases behind heads."""
+    with torch.no_grad():
+        weights = dict(model.named_parameters())
+        weights["embed.W_E"][0] = 0
+        if "pos_embed.W_pos" in weights:
+            weights["pos_embed.W_pos"][2] = 0
+        for name, weight in weights.items():
+            if name.endswith("b_O"):
+                weight.zero_()
+    return model
+
+
+ROTARY = {"positional_embedding_type": "rotary", "rotary_dim": 4, "n_layers": 3}
+
+
+@pytest.mark.parametrize("settings", [ROTARY, {"n_layers": 3}], ids=["rotary", "table"])
+def test_a_sender_that_is_zero_in_the_run_is_heard_where_its_replacement_is_not(
+    settings, hooked_only, make_model, tokens, assert_same
+):
+    model = with_zeros(make_model(0, hooked_only, **settings))
+    tokens, source = tokens.clone(), tokens % 10 + 1
+    tokens[:, 2] = 0
+    names = [name for name in circuit.full(model) if name.startswith("embed ->")]
+    whole = patch.activations("embed", source=source)
+    for c in (circuit.edges(names), circuit.nodes(["embed"])):
+        assert_same(run(model, tokens, c.cut(source)), run(model, tokens, whole), run(model, tokens))
+
+
+def test_blocks_that_a_resumed_run_leaves_out_are_not_silent(hooked_only, make_model, tokens):
+    """All that block 1 writes is cut off, where the embedding is zero; block 0 is still heard."""
+    model, tokens = with_zeros(make_model(0, hooked_only, **ROTARY)), tokens.clone()
+    tokens[:, 2] = 0
+    into = [
+        name for name in circuit.full(model) if name.endswith("-> 2.0.v") and name.startswith(("1", "mlp1"))
+    ]
+    # The second path ends behind the first one's receiver: such a variant has a run of its own.
+    c = circuit.edges([*into, "2.1 -> output"]).cut(how="zero")
+    engines_agree(model, tokens, {"c": c})
+
+
+def engines_agree(model, tokens, variants, tolerance=1e-10, reference=None):
+    """Effects at every position on the engine that resumes are those of plain forwards of `reference`."""
+
+    def metric(output):
+        return {f"{at}": output[:, at, 1] for at in range(tokens.shape[1])}
+
+    frames = [
+        sweep(model, tokens, variants, metric=metric, engine=engine, draws=10, flips=10).frame
+        for model, engine in ((model, "resumed"), (reference or model, "naive"))
+    ]
+    resumed, naive = (frame.set_index(["variant", "metric"])["effect"] for frame in frames)
+    assert naive.abs().max() > 0.05
+    assert (resumed - naive).abs().max() <= tolerance * naive.abs().max()
+
+
+@pytest.mark.parametrize("norm", ["RMS", "LN"])
+def test_receivers_whose_senders_are_all_silent_read_no_rounding_in_a_sweep(
+    norm, hooked_only, make_model, tokens
+):
+    """A norm makes what single precision leaves of the stream as large as any: such variants are not differences."""
+    exact = with_zeros(make_model(0, hooked_only, n_layers=3, normalization_type=norm))
+    model = with_zeros(make_model(0, hooked_only, n_layers=3, normalization_type=norm)).float()
+    model.cfg.dtype = torch.float32
+    exact.load_state_dict(model.state_dict())
+    full, tokens = circuit.full(model), tokens % 10 + 1
+    into = {
+        one: [name for name in full if name.endswith(f"-> {one}")] for one in ("1.0.v", "2.1.k", "output")
+    }
+    into["two"] = [name for name in full if name.endswith(("-> 2.0.v", "-> 2.1.v"))]
+    zeros = {
+        "hook_embed": torch.zeros(1, 6, 16),
+        "hook_pos_embed": torch.zeros(1, 6, 16),
+        **{f"blocks.{layer}.attn.hook_z": torch.zeros(1, 6, 4, 4) for layer in range(3)},
+        **{f"blocks.{layer}.hook_mlp_out": torch.zeros(1, 6, 16) for layer in range(3)},
+    }
+    variants = {name: circuit.edges(edges).cut(how="zero") for name, edges in into.items()}
+    variants["but one"] = circuit.edges(into["output"][1:]).cut(how="zero")
+    variants["given"] = circuit.edges(into["two"]).cut(zeros)
+    engines_agree(model, tokens, variants, 1e-5, exact)

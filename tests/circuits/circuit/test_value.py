@@ -108,8 +108,17 @@ def test_what_cannot_be_combined(model, make_model, hooked_only):
         circuit.edges([]) | circuit.nodes(["0.1"])
     with pytest.raises(CircuitsError, match="models of different shapes"):
         circuit.full(model) - circuit.full(make_model(0, hooked_only, n_layers=3))
-    with pytest.raises(TypeError):
-        circuit.edges([]) | {"0.1 -> 1.3.q"}
+    c = circuit.edges(["0.1 -> 1.3.q"])
+    for call, message in (
+        (lambda: c | ["0.1 -> 1.3.q"], r"^circuit \| list: give .*, such as circuit.edges\(names\)"),
+        (lambda: circuit.nodes([]) - {"0.1"}, r"^circuit - set: .* circuit.nodes\(names"),
+        (lambda: c & 3, r"^circuit & int: .* found.top\(20\)"),
+        (lambda: c <= 3, "^circuit <= int: "),
+    ):
+        with pytest.raises(CircuitsError, match=message) as caught:
+            call()
+        assert len(str(caught.value)) < 130
+    assert c != "0.1 -> 1.3.q"
     assert ~circuit.nodes(["0.1", "embed"], model) == circuit.full(model, "nodes") - circuit.nodes(
         "embed; 0.1"
     )
@@ -351,7 +360,18 @@ def written(**changes):
         (written(members=[{"name": "0.1 -> mlp1", "estimate": True}]), "estimate is a finite number"),
         (written(members=[{"name": "0.1 -> mlp1", "effect": float("nan")}]), "finite number"),
         (written(members=[{"name": "0.1 -> mlp1", "metric": 3}]), "metric is a name"),
-        (written(graph={"layers": 2}), "graph is an object of n_layers"),
+        (written(sizes=1), "unknown key 'sizes'; did you mean 'size'"),
+        (
+            written(members=[{"name": "0.1 -> mlp1", "efect": 1}]),
+            "'efect' of a member; did you mean 'effect'",
+        ),
+        (
+            written(members=[{"name": "0.1 -> mlp1", "@": [1]}]),
+            "unknown key '@' of a member; known: name, metric",
+        ),
+        (written(graph={"layers": 2}), "unknown key 'layers' of graph; did you mean 'n_layers'"),
+        (written(graph={"n_layers": 2}), "graph is an object of n_layers"),
+        (written(graph=[2]), "graph is an object of n_layers"),
         (written(graph={"n_layers": 2, "n_heads": 0, "key_heads": 4}), "sizes are whole numbers from 1"),
         (
             written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),
@@ -367,6 +387,17 @@ def test_files_that_are_no_circuits(text, message, tmp_path):
     assert "\n" not in str(caught.value)
     with pytest.raises(CircuitsError, match="No such file"):
         circuit.read(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("path", [3, 1.5, None, b"c.json", ["c.json"]])
+def test_what_is_no_path(path, untyped):
+    c = circuit.edges(["0.1 -> 1.3.q"])
+    for call, caller in ((circuit.read, "circuit.read"), (c.write, "circuit.write")):
+        message = f'^{caller}: give a path, such as "circuit.json"; got {type(path).__name__}$'
+        with pytest.raises(CircuitsError, match=message):
+            call(path)
+        with pytest.raises(CircuitsError, match=f"^{caller}: "):
+            call("a\0b")
 
 
 def test_a_circuit_holds_no_model(model):
