@@ -15,7 +15,7 @@ from interp_tasks.report.draw import (
     stepped,
     width_of,
 )
-from interp_tasks.report.snapshots import ALL, MODES
+from interp_tasks.report.snapshots import ALL, MODES, counted
 
 if TYPE_CHECKING:
     import pandas
@@ -147,14 +147,6 @@ def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: 
             values[layer, head] = numbers.loc[f"{layer}.{head}"]
         values[layer, heads] = numbers.loc[f"layer {layer}"]
     return values
-
-
-def counted(views: Sequence[View]) -> str:
-    """Returns the examples that effects are over, with their number where there are effects."""
-    counts = sorted({int(row) for view in views for row in view.effects()["n"].dropna()})
-    if not counts:
-        return "examples"
-    return f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
 
 
 def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:

@@ -373,7 +373,7 @@ def test_a_colour_bar_of_effects_has_numbers_near_its_ends(found, largest):
     """Ticks that plotly chooses may be 0 alone, at 0.0046."""
     view = found.views[0]
     section = effect_maps(view, dict.fromkeys(view.metrics, largest), 700)
-    bars = [trace.colorbar for trace in section.base.figure.data if trace.showscale]
+    bars = [trace.colorbar for trace in section.figure.figure.data if trace.showscale]
     assert len(bars) == len(view.metrics)
     for bar in bars:
         low, middle, high = bar.tickvals
