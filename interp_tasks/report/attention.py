@@ -9,6 +9,7 @@ from circuits.figures.palette import SEQUENTIAL
 from interp_tasks.pages import Beside, Section, Text
 from interp_tasks.pages.pack import pack
 from interp_tasks.report.draw import stepped, width_of
+from interp_tasks.report.snapshots import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,10 +50,10 @@ def attention_section(views: Sequence[View]) -> Section:
     return Beside(
         parts,
         TITLE,
-        "The mean attention map of every head over the examples: a row of a map is a query, a column a key. Colours "
-        "mean the same at every step, go by the square root, so that small shares differ in colour too, and end at the "
-        "largest share of a query that sees several keys. "
-        f"Drag to zoom into a head, double-click to go back. Values to ±{precision:.1g}.",
+        f"The mean attention map of every head over the {counted(views)}: a row of a map is a query, a column a key. "
+        "Colours mean the same at every step, go by the square root, so that small shares differ in colour too, and "
+        "end at the largest share of a query that sees several keys. "
+        f"Drag to zoom into a head, double-click to go back. Values are rounded by {precision:.1g} at most.",
     )
 
 

@@ -15,7 +15,7 @@ from interp_tasks.report.draw import (
     stepped,
     width_of,
 )
-from interp_tasks.report.snapshots import ALL, MODES
+from interp_tasks.report.snapshots import ALL, MODES, counted
 
 if TYPE_CHECKING:
     import pandas
@@ -95,7 +95,8 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
             showscale=index % len(MODES) == len(MODES) - 1,
             colorbar={"thickness": 10, "len": panel / total_height, "x": 1.01, "xanchor": "left"}
             | {"y": 1 - (index // len(MODES) * (panel + GAP) + panel / 2) / total_height}
-            | {"outlinewidth": 0, "nticks": 4, "tickfont": {"size": 10}, "exponentformat": "none"},
+            | {"outlinewidth": 0, "tickfont": {"size": 10}}
+            | ticks(scales[metric]),
             xgap=2,
             ygap=2,
             texttemplate="%{text}" if roomy else None,
@@ -126,6 +127,13 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
     return stepped(view, figure, moves, alt, top + total_height + BOTTOM)
 
 
+def ticks(largest: float) -> dict[str, Any]:
+    """Returns the ticks of a colour bar: nothing, and nearly the ends, where chosen ones may leave nothing but 0."""
+    end = float(f"{0.9 * largest:.1g}")
+    end = end if end <= largest else largest
+    return {"tickvals": [-end, 0, end], "ticktext": [f"−{end:.2g}", "0", f"{end:.2g}"]}
+
+
 def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: int) -> Any:
     """Returns ``[layer head+1 (effect, value, baseline, low, high, p)]``; last, the layer's heads together."""
     import numpy as np
@@ -139,14 +147,6 @@ def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: 
             values[layer, head] = numbers.loc[f"{layer}.{head}"]
         values[layer, heads] = numbers.loc[f"layer {layer}"]
     return values
-
-
-def counted(views: Sequence[View]) -> str:
-    """Returns the examples that effects are over, with their number where there are effects."""
-    counts = sorted({int(row) for view in views for row in view.effects()["n"].dropna()})
-    if not counts:
-        return "examples"
-    return f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
 
 
 def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:

@@ -108,6 +108,14 @@ class View:
         return pandas.concat([snapshot.unedited for snapshot in self.snapshots], ignore_index=True)
 
 
+def counted(views: Sequence[View]) -> str:
+    """Returns the examples that effects are over, with their number where there are effects."""
+    counts = sorted({int(row) for view in views for row in view.effects()["n"].dropna()})
+    if not counts:
+        return "examples"
+    return f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
+
+
 def measured_views(
     source: Source, options: Options, progress: Progress | None = None, *, circuit: bool = False
 ) -> list[View]:

@@ -205,8 +205,8 @@ def bars(
                 showlegend=column == 1,
                 marker={"color": colours[index]},
                 text=[label(point, largest, percent) for point in points],
-                # Within a bar its interval would run over the number, but for its middle.
-                textposition="auto",
+                # Within a bar its interval would run over the number, but for its middle; a low bar is narrower.
+                textposition=["outside" if is_low(point, largest) else "auto" for point in points],
                 insidetextanchor="middle",
                 textangle=0,
                 textfont={"size": 10},
@@ -241,8 +241,13 @@ def bars(
 def label(point: Mapping[str, Any], largest: float, percent: bool) -> str:
     """Returns the number of a bar; one that stands above its bar stands above the interval too."""
     shown = f"{point['value']:.0%}" if percent else short(point["value"])
-    above = point["value"] < LOW * largest and point["ci_high"] > point["value"] + LOW / 10 * largest
+    above = is_low(point, largest) and point["ci_high"] > point["value"] + LOW / 10 * largest
     return f"{shown}<br> " if above else shown
+
+
+def is_low(point: Mapping[str, Any], largest: float) -> bool:
+    """Returns whether a bar is too low for its number."""
+    return bool(point["value"] < LOW * largest)
 
 
 def short(value: float) -> str:

@@ -31,6 +31,7 @@ from interp_tasks.report.attention import (
     position_labels,
     tiled,
 )
+from interp_tasks.report.head_effects import effect_maps
 from interp_tasks.report.headlines import heads_sentence, published_section
 from interp_tasks.report.published import published_beside
 from interp_tasks.report.snapshots import Strongest, View, shown_metrics
@@ -365,6 +366,22 @@ def test_what_would_make_the_page_too_large_is_left_out(found, monkeypatch):
     section = attention_section(found.views)
     assert isinstance(section, Text)
     assert section.body.startswith("Left out: 972 numbers")
+
+
+@pytest.mark.parametrize("largest", [0.0046, 0.0171, 0.1, 1.0, 3e-7])
+def test_a_colour_bar_of_effects_has_numbers_near_its_ends(found, largest):
+    """Ticks that plotly chooses may be 0 alone, at 0.0046."""
+    view = found.views[0]
+    section = effect_maps(view, dict.fromkeys(view.metrics, largest), 700)
+    bars = [trace.colorbar for trace in section.figure.figure.data if trace.showscale]
+    assert len(bars) == len(view.metrics)
+    for bar in bars:
+        low, middle, high = bar.tickvals
+        assert low == -high
+        assert middle == 0
+        assert 0.5 * largest < high <= largest
+        said = [float(text.replace("−", "-")) for text in bar.ticktext]
+        assert said == pytest.approx(list(bar.tickvals), rel=0.05)
 
 
 def unpacked(packed):
