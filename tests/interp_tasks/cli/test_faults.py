@@ -25,6 +25,7 @@ from circuits import CircuitsError
 from interp_tasks.checkpoints import atomic
 from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.checkpoints.run_files import METRICS_FILE, log_file, read_log, write_log
 from interp_tasks.cli import main
 from interp_tasks.cli.app import program
 from interp_tasks.cli.failures import exit_code_of
@@ -226,8 +227,9 @@ def test_no_name_reaches_a_terminal_as_it_obeys_it(call, tmp_path, command, form
 
 
 def test_no_metric_reaches_a_terminal_as_it_obeys_it(call, tmp_path):
-    log = tmp_path / copied(tmp_path, "run") / "metrics.jsonl"
-    log.write_text(log.read_text().replace("mse_all", r"mse\u001b[31m\u202eall"))
+    run = tmp_path / copied(tmp_path, "run")
+    log = read_log(log_file(run, METRICS_FILE), "the log").decode()
+    write_log(run, METRICS_FILE, log.replace("mse_all", r"mse\u001b[31m\u202eall"))
     for format in ("table", "json", "csv"):
         assert not OBEYED.search(call("runs", "curve", "--ckpt", "run", "--format", format, "--quiet")[1])
     line = refused(call("runs", "drops", "--ckpt", "run", "--metric", "x"))
