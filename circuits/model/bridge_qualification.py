@@ -5,6 +5,10 @@ as Hugging Face made it, hooked by torch alone at its own modules (the softmax o
 site is served where both hold the same activation and a random write has the same effect on the output, at every layer.
 What attention and MLP add must also be the difference of the streams around it. Where the wrapped module computes
 attention itself, scores and pattern are met at its softmax in both models; there z must be pattern @ v besides.
+
+A row of the table that was proved with other versions stands where all of it is found again. Processed weights move
+what a site holds by a constant, and change no probability: there a write must have the effect on log-probabilities that
+it has on the model as it was made.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,32 +60,33 @@ _VISIBLE = 1e-3
 _known: dict[str, Family | str] = {}
 
 
-def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
+def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool, listed: Family | None = None) -> Family:
     """Returns the sites at which this bridge may be written to, found on a small random model of its config, as a row.
 
     The result is kept for other models of the same config. Raises `CircuitsError` where the check cannot be made, or
     fails for the model as a whole.
+
+    Args:
+        listed: its row in the table, if that was proved with other versions only.
     """
     kind = type(wrapped).__name__
     newer = unproved_version()
     what = f"a TransformerBridge around {kind}" + (f" with {newer}" if newer else "")
-    if getattr(model, "_weights_processed", False):
-        raise CircuitsError(
-            f"{what} is not in the table of families (circuits.model.families), and can be checked with its own "
-            "weights only; use enable_compatibility_mode(no_processing=True)"
-        )
     compatible = bool(getattr(model, "compatibility_mode", False))
+    processed = bool(getattr(model, "_weights_processed", False))
     try:
         config = _small(wrapped)
-        key = json.dumps([kind, parallel, compatible, newer, config.to_dict()], sort_keys=True, default=str)
+        case = [kind, parallel, compatible, processed, newer, config.to_dict()]
+        key = json.dumps(case, sort_keys=True, default=str)
         if key not in _known:
             with _aside():
-                _known[key] = _check(model, wrapped, config, parallel, compatible)
+                _known[key] = _check(model, wrapped, config, parallel, compatible, processed, listed)
         found = _known[key]
     except Exception as error:
+        whole = "; use enable_compatibility_mode(no_processing=True)" if processed else ""
         raise CircuitsError(
             f"{what} is not in the table of families (circuits.model.families), and no small model of its config can "
-            f"be made to check it with ({type(error).__name__}: {_first_line(error)})"
+            f"be made to check it with ({type(error).__name__}: {_first_line(error)}){whole}"
         ) from error
     if isinstance(found, str):
         raise CircuitsError(f"{what} is not served: {found}")
@@ -134,7 +140,13 @@ def _small(wrapped: nn.Module) -> Any:
 
 
 def _check(
-    model: nn.Module, wrapped: nn.Module, config: Any, parallel: bool, compatible: bool
+    model: nn.Module,
+    wrapped: nn.Module,
+    config: Any,
+    parallel: bool,
+    compatible: bool,
+    processed: bool,
+    listed: Family | None,
 ) -> Family | str:
     """Returns the row of the small model, or what is wrong with it as a whole."""
     torch.manual_seed(0)
@@ -143,19 +155,41 @@ def _check(
         for parameter in plain.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     tokens = torch.randint(3, _SIZES["vocab_size"], (2, _LENGTH))
-    bridge = _bridge(model, copy.deepcopy(plain), config)
-    if compatible:
-        bridge.enable_compatibility_mode(no_processing=True, disable_warnings=True)
-    hooks = {name: hook for name, hook in bridge.hook_dict.items() if isinstance(hook, nn.Module)}
-    row = Family(type(wrapped).__name__, type(wrapped).__name__, frozenset(KINDS), parallel)
-    ours = _Ours(HuggingFaceBridge(bridge, hooks, bridge.original_model, row), bridge, hooks)
-    theirs = _Theirs(plain, bridge, parallel)
+
+    def bridge(**mode: bool) -> Any:
+        made = _bridge(model, copy.deepcopy(plain), config)
+        if compatible:
+            made.enable_compatibility_mode(disable_warnings=True, **mode)
+        return made
+
+    as_made = bridge(no_processing=True)
+    row = _row(as_made, plain, tokens, parallel, listed)
+    if isinstance(row, str) or not processed:
+        return row
+    ours = _Ours(bridge(), row, _log_probabilities)
+    theirs = _Theirs(plain, as_made, parallel, row.places, _log_probabilities)
+    expected = theirs.run(tokens)
+    if not _same(ours.run(tokens), expected, expected):
+        return "its processed weights give other probabilities; use enable_compatibility_mode(no_processing=True)"
+    proved = _proved(ours, theirs, tokens, sorted(row.sites), effects_only=True)
+    return row if proved == row.sites else replace(row, sites=frozenset(proved), paths=False)
+
+
+def _row(
+    bridge: Any, plain: nn.Module, tokens: Tensor, parallel: bool, listed: Family | None
+) -> Family | str:
+    """Returns the row of a bridge around a copy of `plain`, or what is wrong with it as a whole."""
+    kind = type(plain).__name__
+    row = Family(kind, kind, frozenset(KINDS), parallel)
+    ours, theirs = _Ours(bridge, row), _Theirs(plain, bridge, parallel)
     expected = theirs.run(tokens)
     if not _same(ours.run(tokens), expected, expected):
         return (
             "its output is not that of the model it wraps: TransformerLens computes a model of this config wrongly; "
             "try another version of it"
         )
+    if listed is not None and _stands(bridge, plain, tokens, listed):
+        return listed
     proved = _proved(ours, theirs, tokens, list(KINDS)) - _unsummed(
         ours.read(tokens, _places(KINDS)), parallel
     )
@@ -169,19 +203,42 @@ def _check(
         return row
     # The bridge may leave attention to the module that it wraps.
     delegated = replace(row, sites=frozenset(KINDS), softmax=True)
-    ours = _Ours(HuggingFaceBridge(bridge, hooks, bridge.original_model, delegated), bridge, hooks)
+    ours = _Ours(bridge, delegated)
     with suppress(CircuitsError):  # no single softmax
         if _proved(ours, theirs, tokens, sorted(AT_SOFTMAX)) == AT_SOFTMAX and _weighs(ours, tokens):
             return replace(delegated, sites=frozenset(proved | AT_SOFTMAX))
     return replace(row, sites=frozenset(proved - AT_SOFTMAX))
 
 
+def _stands(bridge: Any, plain: nn.Module, tokens: Tensor, row: Family) -> bool:
+    """Tells whether all that a row of the table says of a bridge around a copy of `plain` is found."""
+    ours, theirs = _Ours(bridge, row), _Theirs(plain, bridge, row.parallel, row.places)
+    with suppress(CircuitsError):  # no single softmax
+        return (
+            _proved(ours, theirs, tokens, sorted(row.sites)) == row.sites
+            and not _unsummed(ours.read(tokens, _places(row.sites)), row.parallel, post_norm=bool(row.places))
+            & row.sites
+            and (not row.softmax or _weighs(ours, tokens))
+        )
+    return False
+
+
+def _log_probabilities(logits: Tensor) -> Tensor:
+    return logits.log_softmax(-1)
+
+
 def _places(names: Iterable[str]) -> list[tuple[str, int | None]]:
     return [(name, layer) for name in names for layer in _layers(name)]
 
 
-def _proved(ours: _Ours, theirs: _Theirs, tokens: Tensor, names: list[str]) -> set[str]:
-    """Returns the sites at which both models hold the same, and a random write does the same, at every layer."""
+def _proved(
+    ours: _Ours, theirs: _Theirs, tokens: Tensor, names: list[str], effects_only: bool = False
+) -> set[str]:
+    """Returns the sites at which both models hold the same, and a random write does the same, at every layer.
+
+    Args:
+        effects_only: what the sites hold is not compared.
+    """
     expected = theirs.run(tokens)
     places = _places(names)
     mine, seen = ours.read(tokens, places), theirs.read(tokens, places)
@@ -190,12 +247,16 @@ def _proved(ours: _Ours, theirs: _Theirs, tokens: Tensor, names: list[str]) -> s
         if name not in proved:
             continue
         here = mine[name, layer]
-        if (name, layer) not in seen or not _same(
-            _visible(here), _visible(seen[name, layer]), _visible(here)
-        ):
+        same = (name, layer) in seen and (
+            effects_only or _same(_visible(here), _visible(seen[name, layer]), _visible(here))
+        )
+        if not same:
             proved.discard(name)
             continue
         noise = _noise(here)
+        if effects_only and name == "pattern":
+            # Biases of v are added after it where weights are processed, as if its rows still summed to one.
+            noise -= noise.mean(-1, keepdim=True)
         changed = theirs.run(tokens, name, layer, noise)
         effect = changed - expected
         moves = float(effect.abs().max()) > _VISIBLE * float(expected.abs().max())
@@ -254,14 +315,19 @@ def _same(found: Tensor, expected: Tensor, effect: Tensor) -> bool:
     return bool((found - expected).abs().max() <= _TOLERANCE * effect.abs().max())
 
 
-def _unsummed(seen: dict[tuple[str, int | None], Tensor], parallel: bool) -> set[str]:
+def _unsummed(
+    seen: dict[tuple[str, int | None], Tensor], parallel: bool, post_norm: bool = False
+) -> set[str]:
     """Returns the sites whose sums do not hold: the stream begins as the sum of the embeddings, and attn_out and
     mlp_out are what is added to it.
+
+    Args:
+        post_norm: whether the embeddings are normalised before the stream begins, and so is what the MLP adds to.
     """
     wrong: set[str] = set()
     embedded = [seen[name, None] for name in ("embed", "pos_embed") if (name, None) in seen]
     stream = seen.get(("resid_pre", 0))
-    if (
+    if not post_norm and (
         not embedded
         or stream is None
         or any(one.shape[1:] != stream.shape[1:] for one in embedded)
@@ -279,7 +345,7 @@ def _unsummed(seen: dict[tuple[str, int | None], Tensor], parallel: bool) -> set
             else [
                 ((start, attention), middle, {"attn_out", "resid_mid"}),
                 ((middle, mlp), end, {"mlp_out"}),
-            ]
+            ][: 1 if post_norm else 2]
         )
         for parts, total, names in sums:
             known = [
@@ -291,10 +357,12 @@ def _unsummed(seen: dict[tuple[str, int | None], Tensor], parallel: bool) -> set
 
 
 class _Ours:
-    """The small bridge, hooked as `circuits` hooks one."""
+    """The small bridge, hooked as `circuits` hooks one at the sites of a row."""
 
-    def __init__(self, hooked: HuggingFaceBridge, bridge: Any, hooks: dict[str, nn.Module]) -> None:
-        self._hooked, self._bridge, self._hooks = hooked, bridge, hooks
+    def __init__(self, bridge: Any, row: Family, read_out: Callable[[Tensor], Tensor] = torch.clone) -> None:
+        self.bridge, self._read_out = bridge, read_out
+        self._hooks = {name: hook for name, hook in bridge.hook_dict.items() if isinstance(hook, nn.Module)}
+        self._hooked = HuggingFaceBridge(bridge, self._hooks, bridge.original_model, row)
 
     def run(
         self, tokens: Tensor, site: str | None = None, layer: int | None = None, noise: Tensor | None = None
@@ -303,8 +371,7 @@ class _Ours:
             if site is not None:
                 hook = KINDS[site].hook.format(layer)
                 stack.callback(self._hooked.on_forward(hook, _shift(noise)).remove)
-            output: Tensor = self._bridge(tokens)
-        return output
+            return self._read_out(self.bridge(tokens))
 
     def read(
         self,
@@ -323,7 +390,7 @@ class _Ours:
                 hook = KINDS[place[0]].hook.format(place[1])
                 if hook in self._hooks:
                     stack.callback(self._hooked.on_forward(hook, _keep(seen, place)).remove)
-            self._bridge(tokens)
+            self.bridge(tokens)
         return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
 
 
@@ -341,8 +408,20 @@ def _keep(seen: dict[Any, Tensor], key: Any) -> Function:
 class _Theirs:
     """The small Hugging Face model, hooked by torch at its own modules, which the bridge's names lead to."""
 
-    def __init__(self, plain: nn.Module, bridge: Any, parallel: bool) -> None:
+    def __init__(
+        self,
+        plain: nn.Module,
+        bridge: Any,
+        parallel: bool,
+        places: Mapping[str, str] = MappingProxyType({}),
+        read_out: Callable[[Tensor], Tensor] = torch.clone,
+    ) -> None:
+        """
+        Args:
+            places: hook points by site, as in `Family`.
+        """
         self._plain, self._bridge, self._parallel = plain, bridge, parallel
+        self._places, self._read_out = places, read_out
         config: Any = plain.config
         self._heads = config.num_attention_heads
         self._blocks = list(bridge.blocks)
@@ -352,9 +431,8 @@ class _Theirs:
     ) -> Tensor:
         with torch.no_grad(), ExitStack() as stack:
             if site is not None:
-                stack.enter_context(self._at(site, layer, _shift(noise)))
-            output: Tensor = self._plain(tokens, use_cache=False).logits
-        return output
+                stack.enter_context(self._at(site, layer, _by_example(_shift(noise), len(tokens))))
+            return self._read_out(self._plain(tokens, use_cache=False).logits)
 
     def read(
         self, tokens: Tensor, places: list[tuple[str, int | None]]
@@ -362,7 +440,7 @@ class _Theirs:
         seen: dict[tuple[str, int | None], Tensor] = {}
         for place in places:
             try:
-                with torch.no_grad(), self._at(*place, _keep(seen, place)):
+                with torch.no_grad(), self._at(*place, _by_example(_keep(seen, place), len(tokens))):
                     self._plain(tokens, use_cache=False)
             except (AttributeError, LookupError, RuntimeError):
                 continue  # The model has no such module, or one of another form.
@@ -396,6 +474,9 @@ class _Theirs:
                 module = module.get_submodule(component.name) if component.name else module
             return module
 
+        if site in self._places:
+            *names, point = self._places[site].split(".")[2:]
+            return (_on_input if point == "hook_in" else _on_output)(part(*names), function)
         if site == "resid_pre":
             return _on_input(here, function)
         if site == "resid_post":
@@ -410,7 +491,9 @@ class _Theirs:
             return _on_input(part("mlp", "out"), function)
         attention = site in ("attn_out", "resid_mid")
         norm = "ln1_post" if attention else "ln2_post"
-        adds = part(norm) if hasattr(block, norm) else part("attn" if attention else "mlp")
+        # An MLP that is not a module of its own (OPT, BERT) ends with its last matrix.
+        own = ["attn"] if attention else ["mlp", "out"] if hasattr(block.mlp, "out") else ["mlp"]
+        adds = part(norm) if hasattr(block, norm) else part(*own)
         if site == "resid_mid":
             return _Middle(here, adds, function)
         return _on_output(adds, function)
@@ -458,6 +541,18 @@ def _by_head(function: Function, heads: int) -> Function:
     def apply(x: Tensor) -> Tensor | None:
         new = function(x.unflatten(-1, (heads, -1)))
         return None if new is None else new.flatten(-2)
+
+    return apply
+
+
+def _by_example(function: Function, batch: int) -> Function:
+    """Gives a function [batch pos ...] of a module that has batch and positions on one axis."""
+
+    def apply(x: Tensor) -> Tensor | None:
+        if x.ndim > 2:
+            return function(x)
+        new = function(x.unflatten(0, (batch, -1)))
+        return None if new is None else new.flatten(0, 1)
 
     return apply
 

@@ -22,5 +22,5 @@ def bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> 
         return NativeBridge(model, hooks, wrapped)
     family = family_of(wrapped, parallel)
     if family is None or unproved_version() is not None:
-        family = qualified(model, wrapped, parallel)
+        family = qualified(model, wrapped, parallel, family)
     return HuggingFaceBridge(model, hooks, wrapped, family)

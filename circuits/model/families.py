@@ -19,7 +19,10 @@ from torch import nn
 from circuits.model.sites import KINDS
 
 #: Releases of both packages with which every row was proved.
-PROVED_VERSIONS: dict[str, tuple[str, ...]] = {"transformer-lens": ("3.9", "4.3"), "transformers": ("5.23",)}
+PROVED_VERSIONS: dict[str, tuple[str, ...]] = {
+    "transformer-lens": ("3.9", "4.3"),
+    "transformers": ("5.23", "5.24"),
+}
 
 _EVERY = frozenset(KINDS)
 # The bridge of a rotary model lists a hook point of position embeddings that never fires.

@@ -75,7 +75,7 @@ UNLISTED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         {**_GROUPED, "residual_multiplier": 0.4, "embedding_multiplier": 3.0, "attention_multiplier": 0.3},
         {"pos_embed", *_SCALED},
     ),
-    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}, {"pos_embed", *_SCALED}),
+    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}, {"pos_embed", *_SCALED} - {"mlp_out"}),
     "phi3": ("Phi3Config", _GROUPED, {"pos_embed", "mlp_pre", *_PACKED}),
     "falcon": (
         "FalconConfig",

@@ -1,18 +1,20 @@
 """Every row of the table of families, against forwards written by hand."""
 
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
 
 from circuits import CircuitsError, Site, ablate, edit, intervene, run
 from circuits.model import bridge_huggingface, bridge_qualification, bridges
-from circuits.model.families import FAMILIES, PROVED_VERSIONS, unproved_version
+from circuits.model.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 
 families = pytest.importorskip("tests.circuits.families")
 
+ROOT = Path(__file__).parents[3]
 TOKENS = torch.randint(3, families.WORDS, (4, 7), generator=torch.Generator().manual_seed(1))
 NOISE = torch.randn(4 * 7 * 4 * 7 * 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 MODES = ["raw", "compatible", "processed"]
@@ -99,8 +101,71 @@ def test_every_place_is_written_as_by_hand_under_fused_attention(hf_model, name,
 
 def test_every_row_is_tested_and_every_version_proved(hf_model):
     assert {row(hf_model(name)).name for name in families.NAMES} == {family.name for family in FAMILIES}
-    assert unproved_version() is None
     assert set(PROVED_VERSIONS) == {"transformer-lens", "transformers"}
+    constrained = dict(
+        line.split("==") for line in (ROOT / ".ci/constraints.txt").read_text().splitlines() if "==" in line
+    )
+    assert constrained["transformers"].rpartition(".")[0] == PROVED_VERSIONS["transformers"][-1]
+
+
+@pytest.fixture
+def other_version(monkeypatch, first_use):
+    """Nothing in the table was proved with what is installed."""
+    for module in (bridges, bridge_qualification):
+        monkeypatch.setattr(module, "unproved_version", lambda: "transformers 9.0")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", families.NAMES)
+def test_a_row_stands_with_other_versions_where_all_of_it_is_found(hf_model, other_version, name, mode):
+    model = made(hf_model, name, mode)
+    assert row(model) in FAMILIES
+    assert row(model).wrapped == type(model.original_model).__name__
+    if row(model).paths:
+        Surface.of(model).refuse_unproved_paths()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_of_which_a_site_is_not_found_loses_it_and_paths(hf_model, other_version, monkeypatch, mode):
+    """A write at z that arrives half in float64, where only the small model is."""
+    hooked = bridge_huggingface.HuggingFaceBridge.on_forward
+
+    def halved(self, hook, function):
+        def write(x):
+            new = function(x)
+            return None if new is None else (new + x) / 2
+
+        return hooked(self, hook, write if hook.endswith("hook_z") else function)
+
+    monkeypatch.setattr(bridge_huggingface.HuggingFaceBridge, "on_forward", halved)
+    model = made(hf_model, "gpt2", mode)
+    assert row(model).sites == set(KINDS) - {"z"}
+    with pytest.raises(CircuitsError, match="were not compared with a forward by hand"):
+        Surface.of(model).refuse_unproved_paths()
+
+
+def test_weights_that_processing_changes_are_refused(hf_model, other_version, monkeypatch):
+    bridge = bridge_qualification._bridge
+
+    def wrong(model, plain, config):
+        made = bridge(model, plain, config)
+        enable = made.enable_compatibility_mode
+
+        def process(no_processing=False, **given):
+            enable(no_processing=no_processing, **given)
+            if not no_processing:
+                with torch.no_grad():
+                    made.original_model.transformer.h[0].mlp.c_proj.weight.mul_(1.01)
+
+        made.enable_compatibility_mode = process
+        return made
+
+    monkeypatch.setattr(bridge_qualification, "_bridge", wrong)
+    assert row(hf_model("gpt2", "compatible")) in FAMILIES
+    with pytest.raises(
+        CircuitsError, match=r"its processed weights give other probabilities; use enable_comp"
+    ):
+        Surface.of(hf_model("gpt2", "processed"))
 
 
 @pytest.mark.parametrize("name", families.NAMES)
@@ -208,9 +273,12 @@ def test_other_settings_and_versions_are_checked_once(hf_model, monkeypatch):
     assert checks == [1]
     with pytest.raises(CircuitsError, match="were not compared with a forward by hand"):
         Surface.of(model).refuse_unproved_paths()
+    processed = hf_model("gpt2", "processed", scale_attn_by_inverse_layer_idx=True)
+    assert {site for site, _ in places(processed)} == set(KINDS)
+    assert len(checks) == 2
     monkeypatch.setattr(bridges, "unproved_version", lambda: "transformers 9.0")
     assert {site for site, _ in places(hf_model("llama"))} == row(hf_model("llama")).sites
-    assert len(checks) == 2
+    assert len(checks) == 3
 
 
 @pytest.mark.parametrize("name", families.UNLISTED)
@@ -258,11 +326,8 @@ def test_what_cannot_be_checked_is_refused_in_one_line(hf_model, first_use):
             match=r"not served: its output is not that of the model it wraps: .*another version",
         ):
             Surface.of(wrong)
-    processed = hf_model("gpt2", "processed", scale_attn_by_inverse_layer_idx=True)
-    with pytest.raises(CircuitsError, match=r"use enable_compatibility_mode\(no_processing=True\)"):
-        run(processed, TOKENS)
     other = hf_model("llama", fresh=True)
     kind = type(other.original_model)
     other.original_model.__class__ = type("Unbuilt", (kind,), {"__init__": lambda self, config: 1 / 0})
-    with pytest.raises(CircuitsError, match=r"around Unbuilt is not in the table .* \(ZeroDivisionError"):
+    with pytest.raises(CircuitsError, match=r"around Unbuilt.* is not in the table .* \(ZeroDivisionError"):
         Surface.of(other)
