@@ -7,6 +7,7 @@ split.
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -56,6 +57,20 @@ def shortened(log: str) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
+def without_folders(described: Any) -> Any:
+    """Returns a run's description with each absolute path in a command cut to its last name: folders are one machine's."""
+    if isinstance(described, list):
+        return [without_folders(each) for each in described]
+    if not isinstance(described, dict):
+        return described
+    return {
+        key: shlex.join(Path(word).name if word.startswith("/") else word for word in shlex.split(value))
+        if key == "command" and value
+        else without_folders(value)
+        for key, value in described.items()
+    }
+
+
 def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool = False) -> None:
     """Copies run.json, the logs, compressed, and the checkpoints named; the folder appears whole or not at all.
 
@@ -71,7 +86,8 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
     if destination.exists():
         raise UserError(f"{destination} is there already: remove it first")
     task = load_checkpoint(f"{run}@last").require_task()
-    described = {**read_run(run), "drop_metric": declared_drop(task)}  # as the task declares it now
+    # The drop as the task declares it now.
+    described = {**without_folders(read_run(run)), "drop_metric": declared_drop(task)}
     # Before anything is made.
     steps = sorted({step for each in at for step in steps_at(run, described, each)})
     destination.parent.mkdir(parents=True, exist_ok=True)

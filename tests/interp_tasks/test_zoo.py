@@ -47,6 +47,17 @@ def test_what_ships_fits_into_a_wheel():
     assert sum(file.stat().st_size for file in zoo_folder().rglob("*") if file.is_file()) < MOST_BYTES
 
 
+def test_commands_of_shipped_runs_name_no_folder_of_one_machine():
+    described = {"command": "interp-run grid /home/ada/a.toml --out /data/g --quiet", "opened": [{"command": "train /x/y"}]}
+    assert packing.without_folders(described) == {
+        "command": "interp-run grid a.toml --out g --quiet",
+        "opened": [{"command": "train y"}],
+    }
+    for file in zoo_folder().rglob("run.json"):
+        run = json.loads(file.read_text(encoding="utf-8"))
+        assert packing.without_folders(run) == run, file
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_recipe_gives_the_config_that_trained_it(name):
     """Settings that came later have the value that they then had for want of any other."""
