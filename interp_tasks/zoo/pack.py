@@ -58,7 +58,7 @@ def shortened(log: str) -> str:
 
 
 def without_folders(described: Any) -> Any:
-    """Returns a run's description with each absolute path in a command cut to its last name: folders are one machine's."""
+    """Returns a run's description with absolute paths in commands cut to their last name: folders are one machine's."""
     if isinstance(described, list):
         return [without_folders(each) for each in described]
     if not isinstance(described, dict):

@@ -48,7 +48,10 @@ def test_what_ships_fits_into_a_wheel():
 
 
 def test_commands_of_shipped_runs_name_no_folder_of_one_machine():
-    described = {"command": "interp-run grid /home/ada/a.toml --out /data/g --quiet", "opened": [{"command": "train /x/y"}]}
+    described = {
+        "command": "interp-run grid /home/ada/a.toml --out /data/g --quiet",
+        "opened": [{"command": "train /x/y"}],
+    }
     assert packing.without_folders(described) == {
         "command": "interp-run grid a.toml --out g --quiet",
         "opened": [{"command": "train y"}],
