@@ -163,9 +163,7 @@ def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np
 def _resampled(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
     """Returns pooled ratios of resamples, [*group draws series]."""
     series, examples = sums.shape[-2:]
-    blocks = [
-        ratio(sums @ weights, counts @ weights) for weights in resampling.weights(examples, series)
-    ]
+    blocks = [ratio(sums @ weights, counts @ weights) for weights in resampling.weights(examples, series)]
     return (blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=-1)).swapaxes(-1, -2)
 
 

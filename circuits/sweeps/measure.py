@@ -318,7 +318,9 @@ class _Compared:
         step = max(1, most // max(1, self._clean.numel()))
         with self._metric.watched() as metric:
             for first in range(0, len(members), step):
-                self._add(metric, members[first : first + step], outputs[first * size : (first + step) * size])
+                self._add(
+                    metric, members[first : first + step], outputs[first * size : (first + step) * size]
+                )
 
     def _add(self, metric: Metric, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
         titles = [titled(self._part.measurements.runs[member.index]) for member, _ in members]
@@ -339,9 +341,7 @@ class _Compared:
             else:
                 values = metric.measure(edited[at], self._clean, titles[at], self._spare)
                 variant = self._part.variants[member.index]
-                values = self._without_rounding(
-                    metric, variant, values, whole[at], partly[at], titles[at]
-                )
+                values = self._without_rounding(metric, variant, values, whole[at], partly[at], titles[at])
             self._part.measurements.add(member.index, values)
 
     def _where_read(self, output: Tensor) -> Tensor:
