@@ -81,6 +81,7 @@ class Case:
 
 _RMS = (("normalization_type", "RMS"), ("positional_embedding_type", "rotary"), ("gated_mlp", True))
 _GROUPED = (*_RMS, ("n_key_value_heads", 4))
+_GPT2 = (("act_fn", "gelu_new"),)
 
 CASES = (
     # The sizes of modular addition, of matrix completion, and of its largest published model on 4x4 matrices.
@@ -89,16 +90,19 @@ CASES = (
     Case("12L12H d768 T16", 12, 12, 768, 16, (1, 16), 202, 1, "bidirectional", None),
     # The shapes of common models, with few words, so that the blocks are what counts.
     *(
-        Case(name, 12, 12, 768, 16, (4,), 200, 200, "causal", None, other)
-        for name, other in (
-            ("GPT-2", (("act_fn", "gelu_new"),)),
-            ("Llama", (*_GROUPED, ("act_fn", "silu"), ("d_mlp", 2048))),
+        Case(name, 12, 12, 768, 16, (4,), 200, 200, "causal", read, other)
+        for name, read, other in (
+            ("GPT-2", None, _GPT2),
+            ("last position", (15,), _GPT2),
+            ("Llama", None, (*_GROUPED, ("act_fn", "silu"), ("d_mlp", 2048))),
             (
                 "Pythia",
+                None,
                 (("parallel_attn_mlp", True), ("positional_embedding_type", "rotary"), ("act_fn", "gelu")),
             ),
             (
                 "Gemma",
+                None,
                 (
                     *_GROUPED,
                     ("act_fn", "gelu_new"),

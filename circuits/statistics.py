@@ -34,7 +34,7 @@ class Resampling:
     flips: int = 1
 
     def weights(self, examples: int, series: int) -> Iterator[np.ndarray]:
-        """Yields blocks [draw example] of how often each example is in a resample."""
+        """Yields blocks [example draw] of how often each example is in a resample."""
         return self._blocks(_weights, 1, self.draws, examples, _BLOCK // max(1, examples, series))
 
     def flips_are_all(self, examples: int) -> bool:
@@ -42,28 +42,29 @@ class Resampling:
         return examples < 63 and 2**examples <= self.flips
 
     def swaps(self, examples: int, series: int) -> Iterator[np.ndarray]:
-        """Yields blocks [flip example]: 1 where the pair of an example is swapped, else 0."""
+        """Yields blocks [example flip]: 1 where the pair of an example is swapped, else 0."""
         if self.flips_are_all(examples):
-            numbers = np.arange(2**examples)[:, None]
-            return iter([((numbers >> np.arange(examples)) & 1).astype(float)])
+            return iter([((np.arange(2**examples) >> np.arange(examples)[:, None]) & 1).astype(float)])
         return self._blocks(_swaps, 2, self.flips, examples, _FLIPS // max(1, examples, series))
 
     def _blocks(self, draw: Draw, stream: int, count: int, examples: int, step: int) -> Iterator[np.ndarray]:
-        """Yields rows of draws from one generator; neither the block size nor caching changes a number."""
+        """Yields blocks [example draw] from one generator; neither their size nor caching changes a number."""
         step = max(1, step)
         if count * examples <= _KEPT:
             drawn = _drawn(draw, self.seed, stream, count, examples)
-            return (drawn[start : start + step].astype(float) for start in range(0, count, step))
+            return (drawn[:, start : start + step].astype(float) for start in range(0, count, step))
         rng = np.random.default_rng([self.seed, stream])
         starts = range(0, count, step)
-        return (draw(rng, min(step, count - start), examples).astype(float) for start in starts)
+        return (draw(rng, min(step, count - start), examples).T.astype(float, order="C") for start in starts)
 
 
 @lru_cache(maxsize=8)
 def _drawn(draw: Draw, seed: int, stream: int, count: int, examples: int) -> np.ndarray:
-    """Returns all draws of one kind, which the tables of all sweeps of so many examples share."""
+    """Returns all draws of one kind, which the tables of all sweeps of so many examples share: [example draw], as
+    products with the few series of a table are faster so.
+    """
     drawn = draw(np.random.default_rng([seed, stream]), count, examples)
-    return drawn.astype(np.min_scalar_type(examples))
+    return drawn.T.astype(np.min_scalar_type(examples), order="C")
 
 
 def _weights(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
@@ -162,11 +163,8 @@ def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np
 def _resampled(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
     """Returns pooled ratios of resamples, [*group draws series]."""
     series, examples = sums.shape[-2:]
-    blocks = [
-        ratio(weights @ sums.swapaxes(-1, -2), weights @ counts.swapaxes(-1, -2))
-        for weights in resampling.weights(examples, series)
-    ]
-    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=-2)
+    blocks = [ratio(sums @ weights, counts @ weights) for weights in resampling.weights(examples, series)]
+    return (blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=-1)).swapaxes(-1, -2)
 
 
 def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np.ndarray:
@@ -196,8 +194,8 @@ def _sign_flip(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> 
 
     def shifted(swap: np.ndarray, differences: np.ndarray) -> np.ndarray:
         """Returns what swaps add to sums or counts of the edited run, [*group series flip]."""
-        product = differences.reshape(-1, examples) @ swap.T
-        return product.reshape(*differences.shape[:-1], len(swap))
+        product = differences.reshape(-1, examples) @ swap
+        return product.reshape(*differences.shape[:-1], swap.shape[-1])
 
     for swap in resampling.swaps(examples, observed.size):
         difference, limit = shifted(swap, pair_differences), threshold
@@ -244,18 +242,22 @@ def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarra
 
     The numbers are those of `np.nanquantile`, which takes several times longer.
     """
-    ordered = np.sort(np.moveaxis(resampled, -2, -1), axis=-1)  # NaN come last
-    last = ordered.shape[-1] - 1 - np.isnan(ordered).sum(-1, keepdims=True)
+    values = np.moveaxis(resampled, -2, -1)
+    last = values.shape[-1] - 1 - np.isnan(values).sum(-1, keepdims=True)
+    places = [last * share for share in ((1 - level) / 2, (1 + level) / 2)]
+    around = [
+        np.clip(np.floor(place).astype(int) + step, 0, np.maximum(last, 0))
+        for place in places
+        for step in (0, 1)
+    ]
+    wanted = np.unique(around)
+    # NaN come last. To find a few places takes less than to sort.
+    ordered = np.partition(values, wanted, axis=-1) if len(wanted) <= 8 else np.sort(values, axis=-1)
+    found = [np.take_along_axis(ordered, index, -1) for index in around]
 
-    def quantile(share: float) -> np.ndarray:
-        place = last * share
-        before = np.floor(place).astype(int)
-        low, high = (
-            np.take_along_axis(ordered, np.clip(index, 0, np.maximum(last, 0)), -1)
-            for index in (before, before + 1)
-        )
-        part = place - before
+    def quantile(place: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        part = place - np.floor(place)
         between = np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
         return between[..., 0] + 0.0  # no negative zero
 
-    return quantile((1 - level) / 2), quantile((1 + level) / 2)
+    return quantile(places[0], *found[:2]), quantile(places[1], *found[2:])

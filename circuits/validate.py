@@ -111,12 +111,17 @@ def made_by(
     named = dict(pairs)
     if len(named) < len(pairs):
         raise CircuitsError(f"{caller}: an axis is given as an argument, too")
-    if arguments is not None and (missing := _missing(make, items, named)):
+    try:
+        check_call(make, caller, *items, **named)
+    except CircuitsError:
+        if arguments is None or not (missing := _missing(make, items, named)):
+            raise
         # Of the inputs of a run it can be said what they are; of others only that they are needed.
         given = ", ".join(f"{name}={'tokens' if of_inputs else '...'}" for name, of_inputs in missing.items())
         called = getattr(make, "__name__", repr(make))
-        raise CircuitsError(f"{caller}: {called} needs {' and '.join(missing)}: pass {given} to {caller}")
-    check_call(make, caller, *items, **named)
+        raise CircuitsError(
+            f"{caller}: {called} needs {' and '.join(missing)}: pass {given} to {caller}"
+        ) from None
     return make(*items, **named)
 
 

@@ -232,23 +232,22 @@ class Engine:
         branches: Sequence[Branch],
         references: Sequence[References],
         clean: CleanCache,
-        width: int,
+        chunk: int,
         outputs: int,
     ) -> Iterator[tuple[int, list[Branch], Tensor]]:
         """Yields (checkpoint, branches, their outputs at the positions that are read, one after the other) until all
-        branches have run, at most `width` of them in a stack.
+        branches have run.
 
         Args:
+            chunk: the number of tokens in a stack, of one branch at least.
             outputs: the number of tokens whose outputs are computed together.
             references: by checkpoint. A branch whose edits left every activation as it was is not `changed`; its output
                 is the clean one, up to rounding.
         """
-        ordered = sorted(branches, key=lambda branch: branch.start)
         prompts = self.prompts[rows]
         places = self._places(prompts)
         given = {} if places is None else {"attention_mask": places.mask.long()}
-        for first in range(0, len(ordered), width):
-            batch = ordered[first : first + width]
+        for batch in self._stacks(branches, tokens, chunk):
             for branch in batch:
                 states = [State(rows=rows, total=self.total) for _ in references]
                 branch.calls = [
@@ -263,6 +262,27 @@ class Engine:
                 branch.calls = []
             if self.meter is not None:
                 self.meter.stop()
+
+    def _stacks(self, branches: Sequence[Branch], tokens: Tensor, chunk: int) -> Iterator[list[Branch]]:
+        """Yields the branches that run together: in the order in which they begin, as many as have `chunk` tokens."""
+        last = self.replay.n_layers - 1
+        whole = read = tokens.numel() * self.replay.copies
+        if self.read is not None and not any(
+            at == last and site in AFTER_ATTENTION for branch in branches for site, at in branch.writes
+        ):
+            # Of those that begin at z of the last layer no other positions are computed than those that are read.
+            read = len(tokens) * self.replay.copies * len(self.read)
+        stack: list[Branch] = []
+        size = 0
+        for branch in sorted(branches, key=lambda branch: branch.start):
+            more = whole if branch.start < (last, AT_Z) else read
+            if stack and size + more > chunk:
+                yield stack
+                stack, size = [], 0
+            stack.append(branch)
+            size += more
+        if stack:
+            yield stack
 
     def _run_batch(
         self, batch: BranchBatch, tokens: Tensor, clean: CleanCache, places: Places | None, outputs: int

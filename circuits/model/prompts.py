@@ -118,6 +118,8 @@ class Prompts:
     def __getitem__(self, rows: Any) -> Prompts:
         """Returns some of the rows: of a slice, indices, or one."""
         rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
+        if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
+            return self
         words = self.words
         if words is not None:
             words = tuple(words[int(row)] for row in torch.arange(len(words))[rows])

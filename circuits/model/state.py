@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -172,40 +173,54 @@ class Contents:
     """What a model's parameters and buffers hold, to notice writes that torch does not count: by way of `data`, numpy.
 
     Of a large tensor the sums of the words of its memory, laid out in rows, along rows and columns: exact in any order,
-    and changed by every write but one that keeps all of them. Two passes through memory.
+    and changed by every write but one that keeps all of them. Two passes through memory. Small tensors are copied into
+    one, as calls for each would cost a small model's sweep more than its arithmetic.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        tensors = dict.fromkeys(_versions(model)[0])
+        lots: dict[Any, list[Tensor]] = {}
         # Another thread may have a block open that replaces weights.
         with exclusive(model):
-            self._held = [(tensor, _version(tensor), _summary(tensor)) for tensor in tensors]
+            self._version = {tensor: _version(tensor) for tensor in _versions(model)[0]}
+            for tensor in self._version:
+                lots.setdefault(tensor.device if tensor.nbytes < _FEW else id(tensor), []).append(tensor)
+            self._held = [(lot, [tensor.nbytes for tensor in lot], _summary(lot)) for lot in lots.values()]
 
     def refuse_writes(self, who: str) -> None:
         """Raises `CircuitsError` if a tensor holds something else than it did; blocks of ours put back what they
         replace.
         """
         with exclusive(self._model):
-            for tensor, version, summary in self._held:
-                if not isinstance(tensor, nn.Parameter) and _version(tensor) != version:
-                    continue  # a forward may keep something in a buffer
-                if not all(map(torch.equal, _summary(tensor), summary)):
-                    raise CircuitsError(
-                        f"{who}: a metric, the function of an edit or a hook has written to the model's weights "
-                        f"({_name_of(self._model, tensor)}), and what ran after it had them"
-                    )
+            for lot, sizes, summary in self._held:
+                if all(map(torch.equal, _summary(lot), summary)):
+                    continue
+                parts = summary[0].view(torch.uint8).tensor_split(list(accumulate(sizes)))
+                for tensor, part in zip(lot, parts, strict=False):
+                    same = len(lot) > 1 and torch.equal(_memory(tensor), part)
+                    # A forward may keep something in a buffer.
+                    kept = not isinstance(tensor, nn.Parameter) and _version(tensor) != self._version[tensor]
+                    if not same and not kept:
+                        raise CircuitsError(
+                            f"{who}: a metric, the function of an edit or a hook has written to the model's weights "
+                            f"({_name_of(self._model, tensor)}), and what ran after it had them"
+                        )
 
 
-def _summary(tensor: Tensor) -> tuple[Tensor, ...]:
-    memory = tensor.detach().contiguous().flatten().view(torch.uint8)
-    whole = len(memory) // (8 * _WORDS) * (8 * _WORDS)
-    if len(memory) < _FEW or memory.storage_offset() % 8:
-        # Words are compared several times faster than bytes.
-        is_words = len(memory) % 8 == 0 and memory.storage_offset() % 8 == 0
-        return (memory.view(torch.int64).clone() if is_words else memory.clone(),)
-    words = memory[:whole].view(torch.int64).unflatten(0, (-1, _WORDS))
-    return words.sum(0), words.sum(1), memory[whole:].clone()
+def _memory(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def _summary(lot: list[Tensor]) -> tuple[Tensor, ...]:
+    """Returns what tells whether small tensors of one device, or a large one, have changed."""
+    parts = [_memory(tensor) for tensor in lot]
+    if len(lot) == 1 and lot[0].nbytes >= _FEW and parts[0].storage_offset() % 8 == 0:
+        whole = lot[0].nbytes // (8 * _WORDS) * (8 * _WORDS)
+        words = parts[0][:whole].view(torch.int64).unflatten(0, (-1, _WORDS))
+        return words.sum(0), words.sum(1), parts[0][whole:].clone()
+    # Words are compared several times faster than bytes.
+    parts.append(parts[0].new_zeros(-sum(tensor.nbytes for tensor in lot) % 8))
+    return (torch.cat(parts).view(torch.int64),)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def measure_stacked(
             references = [job.references for job in jobs]
             edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
             for at, members, output in engine.run(
-                tokens, rows, branches, references, cache, len(branches), inputs.outputs
+                tokens, rows, branches, references, cache, inputs.chunk, inputs.outputs
             ):
                 edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
         finally:
@@ -263,13 +263,12 @@ def _run_fast(job: ModelSweep, part: Part, rows: slice, engine: Engine) -> None:
     compared = _Compared(job, part, rows, output, model_output if model_output.numel() <= _TOGETHER else None)
     del model_output
     job.fetch()
-    width = max(1, job.inputs.chunk // tokens.numel())
-    with untouched(job.surface.model, _FUNCTION):
-        for _, members, edited in engine.run(
-            tokens, rows, branches, [job.references], cache, width, job.inputs.outputs
-        ):
-            compared.add([(branch, branch.changed[0]) for branch in members], edited)
-            del edited  # Gone before the next are made.
+    # No hook of a user's is there, and functions of edits are watched one by one.
+    for _, members, edited in engine.run(
+        tokens, rows, branches, [job.references], cache, job.inputs.chunk, job.inputs.outputs
+    ):
+        compared.add([(branch, branch.changed[0]) for branch in members], edited)
+        del edited  # Gone before the next are made.
 
 
 class _Compared:
@@ -296,6 +295,10 @@ class _Compared:
         self._read = None if kept is None else kept.to(output.device)
         if self._read is not None and columns is not None:
             self._read = self._read[:, columns]
+            # Of prompts without padding it computes what is read alone.
+            self._read = None if bool(self._read.all()) else self._read
+        #: Whether outputs are made for the metric alone, with NaN where it does not read them.
+        self._spare = columns is not None and self._read is None
         self._unread = None if self._read is None else ~self._read[..., None]
         self._clean = _checked(self._at_all_positions(output), self._metric, BASELINE)
         self._near = self._engine.tolerance * float(_largest_finite(self._where_read(output)))
@@ -313,10 +316,13 @@ class _Compared:
         # No more together than what a stack's own forward holds.
         most = min(_TOGETHER, self._job.inputs.chunk * stream)
         step = max(1, most // max(1, self._clean.numel()))
-        for first in range(0, len(members), step):
-            self._add(members[first : first + step], outputs[first * size : (first + step) * size])
+        with self._metric.watched() as metric:
+            for first in range(0, len(members), step):
+                self._add(
+                    metric, members[first : first + step], outputs[first * size : (first + step) * size]
+                )
 
-    def _add(self, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
+    def _add(self, metric: Metric, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
         titles = [titled(self._part.measurements.runs[member.index]) for member, _ in members]
         stack = outputs.unflatten(0, (len(members), -1))
         read = self._where_read(stack)
@@ -329,13 +335,13 @@ class _Compared:
         for at, (member, changed) in enumerate(members):
             # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
             if not changed:
-                values = self._metric.measure(self._clean, self._clean, titles[at])
+                values = metric.measure(self._clean, self._clean, titles[at])
             elif is_nan[at]:
                 raise _not_finite(titles[at])
             else:
-                values = self._metric.measure(edited[at], self._clean, titles[at])
+                values = metric.measure(edited[at], self._clean, titles[at], self._spare)
                 variant = self._part.variants[member.index]
-                values = self._without_rounding(variant, values, whole[at], partly[at], titles[at])
+                values = self._without_rounding(metric, variant, values, whole[at], partly[at], titles[at])
             self._part.measurements.add(member.index, values)
 
     def _where_read(self, output: Tensor) -> Tensor:
@@ -352,7 +358,13 @@ class _Compared:
         return whole
 
     def _without_rounding(
-        self, variant: Variant, values: PerExample, near: np.ndarray, partly: np.ndarray, title: str
+        self,
+        metric: Metric,
+        variant: Variant,
+        values: PerExample,
+        near: np.ndarray,
+        partly: np.ndarray,
+        title: str,
     ) -> PerExample:
         """Returns the variant's values, with effects within rounding replaced.
 
@@ -360,7 +372,9 @@ class _Compared:
             near: examples (boolean) whose output is within rounding of the unedited one.
             partly: those in which it is at some position, which may be all that a metric reads.
         """
-        base, metric = self._base, self._metric
+        if not partly.any():
+            return values
+        base = self._base
         doubtful = {
             name: near | (partly & _within_rounding(values[name][0], base[name][0], self._engine.tolerance))
             for name in values

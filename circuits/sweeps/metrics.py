@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -112,15 +112,16 @@ class Metric:
         """Where the output is not read, bool [n pos 1]."""
         return None if self.kept is None else ~self.kept[..., None]
 
-    def measure(self, output: Tensor, clean: Tensor, title: str) -> PerExample:
+    def measure(self, output: Tensor, clean: Tensor, title: str, spare: bool = False) -> PerExample:
         """Returns sum and count of every example, by metric, for an output [n pos out] and the unedited one.
 
         Args:
             title: whose output it is, for error messages.
+            spare: the output is needed no more, and NaN where it is not read.
         """
-        return read_values(self.values(output, clean), self.name, len(output), title)
+        return read_values(self.values(output, clean, spare), self.name, len(output), title)
 
-    def values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
+    def values(self, output: Tensor, clean: Tensor, spare: bool = False) -> dict[str, Any]:
         """Returns what the function returns, by name; with a gradient where the output has one.
 
         The function gets copies, so that its writes reach no other variant and nobody's tensors. Its output is NaN at
@@ -133,11 +134,20 @@ class Metric:
                 output, clean, kept = output[:, kept[0]], clean[:, kept[0]], None
             return dict(self.default(output, clean.detach(), kept))
         half = output.dtype in (torch.bfloat16, torch.float16)
-        copy = output.float() if half else output.clone() if kept is None else output
-        copy = copy if self._unread is None else copy.masked_fill(self._unread.to(output.device), torch.nan)
+        copy = output.float() if half else output.clone() if kept is None and not spare else output
+        if self._unread is not None and not spare:
+            copy = copy.masked_fill(self._unread.to(output.device), torch.nan)
         given = () if self.batch is None else (private(self.batch),)
-        with nullcontext() if self.model is None else untouched(self.model, f"metric {self.name}"):
+        with self.watched():
             return by_name(self.function(copy, *given), self.name)
+
+    @contextmanager
+    def watched(self) -> Iterator[Metric]:
+        """Yields the metric for several calls, and refuses after the last what is else refused after each: that the
+        function has changed the model.
+        """
+        with nullcontext() if self.model is None else untouched(self.model, f"metric {self.name}"):
+            yield replace(self, model=None)
 
 
 def read_metric(metric: Any, has_batch: bool) -> None:

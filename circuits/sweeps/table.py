@@ -111,7 +111,8 @@ class SweepResult:
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
     # Built column by column in the final dtype, as this is much faster for many rows.
     absent = float("nan")
-    return pd.DataFrame({name: _column(name, [row.get(name, absent) for row in rows]) for name in columns})
+    arrays = {name: _column(name, [row.get(name, absent) for row in rows]) for name in columns}
+    return pd.DataFrame(arrays, copy=False)
 
 
 def _column(name: str, values: list[Any]) -> Any:

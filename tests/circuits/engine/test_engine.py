@@ -383,6 +383,31 @@ def test_floating_point_operations(make_model, hooked_only):
         assert counted - check >= 0.98 * (bound + passes), name
 
 
+def test_a_stack_has_as_many_tokens_as_are_computed(make_model, hooked_only, tokens, monkeypatch):
+    """Two heads in a chunk, and more of the last layer, where no other positions are computed than those read."""
+    model = make_model(0, n_layers=3)
+    sizes, whole = [], Engine._run_batch
+
+    def counting(self, batch, *given):
+        sizes.append([branch.start[0] for branch in batch.branches])
+        return whole(self, batch, *given)
+
+    def metric(output):
+        return output[:, -1].square().sum(1)
+
+    monkeypatch.setattr(Engine, "_run_batch", counting)
+    given = ablate.each(ablate.zero, heads("all", model))
+    options = {"metric": metric, "positions": [-1], "chunk": 2 * tokens.numel(), **FEW}
+    found = sweep(model, tokens, given, engine="fast", **options)
+    assert sizes == [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2, 2, 2]]
+    expected = sweep(model, tokens, given, engine="naive", **options)
+    np.testing.assert_allclose(found.frame["effect"], expected.frame["effect"], rtol=1e-9)
+    # An edit behind attention there makes all positions count.
+    sizes.clear()
+    sweep(model, tokens, {**given, "mlp": ablate.zero("mlp_post.2")}, engine="fast", **options)
+    assert sizes == [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2], [2, 2], [2]]
+
+
 @contextmanager
 def watching(model, called=lambda batches: None):
     """The batch of every run of the model, from a hook that only looks on, as torch's own do."""
