@@ -105,14 +105,17 @@ def run_figure(
                 row=1,
                 col=1,
             )
+    logged = [curve.metric for curve in curves]
     for index, (name, (steps, values)) in enumerate(accuracies.items()):
+        # What both panels show has one colour.
+        colour = logged.index(name) if name in logged else len(curves) + index
         figure.add_scatter(
             x=list(steps),
             y=list(values),
             name=f"{name}, stored steps",
             mode="lines+markers",
             marker={"symbol": SYMBOLS[index], "size": 8},
-            line={"color": line(len(curves) + index)["color"], "width": 1.3},
+            line={"color": line(colour)["color"], "width": 1.3},
             row=2,
             col=1,
         )
