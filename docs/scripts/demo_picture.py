@@ -19,7 +19,7 @@ from interp_tasks.pages import Beside, Figure, Page
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 CHROMIUM = "/usr/bin/chromium"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-WIDTH, SCALE, CURVE, MATRICES = 1180, 1.4, 230, 345
+WIDTH, SCALE, CURVE, MATRICES = 1000, 1.65, 200, 300
 #: Which of the matrices of the demo, and the steps of the checkpoints before and after the drop.
 MATRIX, BEFORE, AFTER = 0, 4_000, 44_000
 
@@ -28,7 +28,7 @@ def curve(log: Run, filled: Filled) -> Figure:
     level = plateau_levels(log)["mse_masked"]
     says = f"answering 0 at every blank: {level:.4f}"
     figure = draw.curve({"": log.points("mse_masked")}, None, level, says, "error at the blanks")
-    figure.update_layout(showlegend=False, margin={"t": 12, "b": 40}, height=CURVE)
+    figure.update_layout(showlegend=False, margin={"t": 8, "b": 40}, height=CURVE)
     # The first is the slider's line.
     figure.layout.shapes = figure.layout.shapes[1:]
     for step in (BEFORE, AFTER):
@@ -47,7 +47,7 @@ def matrices(filled: Filled) -> Beside:
         f"the truth: pale entries are given,<br>the {blanks} bold ones are blank": filled.truth[MATRIX],
         f"what it fills in<br>at step {BEFORE:,}": filled.trained[before, MATRIX],
         f"what it fills in<br>at step {AFTER:,}": filled.trained[after, MATRIX],
-        "the same, with every head made<br>to look everywhere alike": filled.uniform[after, MATRIX],
+        "the same, every head made<br>to look everywhere equally": filled.uniform[after, MATRIX],
     }
     largest = float(abs(filled.truth[MATRIX]).max())
     figures = []

@@ -86,6 +86,8 @@ def run_figure(
     """Draws a run's metrics with theoretical plateaus (dotted), and exact accuracies at stored steps below."""
     from plotly.subplots import make_subplots
 
+    # The task's own metric comes first, and has the first colour, as in the report.
+    curves = sorted(curves, key=lambda curve: curve.metric != drop.metric)
     rows = 2 if accuracies else 1
     figure = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for index, curve in enumerate(curves):

@@ -196,5 +196,5 @@ def test_colours_of_attention_end_where_a_query_has_a_choice():
     causal = torch.tensor([[1.0, 0, 0], [0.4, 0.6, 0], [0.5, 0.45, 0.05]])
     assert largest_choice(causal) == pytest.approx(0.6)
     assert largest_choice(torch.eye(3)) == 1, "nobody has a choice"
-    assert ticks(0.6, causal) == {"tickvals": [0, 0.3, 0.6], "ticktext": ["0", "0.3", "≥ 0.6"]}
-    assert ticks(0.6, causal[1:])["ticktext"][-1] == "0.6", "no share is larger"
+    assert ticks(0.6, 1.0) == {"tickvals": [0, 0.3, 0.6], "ticktext": ["0", "0.3", "≥ 0.6"]}
+    assert ticks(0.6, 0.6, parts=1)["ticktext"] == ["0", "0.6"], "no share is larger"
