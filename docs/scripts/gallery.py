@@ -84,13 +84,13 @@ EXCHANGED = " ".join(f"--ckpt {ref} --source {ref}" for ref in MARKS)
 FIGURES = {
     "effects": Shown(
         "Effect of each head",
-        "Uniform attention in one head: how much the error at the blanks of 64 matrices grows over the unedited model's.",
+        "Uniform attention in one head: the growth of the error at the blanks of 64 matrices over the unedited one.",
         'sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), ...).plot("mse_masked")',
         effects,
     ),
     "ablation": Shown(
         "Before and after the drop",
-        "All heads uniform (filled) or as trained (open), 64 matrices: at blanks, uniform costs much only after the drop.",
+        "All heads uniform (filled) or as trained (open), 64 matrices: at blanks it costs much only after the drop.",
         f"interp-run ablation --ckpt {MARKS[0]} --ckpt {MARKS[-1]} --samples {SAMPLES} --plot",
         of(experiments.ablation, BEFORE_AND_AFTER, samples=SAMPLES),
     ),

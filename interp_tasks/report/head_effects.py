@@ -165,7 +165,8 @@ def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
         parts,
         "All heads edited at once, over training",
         f"Each metric with its 95% interval, over the same {examples} at every checkpoint: where they are few, all "
-        f"points are off the theoretical value by the same sampling error. {stars}A click goes to the nearest checkpoint.",
+        f"points are off the theoretical value by the same sampling error. {stars}A click goes to the nearest "
+        "checkpoint.",
         narrowest=24 if len(views) == 1 else 30,
     )
 

@@ -170,8 +170,8 @@ def loss_curve(found: Demo) -> Section:
         told = "The error shows no drop."
     else:
         told = (
-            f"The error at the blanks stays near {number(drop.plateau)} until step {drop.onset:,}, has made nine tenths "
-            f"of its fall by step {drop.end:,} (grey), and ends at {number(log.points('mse_masked')[1][-1])}."
+            f"The error at the blanks stays near {number(drop.plateau)} until step {drop.onset:,}, has made nine "
+            f"tenths of its fall by step {drop.end:,} (grey), and ends at {number(log.points('mse_masked')[1][-1])}."
         )
     caption = (
         f"{told} Each point is over the same {counted(log, 'matrices')}, never trained on; the dotted line is theory: "
@@ -317,8 +317,8 @@ def accuracy_curve(found: Demo) -> Section:
         told.append(f"On {counted(log, 'others')} its share of right answers shows no jump.")
     else:
         told.append(
-            f"On {counted(log, 'others')} it gets few right until step {curve.drop.onset:,}, and has made nine tenths of "
-            f"its rise by step {curve.drop.end:,} (grey)."
+            f"On {counted(log, 'others')} it gets few right until step {curve.drop.onset:,}, and has made nine "
+            f"tenths of its rise by step {curve.drop.end:,} (grey)."
         )
     return along(figure, " ".join(told), "share of right answers over training", steps, SUM_STEP)
 
