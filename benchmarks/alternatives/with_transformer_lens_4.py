@@ -144,6 +144,12 @@ def grouped():
     return "edges scored"
 
 
+def grouped_patching():
+    llama = boot(grouped_model())
+    _, cache = llama.run_with_cache(base)
+    return tuple(patching.get_act_patch_attn_head_out_all_pos(llama, source, cache, metric).shape)
+
+
 def grouped_faithfulness():
     llama = boot(grouped_model())
     return analysis.faithfulness(llama, one, other, metric, []).recovered
@@ -169,6 +175,7 @@ tried("positions past the end: output unchanged, and nothing said", beyond)
 tried("an edit that met no forward", no_forward)
 tried("while generating", generated)
 tried("edges under grouped heads", grouped)
+tried("patching under grouped heads", grouped_patching)
 tried("faithfulness under grouped heads", grouped_faithfulness)
 tried("in its source", lambda: mentions(transformer_lens, *STATISTICS, *SPARSE))
 tried(

@@ -52,6 +52,13 @@ def largest_choice(mean: Tensor) -> float:
     return float((chosen if chosen.numel() else shares).max())
 
 
+def ticks(end: float, largest: float, parts: int = 2) -> dict[str, Any]:
+    """Returns the ticks of a colour bar from 0 to `end`; its last says so where larger shares have its colour too."""
+    values = [end * part / parts for part in range(parts + 1)]
+    *names, last = (f"{value:.2g}" for value in values)
+    return {"tickvals": values, "ticktext": [*names, f"≥ {last}" if largest > 1.001 * end else last]}
+
+
 def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles: Mapping[Any, str]) -> Any:
     """Draws the mean map of every head, layers down and heads across, on one colour scale."""
     from plotly import graph_objects
@@ -97,7 +104,11 @@ def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles:
             # The scale begins at 0, so that maps of different models can be compared by eye.
             "cmin": 0,
             "cmax": largest_choice(mean),
-            "colorbar": {"title": "attention", "thickness": 12},
+            "colorbar": {
+                "title": "attention",
+                "thickness": 12,
+                **ticks(largest_choice(mean), float(torch.nan_to_num(mean).max())),
+            },
         },
         width=max(width + 2 * MARGIN + 40, 420),
         height=height + 2 * MARGIN - 20,

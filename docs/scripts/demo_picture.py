@@ -10,6 +10,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from circuits.figures.palette import INK
 from interp_tasks.experiments._demo import figure as draw
 from interp_tasks.experiments._demo.matrices import Filled, fill_in
 from interp_tasks.experiments._demo.measure import MATRIX_RUN
@@ -19,7 +20,7 @@ from interp_tasks.pages import Beside, Figure, Page
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 CHROMIUM = "/usr/bin/chromium"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-WIDTH, SCALE, CURVE, MATRICES = 1180, 1.4, 230, 345
+WIDTH, SCALE, CURVE, MATRICES = 1060, 1.55, 200, 300
 #: Which of the matrices of the demo, and the steps of the checkpoints before and after the drop.
 MATRIX, BEFORE, AFTER = 0, 4_000, 44_000
 
@@ -28,7 +29,7 @@ def curve(log: Run, filled: Filled) -> Figure:
     level = plateau_levels(log)["mse_masked"]
     says = f"answering 0 at every blank: {level:.4f}"
     figure = draw.curve({"": log.points("mse_masked")}, None, level, says, "error at the blanks")
-    figure.update_layout(showlegend=False, margin={"t": 12, "b": 40}, height=CURVE)
+    figure.update_layout(showlegend=False, margin={"t": 8, "b": 40}, height=CURVE)
     # The first is the slider's line.
     figure.layout.shapes = figure.layout.shapes[1:]
     for step in (BEFORE, AFTER):
@@ -44,16 +45,21 @@ def matrices(filled: Filled) -> Beside:
     blanks = int(filled.hidden[MATRIX].sum())
     before, after = (list(filled.steps).index(step) for step in (BEFORE, AFTER))
     shown = {
-        f"the truth: pale entries are given,<br>the {blanks} bold ones are blank": filled.truth[MATRIX],
+        f"the truth: the {blanks} outlined<br>entries are blank": filled.truth[MATRIX],
         f"what it fills in<br>at step {BEFORE:,}": filled.trained[before, MATRIX],
         f"what it fills in<br>at step {AFTER:,}": filled.trained[after, MATRIX],
-        "the same, with every head made<br>to look everywhere alike": filled.uniform[after, MATRIX],
+        "the same, every head made<br>to look everywhere equally": filled.uniform[after, MATRIX],
     }
     largest = float(abs(filled.truth[MATRIX]).max())
     figures = []
     for title, values in shown.items():
         figure = draw.matrix(values, filled.hidden[MATRIX], largest)
         figure.update_layout(title_text=title, margin={"t": 56})
+        # At the width of a page of text numbers could not be read; blanks have an outline in place of bold ones.
+        figure.update_traces(texttemplate="")
+        for row, column in zip(*filled.hidden[MATRIX].nonzero(), strict=True):
+            corners = {"x0": column - 0.46, "x1": column + 0.46, "y0": row - 0.46, "y1": row + 0.46}
+            figure.add_shape(type="rect", line={"color": INK["light"], "width": 1.6}, **corners)
         figures.append(Figure(figure, height=MATRICES))
     return Beside(figures, narrowest=14)
 

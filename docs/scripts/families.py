@@ -14,7 +14,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def table() -> str:
     """Returns a row for each family: what it wraps, the sites that it lacks, and whether paths and edges are served."""
-    rows = ["| family | class | sites not served | paths, edges |", "|---|---|---|---|"]
+    rows = ["| family | class | sites not supported | paths, edges |", "|---|---|---|---|"]
     for family in FAMILIES:
         lacking = ", ".join(f"`{name}`" for name in KINDS if name not in family.sites) or "none"
         rows.append(f"| {family.name} | `{family.wrapped}` | {lacking} | {'yes' if family.paths else 'no'} |")

@@ -84,7 +84,7 @@ EXCHANGED = " ".join(f"--ckpt {ref} --source {ref}" for ref in MARKS)
 FIGURES = {
     "effects": Shown(
         "Effect of each head",
-        "Uniform attention in one head: how much the error at the blanks of 64 matrices grows over the unedited one's.",
+        "Uniform attention in one head: the growth of the error at the blanks of 64 matrices over the unedited one.",
         'sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), ...).plot("mse_masked")',
         effects,
     ),
@@ -102,25 +102,25 @@ FIGURES = {
     ),
     "attention": Shown(
         "Attention maps",
-        "Where each head of modular addition looks, mean of 64 sums; the row of = reads both numbers and not itself.",
+        "Where each head of modular addition looks, mean over 64 sums; the row of = reads both numbers and not itself.",
         'plots.attention(patterns.attention(model, batch.tokens), labels=["a", "b", "="])',
         attention_of_addition,
     ),
     "heads": Shown(
         "A number per head",
-        "How evenly each head attends, in the mean of 64 matrices; 1 is uniform. Any array [layer head] is drawn so.",
+        "How evenly each head attends, mean over 64 matrices; 1 is uniform. Any array [layer head] is drawn like this.",
         'plots.heads({"diffuseness": patterns.attention(model, batch.tokens).diffuseness})',
         diffuseness,
     ),
     "spectrum": Shown(
         "Spectrum of the embeddings",
-        "Nearly all of the variance of the digits' embeddings lies on a few frequencies, the key ones.",
+        "Nearly all of the variance of the digits' embeddings lies on a few frequencies, the key frequencies.",
         'plots.spectrum(found, fourier.key_frequencies(found, "of-largest"))',
         spectrum,
     ),
     "curve": Shown(
         "Curves",
-        "The error at the blanks over training: a plateau, then a fall. Values [run step] get a band.",
+        "The error at the blanks over training: a plateau, then a fall. Several runs, [run step], get a band.",
         'plots.curve({run: (steps, values)}, x_title="step", y_title="error at hidden entries")',
         curves,
     ),
@@ -138,7 +138,7 @@ FIGURES = {
     ),
     "embeddings": Shown(
         "Embeddings",
-        "Values lie on a curve ordered by size, and positions in groups by column.",
+        "Values (coloured by size) lie along a curve; positions form groups by column (a colour and mark each).",
         f"interp-run matrix embeddings --ckpt {MARKS[-1]} --samples {SAMPLES} --plot",
         of(experiments.embeddings, MARKS[-1], samples=SAMPLES),
     ),

@@ -86,6 +86,8 @@ def run_figure(
     """Draws a run's metrics with theoretical plateaus (dotted), and exact accuracies at stored steps below."""
     from plotly.subplots import make_subplots
 
+    # The task's own metric comes first, and has the first colour, as in the report.
+    curves = sorted(curves, key=lambda curve: curve.metric != drop.metric)
     rows = 2 if accuracies else 1
     figure = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for index, curve in enumerate(curves):
@@ -105,14 +107,17 @@ def run_figure(
                 row=1,
                 col=1,
             )
+    logged = [curve.metric for curve in curves]
     for index, (name, (steps, values)) in enumerate(accuracies.items()):
+        # What both panels show has one colour.
+        colour = logged.index(name) if name in logged else len(curves) + index
         figure.add_scatter(
             x=list(steps),
             y=list(values),
             name=f"{name}, stored steps",
             mode="lines+markers",
             marker={"symbol": SYMBOLS[index], "size": 8},
-            line={"color": line(len(curves) + index)["color"], "width": 1.3},
+            line={"color": line(colour)["color"], "width": 1.3},
             row=2,
             col=1,
         )

@@ -61,7 +61,7 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
     """Returns the maps side by side with gaps between them, and the spacing of the levels that they are stored at."""
     import plotly.graph_objects as go
 
-    from circuits.figures.attention_maps import NUMBERED
+    from circuits.figures.attention_maps import NUMBERED, ticks
 
     layers, heads, length, _ = view.snapshots[0].maps.shape
     gap = max(1, round(length / 12))
@@ -78,7 +78,9 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
         colorscale=by_root(),
         colorbar={"title": {"text": "attention"}, "thickness": 12, "len": 1.0, "outlinewidth": 0}
         # Beside one row of maps more numbers than these lie upon each other.
-        | ({"nticks": 3} if layers == 1 else {}),
+        | ticks(
+            largest, max(float(each.maps.max()) for each in view.snapshots), parts=1 if layers == 1 else 4
+        ),
         hoverongaps=False,
         # Of few positions shares can be read, where their colours are alike as well.
         texttemplate="%{z:.2f}" if length <= NUMBERED else None,

@@ -42,6 +42,8 @@ def tokens_plane(view: View) -> Section:
     more = f" (the first {len(labels):,})" if left_out else ""
     marker = {
         "size": 8,
+        # The ends of the scale are near black and near white: a rim is seen on both grounds.
+        "line": {"width": 0.8, "color": "#808080"},
         "color": values,
         "colorscale": SEQUENTIAL,
         "showscale": True,

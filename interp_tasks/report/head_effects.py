@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.palette import COLOURS, INK, SYMBOLS
+from circuits.figures.palette import COLOURS, SYMBOLS
 from interp_tasks.pages import Beside, Section, number, signed
 from interp_tasks.report.draw import (
     move_line,
@@ -165,7 +165,8 @@ def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
         parts,
         "All heads edited at once, over training",
         f"Each metric with its 95% interval, over the same {examples} at every checkpoint: where they are few, all "
-        f"points stand off what theory says of very many. {stars}A click goes to the nearest checkpoint.",
+        f"points are off the theoretical value by the same sampling error. {stars}A click goes to the nearest "
+        "checkpoint.",
         narrowest=24 if len(views) == 1 else 30,
     )
 
@@ -199,13 +200,10 @@ def ablation_curve(view: View, metric: str, marks: Sequence[Mark], axis: Mapping
     effects = view.effects()
     every = effects[(effects["variant"] == ALL) & (effects["metric"] == metric)]
     figure = go.Figure()
-    lines = [("unedited", unedited, INK["light"])]
-    lines += [
-        (mode, every[every["intervention"] == mode], colour)
-        for mode, colour in zip(MODES, COLOURS["light"], strict=False)
-    ]
-    for index, (name, rows, colour) in enumerate(lines):
-        add_line(figure, name, metric, rows.sort_values("step"), colour, SYMBOLS[index])
+    lines = {"unedited": unedited} | {mode: every[every["intervention"] == mode] for mode in MODES}
+    # As in the demo the model as it is is blue, and under uniform attention orange; published numbers have the fourth.
+    for index, (name, rows) in zip((0, 1, 2, 4), lines.items(), strict=True):
+        add_line(figure, name, rows.sort_values("step"), COLOURS["light"][index], SYMBOLS[index])
     for mark in marks:
         add_mark(figure, mark)
     figure.update_yaxes(title_text=metric, **axis)
@@ -228,7 +226,7 @@ def value_axis(metric: str, values: Sequence[int | float]) -> dict[str, Any]:
     return log_axis(min(known), max(known))
 
 
-def add_line(figure: Any, name: str, metric: str, rows: pandas.DataFrame, colour: str, symbol: str) -> None:
+def add_line(figure: Any, name: str, rows: pandas.DataFrame, colour: str, symbol: str) -> None:
     """Draws a line through the checkpoints, with its interval as a band and in the hover text."""
     steps, values = rows["step"].tolist(), rows["value"].tolist()
     known = "ci_low" in rows and bool(rows["ci_low"].notna().all())
@@ -239,7 +237,7 @@ def add_line(figure: Any, name: str, metric: str, rows: pandas.DataFrame, colour
             x=[*steps, *reversed(steps)],
             y=[*highs, *reversed(lows)],
             fill="toself",
-            fillcolor=see_through(colour, 0.18) if name != "unedited" else "rgba(128,128,128,0.25)",
+            fillcolor=see_through(colour, 0.18),
             line={"width": 0},
             mode="lines",
             hoverinfo="skip",
@@ -252,8 +250,7 @@ def add_line(figure: Any, name: str, metric: str, rows: pandas.DataFrame, colour
         name=name,
         legendgroup=name,
         mode="lines+markers",
-        # Without a colour of its own a line would not be seen in both schemes.
-        line={"width": 1.6} | ({"color": colour} if name != "unedited" else {"color": COLOURS["light"][6]}),
+        line={"width": 1.6, "color": colour},
         marker={"symbol": symbol, "size": 7},
         customdata=[[number(low), number(high)] for low, high in zip(lows, highs, strict=True)],
         hovertemplate=f"{name}: %{{y:.6g}} [%{{customdata[0]}}, %{{customdata[1]}}]<extra></extra>",

@@ -40,8 +40,8 @@ def sentences(view: View) -> list[str]:
     curve, last, metric = view.source.curve, view.snapshots[-1], view.metrics[0]
     if curve is not None and curve.drop is not None:
         lines.append(
-            f"{curve.metric} goes from {number(curve.drop.plateau)} to {number(curve.drop.final)}, four fifths of the "
-            f"way between steps {curve.drop.onset:,} and {curve.drop.end:,}."
+            f"{curve.metric} goes from {number(curve.drop.plateau)} to {number(curve.drop.final)}; four fifths of this "
+            f"change lie between steps {curve.drop.onset:,} and {curve.drop.end:,}."
         )
     elif curve is not None:
         lines.append(f"{curve.metric} shows no abrupt change up to step {curve.steps[-1]:,}.")
@@ -71,8 +71,8 @@ def heads_sentence(strongest: Strongest, metric: str) -> str:
     if strongest.p_value >= TOLD_APART:
         return f"{both}, not told apart: by {sizes[0]} and {sizes[1]} ({test})."
     return (
-        f"{about}, head {first['variant']} matters most: {metric} moves by {sizes[0]}, and by {sizes[1]} for "
-        f"head {second['variant']}, the next ({test})."
+        f"{about}, head {first['variant']} matters most: it moves {metric} by {sizes[0]}, and the runner-up, head "
+        f"{second['variant']}, by {sizes[1]} ({test})."
     )
 
 
@@ -242,7 +242,7 @@ def published_section(published_by_view: Mapping[str, Published]) -> list[Sectio
     # What all rows have in common is said once, above them.
     alike = []
     if frame["verdict"].nunique() == 1 and len(frame) > 1:
-        alike.append(f"Of all {len(frame)} claims the verdict is: {frame['verdict'].iloc[0]}")
+        alike.append(f"The verdict on all {len(frame)} claims: {frame['verdict'].iloc[0]}")
     else:
         columns.append(Column("verdict", "verdict"))
     first, rest = (frame["note"].str.partition("; ")[part] for part in (0, 2))
@@ -252,9 +252,9 @@ def published_section(published_by_view: Mapping[str, Published]) -> list[Sectio
     columns.append(Column("note", "note", sentences=True))
     above = f"{', '.join(alike)}. " if alike else ""
     caption = above + (
-        "What training makes is decided on three training runs at least, and this page is of one. Ours is the number "
-        "that the rule is about, often a share; rules were written before the first run on a trained model. Of the "
-        "examples of this page: interp-run reproduce decides claims on more of them."
+        "A claim about training needs at least three training runs, and this page shows one. Ours is the number that "
+        "the rule is about, often a share; the rules were written before any trained model was measured. It comes from "
+        "the examples of this page; interp-run reproduce decides claims on more of them."
     )
     return [Table(frame, "Published beside ours", caption, columns, name="report-published")]
 

@@ -137,7 +137,7 @@ def add_metric(
             y=batch_values,
             name=f"{metric}, train",
             mode="lines",
-            line={"color": see_through(colour, 0.4), "width": 1},
+            line={"color": see_through(colour, 0.55), "width": 1},
             legendgroup=metric,
             showlegend=False,
             hovertemplate="train %{y:.5g}<extra></extra>",

@@ -182,7 +182,7 @@ def reading(frame: pandas.DataFrame, config: dict[str, Any]) -> str:
     else:
         meaning = "so part of what it does rests on heads that weigh the two numbers differently"
     return (
-        f"With uniform attention in every head, {left['uniform']:.1%} of the sums are right in place of {plain:.1%}; "
+        f"With uniform attention in every head, {left['uniform']:.1%} of the sums are right instead of {plain:.1%}; "
         f"with attention uniform over the two numbers alone, {left[OPERANDS]:.1%}, {meaning}."
     )
 

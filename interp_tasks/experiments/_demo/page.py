@@ -51,9 +51,9 @@ def demo_page(found: Demo) -> Page:
     """Returns a page with a chapter for each model."""
     results = {each.title: each.result.config for each in (found.matrices, found.sums)}
     opening = Text(
-        "Here you can go through their training step by step, and take their attention away: every head then looks at "
-        "all positions alike, which is called uniform attention. The curves are of the training logs; everything else "
-        "interp-run demo has just measured, on the two models that ship with this package."
+        "Move through their training step by step, and make every head look at all positions equally, which is called "
+        "uniform attention. The curves come from the training logs; interp-run demo has just measured everything else, "
+        "on two models that ship with this package."
     )
     return Page(TITLE, [opening, matrix_chapter(found), sum_chapter(found)], results)
 
@@ -68,9 +68,9 @@ def matrix_chapter(found: Demo) -> Section:
     # The defaults of the task's model are the paper's.
     published, own = tasks.get("matrix-completion").Model().d_model, width(outcome)
     intro = Text(
-        f"The model sees a {rows}×{columns} matrix with about {hidden:.0%} of its entries blank, and is to fill them "
-        f"in; it can be done because the matrices have rank {outcome.config['rank']}. Gopalani, Lubana and Hu (NeurIPS "
-        f"2024) studied a model {published} wide, and this one is {own} wide: Abrupt Learning in "
+        f"The model sees a {rows}×{columns} matrix with about {hidden:.0%} of its entries blank and has to fill them "
+        f"in, which is possible because the matrices have rank {outcome.config['rank']}. This model is {own} wide; the "
+        f"one that Gopalani, Lubana and Hu (NeurIPS 2024) studied is {published} wide: Abrupt Learning in "
         "Transformers: A Case Study on Matrix Completion.",
         links=PAPERS,
     )
@@ -84,9 +84,9 @@ def matrix_chapter(found: Demo) -> Section:
             Controls([slider, choice]),
             loss_curve(found),
             Text(
-                "Given entries are pale, blanks are strong. The error above a picture is over the blanks of this one "
-                "matrix; the bars below are over many. Move the slider to see the model learn, and compare the last "
-                "picture: the same model with uniform attention."
+                "Given entries are pale, blanks are in strong colours; the error above a picture is that of its own "
+                "blanks. Move the slider to see the model learn, and compare the last picture: the same model with "
+                "uniform attention."
             ),
             matrix_pictures(found),
             error_bars(found),
@@ -101,10 +101,10 @@ def sum_chapter(found: Demo) -> Section:
     outcome, answered = found.sums, found.answered
     modulus = answered.modulus
     intro = Text(
-        f"The model sees two numbers below {modulus} and is to say their sum modulo {modulus}: what is left when "
-        f"{modulus} is taken away as often as it fits. It was trained on {outcome.config['train_fraction']:.0%} of all "
-        "pairs and is tested on others. Nanda, Chan, Lieberum, Smith and Steinhardt (ICLR 2023) worked out how such a "
-        "model does it: Progress measures for grokking via mechanistic interpretability.",
+        f"The model sees two numbers below {modulus} and has to give their sum modulo {modulus}, the remainder after "
+        f"division by {modulus}. It was trained on {outcome.config['train_fraction']:.0%} of all pairs and is tested "
+        "on the others. Nanda, Chan, Lieberum, Smith and Steinhardt (ICLR 2023) worked out how such a model does it: "
+        "Progress measures for grokking via mechanistic interpretability.",
         links=PAPERS,
     )
     names = [f"{a} + {b}" for a, b in answered.operands]
@@ -170,14 +170,12 @@ def loss_curve(found: Demo) -> Section:
         told = "The error shows no drop."
     else:
         told = (
-            f"Until step {drop.onset:,} the error at the blanks stays near {number(drop.plateau)}; by step "
-            f"{drop.end:,} nine tenths of its fall are behind it (grey between the two), and it ends at "
-            f"{number(log.points('mse_masked')[1][-1])}."
+            f"The error at the blanks stays near {number(drop.plateau)} until step {drop.onset:,}, has made nine "
+            f"tenths of its fall by step {drop.end:,} (grey), and ends at {number(log.points('mse_masked')[1][-1])}."
         )
     caption = (
-        f"{told} Each point is over the same {counted(log, 'matrices')}, none of them of the training. The dotted line "
-        "is theory: a model that copies what it is given and answers 0 at the blanks errs by their variance, "
-        f"{number(level)}."
+        f"{told} Each point is over the same {counted(log, 'matrices')}, never trained on; the dotted line is theory: "
+        f"a model that answers 0 at every blank errs by the variance of the entries, {number(level)}."
     )
     return along(figure, caption, "error over training", steps, STEP)
 
@@ -282,15 +280,15 @@ def error_bars(found: Demo) -> Section:
     )
     figure = draw.bars(panels, moments(outcome, "mse_masked"), level, "mean squared error")
     numbers = (
-        f"Uniform attention takes the error at the blanks of {after['n']} matrices from {number(before['baseline'])} "
+        f"Uniform attention moves the error at the blanks of {after['n']} matrices from {number(before['baseline'])} "
         f"to {number(before['value'])} before the drop, and from {number(after['baseline'])} to "
-        f"{number(after['value'])} after it; always answering 0 errs by {number(level)} (dashed). At given entries, "
-        f"after the drop, it takes the error from {draw.short(given['baseline'])} to {draw.short(given['value'])}, "
-        f"{given['value'] / level:.2%} of the dashed line"
+        f"{number(after['value'])} after it, where always answering 0 errs by {number(level)} (dashed; intervals are "
+        f"95%). At given entries, after the drop, it moves the error from {draw.short(given['baseline'])} to "
+        f"{draw.short(given['value'])}, {given['value'] / level:.2%} of the dashed line"
     )
     meaning = ": filling in needs attention, copying needs little of it" if holds_throughout(outcome) else ""
     alt = "errors with and without uniform attention, before and after the drop"
-    return Figure(figure, caption=f"{numbers}{meaning}. Intervals are 95%.", alt=alt, width=BARS_WIDTH)
+    return Figure(figure, caption=f"{numbers}{meaning}.", alt=alt, width=BARS_WIDTH)
 
 
 def holds_throughout(outcome: Outcome) -> bool:
@@ -316,11 +314,11 @@ def accuracy_curve(found: Demo) -> Section:
     learnt = next((step for step, value in zip(*train, strict=True) if value >= 0.99), None)
     told = [] if learnt is None else [f"By step {learnt:,} it has learned the sums of its training by heart."]
     if curve.drop is None:
-        told.append(f"Of {counted(log, 'others')} its share of right answers shows no jump.")
+        told.append(f"On {counted(log, 'others')} its share of right answers shows no jump.")
     else:
         told.append(
-            f"Of {counted(log, 'others')} it answers few until step {curve.drop.onset:,}; by step "
-            f"{curve.drop.end:,} nine tenths of the rise are behind it (grey between the two)."
+            f"On {counted(log, 'others')} it gets few right until step {curve.drop.onset:,}, and has made nine "
+            f"tenths of its rise by step {curve.drop.end:,} (grey)."
         )
     return along(figure, " ".join(told), "share of right answers over training", steps, SUM_STEP)
 
@@ -344,9 +342,9 @@ def ring(found: Demo) -> Section:
     ]
     caption = (
         f"Frequency {ring.frequency} holds {ring.shares[0]:.0%} of the variance of the embeddings at step "
-        f"{steps[0]:,} and {ring.shares[-1]:.0%} at step {steps[-1]:,}, more than any other then. Colours follow the "
-        f"angle: number x stands at {ring.frequency} · x / {found.answered.modulus} of a turn, so that adding numbers "
-        "is adding angles."
+        f"{steps[0]:,} and {ring.shares[-1]:.0%}, the largest share, at step {steps[-1]:,}. Colours follow the angle: "
+        f"number x stands at {ring.frequency} · x / {found.answered.modulus} of a turn, so that adding numbers adds "
+        "angles."
     )
     return Stepped(
         Figure(figure, caption=caption, alt="embeddings of the numbers along their key frequency"),
@@ -370,8 +368,8 @@ def heads_look(found: Demo) -> Section:
         "layout.title.text": [sum_text(found, *frame) for frame in frames],
     }
     caption = (
-        "Where each head looks when the model answers this sum. The buttons above make attention uniform in every "
-        "head, and give it back."
+        "Where each head looks when the model answers this sum. The buttons above switch all heads to uniform "
+        "attention and back."
     )
     return Stepped(
         Figure(figure, caption=caption, alt="attention of every head and the answer"),
@@ -419,8 +417,8 @@ def claims_table(outcome: Outcome) -> Table:
     ]
     caption = (
         f"A claim holds on this model where the whole interval of what its rule is about, over the same {count} "
-        "matrices with and without the edit, keeps the rule; effect is edited less as trained. (What training makes is "
-        "decided on three runs at least: interp-run reproduce matrix-completion.) mse_masked is the error at the "
+        "matrices with and without the edit, keeps the rule; effect is edited minus as trained. (A claim about "
+        "training needs at least three runs: interp-run reproduce matrix-completion.) mse_masked is the error at the "
         "blanks, L_mask in the paper; mse_observed that at the given entries, L_obs. The paper's text says uniform "
         "attention; its code puts the mean map over the batch in its place (mean_pattern)."
     )

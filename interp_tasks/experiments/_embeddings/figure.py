@@ -51,7 +51,9 @@ def add_values(figure: Any, row: int, table: pandas.DataFrame) -> None:
     """Draws values on two principal components, and norms over values."""
     bins = (table["value"] / BIN).round() * BIN
     hover = [f"{value:g}" for value in table["value"]]
-    marker = {"size": 7, "color": bins.tolist(), "colorscale": SEQUENTIAL}
+    # The ends of the scale are near black and near white: a rim is seen on both grounds.
+    rim = {"width": 0.8, "color": "#808080"}
+    marker = {"size": 7, "color": bins.tolist(), "colorscale": SEQUENTIAL, "line": rim}
     for column, x, y, labels in (
         (1, "component 1", "component 2", ("component 1", "component 2")),
         (2, "value", "norm", ("value", "norm")),

@@ -46,7 +46,7 @@ def figure(
         ],
     )
     first = next((row for row, key in enumerate(tensors) if key in maps), 0)
-    rest = "not key" if any(one["key"].any() for one in spectra.values()) else "share (no frequency is key)"
+    rest = "other" if any(one["key"].any() for one in spectra.values()) else "share (no frequency is key)"
     for row, key in enumerate(tensors, start=1):
         bars(figure, row, spectra[key], rest)
         if key in maps:

@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 
 from circuits import ablate, fourier, heads, lens, patterns, plots, sweep
 from circuits.figures import layout
-from circuits.figures.attention_maps import largest_choice
+from circuits.figures.attention_maps import largest_choice, ticks
 from circuits.figures.layout import CHARACTER, LINE, NARROW, OPEN_SIZE, laid_out
 from circuits.figures.names import LONGEST_SHORT
 
@@ -196,3 +196,5 @@ def test_colours_of_attention_end_where_a_query_has_a_choice():
     causal = torch.tensor([[1.0, 0, 0], [0.4, 0.6, 0], [0.5, 0.45, 0.05]])
     assert largest_choice(causal) == pytest.approx(0.6)
     assert largest_choice(torch.eye(3)) == 1, "nobody has a choice"
+    assert ticks(0.6, 1.0) == {"tickvals": [0, 0.3, 0.6], "ticktext": ["0", "0.3", "≥ 0.6"]}
+    assert ticks(0.6, 0.6, parts=1)["ticktext"] == ["0", "0.6"], "no share is larger"

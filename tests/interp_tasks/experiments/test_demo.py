@@ -315,7 +315,7 @@ def test_modular_addition_presumes_no_outcome():
         reading(addition_frame(uniform, operands), {"p": 10})
         for uniform, operands in ((0.1, 1.0), (1.0, 0.1), (0.5, 0.73))
     ]
-    assert "10.0% of the sums are right in place of 100.0%" in last[0]
+    assert "10.0% of the sums are right instead of 100.0%" in last[0]
     assert "100.0%, so this model does not need its heads" in last[0]
     assert "10.0%, so this model needs its heads" in last[1]
     assert "73.0%, so part of what it does" in last[2]

@@ -100,3 +100,23 @@ def test_texts_have_room(browser, tmp_path, name):
     # Legends and colour bars leave the panels more than half of the page, or of their half of it.
     assert min(panels) > (600 if name in ("gradients", "curves") else 300) / 2
     assert marks == (2 * HIDDEN.sum() if name == "blanks" else 0)
+
+
+@pytest.mark.timeout(900)
+def test_dark_numbers_in_cells_and_bars_are_black(browser, tmp_path):
+    """Plotly's own dark, #444, has a contrast of 3:1 with the middle of a scale; black has 5:1 and more."""
+    cells = demo.attention(2, 6).update_traces(z=np.linspace(0, 1, 12).reshape(2, 6))
+    bar = {"value": 0.5, "ci_low": 0.4, "ci_high": 0.6}
+    bars = demo.bars({"errors": {"as trained": [bar], "uniform": [bar]}}, ["after"], 0.6, "error")
+    written = Page("A page", [Figure(cells), Figure(bars)]).write(tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": 600, "height": 900}, color_scheme="dark")
+    page.set_default_timeout(PATIENCE)
+    page.goto(written.as_uri())
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    fills = page.evaluate(
+        """() => [...document.querySelectorAll(".heatmap-label text, .bartext")]
+            .map((text) => getComputedStyle(text).fill)"""
+    )
+    page.close()
+    assert len(fills) == 14
+    assert set(fills) == {"rgb(0, 0, 0)", "rgb(255, 255, 255)"}

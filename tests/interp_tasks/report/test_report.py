@@ -234,7 +234,7 @@ def test_a_verdict_that_all_claims_share_is_said_once(found):
     published = found.published[name]
     (table,) = published_section({name: published})
     text = table.html("x")
-    said = f"Of all {len(published.outcomes)} claims the verdict is: undecided, one training run, of three at least."
+    said = f"The verdict on all {len(published.outcomes)} claims: undecided, one training run, of three at least."
     assert said in text
     assert "this one lies within the rule" in text
     assert "verdict" not in [column.key for column in table.columns]
@@ -243,7 +243,7 @@ def test_a_verdict_that_all_claims_share_is_said_once(found):
     mixed = replace(published, outcomes=[(paper, replace(outcome, verdict="holds")), *published.outcomes[1:]])
     (table,) = published_section({name: mixed})
     assert "verdict" in [column.key for column in table.columns]
-    assert "the verdict is" not in table.html("x")
+    assert "The verdict on all" not in table.html("x")
 
 
 def test_published_claims_of_a_modular_run_are_those_of_runs_with_its_settings(tmp_path):
@@ -307,8 +307,8 @@ def test_a_head_matters_most_only_where_it_is_told_apart_from_the_next():
 
     rows = (row("0.1", -0.3), row("0.2", 0.25))
     apart = heads_sentence(Strongest("zero", rows, 0.049), "loss")
-    assert "(mode zero, 1,256 examples), head 0.1 matters most: loss moves by -0.3" in apart
-    assert "+0.25 [0.24, 0.26] for head 0.2, the next (paired test, p 0.049)" in apart
+    assert "(mode zero, 1,256 examples), head 0.1 matters most: it moves loss by -0.3" in apart
+    assert "and the runner-up, head 0.2, by +0.25 [0.24, 0.26] (paired test, p 0.049)" in apart
     level = heads_sentence(Strongest("zero", rows, 0.05), "loss")
     assert "(mode zero, 1,256 examples), heads 0.1 and 0.2 move loss most, not told apart" in level
     assert "p 0.050" in level
