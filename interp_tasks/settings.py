@@ -113,7 +113,7 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     from tasks import catalog
 
     # A task that --import brings is not known yet when the options are checked.
-    lists = list_keys(task) if task in catalog.names() else frozenset()
+    lists = list_keys(task) if catalog.is_known(task) else frozenset()
     config = {}
     for key, value in read_settings(settings).items():
         section, _, name = key.rpartition(".")
@@ -127,5 +127,5 @@ def check_task_name(name: str) -> None:
     """Refuse an unknown task without importing any."""
     from tasks import catalog
 
-    if name not in catalog.names():
+    if not catalog.is_known(name):
         raise UserError(catalog.unknown(name))

@@ -62,6 +62,11 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *registered, *installed})
 
 
+def is_known(name: str | None) -> bool:
+    """Says whether a task has this name; looks through the installed packages only where none of ours has."""
+    return name in BUILT_IN or name in registered or name in names()
+
+
 def unknown(name: str) -> str:
     """Returns the one-line message about a name that no task has."""
     close = difflib.get_close_matches(name, names(), n=1)

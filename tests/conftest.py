@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import warnings
 
 import pytest
-import torch
 from hypothesis import Phase, settings
 
-# Small tensors on shared cores: a second thread costs more than it brings, and one makes sums reproducible.
-torch.set_num_threads(1)
+# Small tensors on shared cores: a second thread costs more than it brings, and one makes sums reproducible. Of the
+# processes that tests start too: threads that wait for each other keep a core busy that another worker is using.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What imports and collection make is there to stay, so looking through it for what can be freed is for nothing.
+gc.disable()
 
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)
 # A longer search: pytest tests/circuits/test_properties.py --hypothesis-profile=campaign
@@ -19,10 +23,21 @@ settings.register_profile("breakages", settings.get_profile("suite"), phases=[Ph
 # What --hypothesis-profile names is loaded after this file.
 settings.load_profile("suite")
 
-with warnings.catch_warnings():
-    # What it and its dependencies warn about while being imported is not ours; after it warnings are errors.
-    warnings.simplefilter("ignore")
-    import transformer_lens
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Import what nearly every test needs: now, as later warnings are errors.
+
+    But not in the process that only hands tests to pytest-xdist's workers, which would wait for it.
+    """
+    given = pluginmanager.get_plugin("pytestconfig").known_args_namespace
+    if getattr(given, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        import transformer_lens  # noqa: F401
+    torch.set_num_threads(1)
+
 
 #: Pages that train, or measure shipped models at length, and the longest proofs: by file, how their names begin.
 LONG = {
@@ -182,9 +197,6 @@ BRIDGES_HERE = tuple(
 )
 
 
-BRIDGES_ALONE = "HookedTransformer" not in vars(transformer_lens)  # 4.3 raises ImportError for it
-
-
 def is_of_a_rare_kind(item: pytest.Item) -> bool:
     of_what = item.name.partition("[")[2]
     return item.nodeid.startswith("tests/circuits/") and any(kind in of_what for kind in RARE)
@@ -198,14 +210,22 @@ def is_of_a_bridge(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import transformer_lens
+
+    bridges_alone = "HookedTransformer" not in vars(transformer_lens)  # 4.3 raises ImportError for it
     for item in items:
         here = item.nodeid.startswith(BRIDGES_HERE)
         # CI runs features on rare kinds, bridges of rare kinds and features on bridges; all three at once a release.
         if is_of_a_bridge(item) and not here:
             item.add_marker(pytest.mark.rare if is_of_a_rare_kind(item) else pytest.mark.bridges)
-        elif is_of_a_rare_kind(item) and not (here and BRIDGES_ALONE):
+        elif is_of_a_rare_kind(item) and not (here and bridges_alone):
             item.add_marker(pytest.mark.slow)
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
     # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()

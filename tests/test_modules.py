@@ -2,11 +2,17 @@
 
 import importlib
 import pkgutil
+import re
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PACKAGES = ("circuits", "tasks", "interp_tasks")
 
@@ -58,6 +64,20 @@ def test_a_hidden_module_is_found(tmp_path, monkeypatch, hidden):
     monkeypatch.syspath_prepend(tmp_path)
     expected = [f"{room}.probe", f"{room}.probe.measure"] if hidden else []
     assert shadowed(modules_under(room)) == expected
+
+
+def test_the_page_for_developers_lists_the_floors_that_are_held():
+    root = Path(__file__).resolve().parents[1]
+    contracts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    held = {each["containers"][0]: each["layers"] for each in contracts if each["type"] == "layers"}
+    page = (root / "docs" / "development.md").read_text(encoding="utf-8")
+    for package in PACKAGES:
+        row = re.search(rf"^\| `{package}` \| (.*) \|$", page, re.MULTILINE)
+        shown = [sorted(re.findall(r"`(\w+)`", floor)) for floor in row[1].split(" · ")]
+        floors = [sorted(floor.split(" | ")) for floor in held[package] if floor != "__main__"]
+        assert shown == floors
 
 
 def test_a_folder_has_at_most_20_files_of_code():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,6 +37,15 @@ _STREAMS_KEPT = 3
 _MARGIN = 1.25
 
 
+@cache
+def _makes_tensors(function: Any) -> bool:
+    """Says whether the results of an operation have storage of their own.
+
+    A view has the storage of what it is a view of, and so has what is written in place.
+    """
+    return not any(value.alias_info is not None for value in function._schema.returns)
+
+
 class Meter(TorchDispatchMode):
     """Counts the bytes of tensors that are made while it is on, until they are freed.
 
@@ -62,8 +72,7 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
-        # A view has the storage of what it is a view of, and so has what is written in place.
-        if not any(value.alias_info is not None for value in function._schema.returns):
+        if _makes_tensors(function):
             for one in (found,) if isinstance(found, Tensor) else tree_leaves(found):
                 # A metric may make sparse tensors, whose parts are made by operations of their own.
                 if isinstance(one, Tensor) and one.layout == torch.strided:

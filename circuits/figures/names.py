@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 #: Characters of a name that counts as short.
 LONGEST_SHORT = 12
@@ -25,6 +26,13 @@ def means(short: Mapping[str, str]) -> str:
     if found and all(other == f"{begin}{each}{end}" for other, each in rest):
         return f"All names: {begin}…{end}."
     return "; ".join(f"{text}: {name}" for name, text in short.items()) + "."
+
+
+def beginning_in_common(names: Sequence[str]) -> str:
+    """Returns what all names begin with, up to a mark between parts, such that something of each is left."""
+    letters = takewhile(lambda each: len({*each}) == 1, zip(*(name[:-1] for name in names), strict=False))
+    same = "".join(each[0] for each in letters)
+    return same[: max(same.rfind(mark) for mark in "@/:-") + 1]
 
 
 def in_common(names: Sequence[str]) -> tuple[str, str] | None:

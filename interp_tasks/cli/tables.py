@@ -262,16 +262,15 @@ def phrase(header: str, key: str, text: str) -> str:
 
 def shortened(sheet: Sheet) -> Sheet:
     """Removes from names of runs and checkpoints what they have in common, and writes that in the heads."""
-    from circuits.figures.names import LONGEST_SHORT, in_common
+    from circuits.figures.names import LONGEST_SHORT, beginning_in_common, in_common
 
     for at, key in enumerate(sheet.keys):
         names = list(dict.fromkeys(sheet.column(at)))
         if key not in REFERENCES or len(names) < 2 or max(map(len, names)) <= LONGEST_SHORT:
             continue
-        common = in_common(names)
-        if common is None:
+        before, after = in_common(names) or (beginning_in_common(names), "")
+        if not before + after:
             continue
-        before, after = common
         texts = [text[len(before) : len(text) - len(after)] for text in sheet.column(at)]
         shared = phrase(sheet.headers[at], "", f"{before}…{after}")
         sheet = replace(

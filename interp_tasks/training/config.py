@@ -220,7 +220,7 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """
     if task_name in catalog.BUILT_IN:
         return catalog.built_in_presets(task_name)
-    if task_name not in catalog.names():
+    if not catalog.is_known(task_name):
         raise UserError(catalog.unknown(task_name))
     from tasks.registry import task_class
 

@@ -97,8 +97,15 @@ def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
     monkeypatch.setattr(registry, "entry_points", entry_points)
     monkeypatch.setattr(catalog, "entry_points", entry_points)
     assert "from-a-package" in tasks.list()
+    assert catalog.is_known("from-a-package")
+    assert not catalog.is_known("from-nowhere")
     assert isinstance(tasks.get("from-a-package"), mine)
     forget("from-a-package")
+
+
+def test_for_a_task_of_ours_no_package_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "entry_points", lambda **_: pytest.fail("packages were looked through"))
+    assert all(catalog.is_known(name) for name in catalog.BUILT_IN)
 
 
 def test_an_unknown_name_is_refused_in_one_line() -> None:

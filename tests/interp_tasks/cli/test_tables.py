@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from circuits.figures.names import in_common
+from circuits.figures.names import beginning_in_common, in_common
 from interp_tasks.cli.tables import (
     GAP,
     Layout,
@@ -94,6 +94,21 @@ def test_names_are_shortened_only_where_there_is_no_room():
     assert narrow.sheet.shared == (("checkpoint zoo:matrix-completion-7x7…",),)
     other = table(["text", "n"], [[name, "1"] for name in names])
     assert shortened(other) == other, "only names of runs and checkpoints"
+
+
+def test_of_names_that_stay_long_what_they_begin_with_goes():
+    names = ["zoo:matrix-completion-autoregressive", "zoo:matrix-completion-sweeps/given-embed"]
+    assert in_common(names) is None
+    assert beginning_in_common(names) == "zoo:matrix-completion-"
+    assert beginning_in_common(["runs/a/b", "runs/a/"]) == "runs/", "something of each is left"
+    assert beginning_in_common(["miiii", "miiii-113"]) == ""
+    sheet = table(["run", "metric", "onset"], [[name, "mse_masked", "1500"] for name in names])
+    (layout,) = arranged(sheet, 50)
+    assert layout.body(0, partly=False) == [
+        "autoregressive      mse_masked  1500",
+        "sweeps/given-embed  mse_masked  1500",
+    ]
+    assert layout.sheet.shared == (("run zoo:matrix-completion-…",),)
 
 
 def test_repeated_first_cells_become_lines_above_their_rows():
