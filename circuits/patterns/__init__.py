@@ -8,6 +8,9 @@
     patterns.movement(model, tokens, other_tokens).frame              # total variation between two inputs, row by row
     patterns.follow(model, tokens, other_tokens, column, before, after)  # does attention follow a group that moves?
 
+    seen = patterns.record(model, tokens)                             # several of these from one pass
+    patterns.scores(model, seen, templates)
+
 A template marks the keys that count for a query: bool [query key] or [batch query key], or a function of the batch. The
 usual ones are defined here; `&`, `|` and `~` combine them. All functions run in eval mode without gradients, chunk by
 chunk, on any model that `circuits` supports, with the edits of open `intervene` blocks in force.
@@ -16,6 +19,7 @@ chunk, on any model that `circuits` supports, with the edits of open `intervene`
 from circuits.patterns._classes import Classes, classify
 from circuits.patterns._mean_maps import Maps, attention
 from circuits.patterns._movement import Movement, movement
+from circuits.patterns._read import Recorded, record
 from circuits.patterns._scores import Scores, bits, scores
 from circuits.patterns._shift import Following, follow
 from circuits.patterns._templates import column, constant, identity, marked, previous, row
@@ -25,6 +29,7 @@ __all__ = [
     "Following",
     "Maps",
     "Movement",
+    "Recorded",
     "Scores",
     "attention",
     "bits",
@@ -36,6 +41,7 @@ __all__ = [
     "marked",
     "movement",
     "previous",
+    "record",
     "row",
     "scores",
 ]

@@ -85,7 +85,7 @@ def movement(
         )
         for distances, (other_rows, queries_compared) in zip(sums, pairings, strict=True):
             compare = partial(_compare, distances[..., rows], pairs.layers, before, queries_compared.double())
-            pairs.visit(other_rows, compare, pairs.other)
+            pairs.visit_other(other_rows, compare)
     return Movement(_frame(pairs, sums))
 
 
@@ -103,7 +103,7 @@ def _compare(
     seen: Tensor,
 ) -> None:
     """Writes one layer's distances from the patterns before, summed over queries, into [layer head example]."""
-    distance = (pattern - before[layer]).abs().sum(-1) / 2
+    distance = (pattern - before[layer]).abs_().sum(-1) / 2
     distances[layers.index(layer)] = (distance * query_weights).sum(-1).T.cpu().numpy()
 
 

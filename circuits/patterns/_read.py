@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,11 +28,74 @@ from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
 from circuits.validate import is_whole, read_indices, read_seed
 
-# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto".
-AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
+# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto": what is computed of
+# them in double precision then stays in a processor's cache.
+AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**22
 
 # Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
 Visitor = Callable[[int, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Attention patterns of some inputs, which the other functions of this module take in the place of the tokens.
+
+    Attributes:
+        layers: those recorded, ascending.
+    """
+
+    layers: tuple[int, ...]
+    prompts: Prompts = field(repr=False)
+    model: Any = field(repr=False)
+    patterns: Mapping[int, Tensor] = field(repr=False)
+    seen: Mapping[int, Tensor] = field(repr=False)
+
+    def check(self, surface: Surface, caller: str) -> None:
+        """Refuses another model than the recorded one."""
+        if self.model is not surface.model:
+            raise CircuitsError(
+                f"{caller}: these patterns were recorded of another model; give the tokens, or record them of this one"
+            )
+
+    def check_layers(self, layers: tuple[int, ...], caller: str) -> None:
+        """Refuses layers that were not recorded."""
+        missing = sorted(set(layers) - set(self.layers))
+        if missing:
+            raise CircuitsError(
+                f"{caller}: layer {missing[0]} was not recorded; there are layers "
+                f"{', '.join(map(str, self.layers))}"
+            )
+
+    def show(self, rows: slice | Tensor, layers: tuple[int, ...], visitor: Visitor) -> None:
+        """Passes the recorded patterns of these rows to `visitor`."""
+        for layer in layers:
+            visitor(layer, self.patterns[layer][rows], self.seen[layer][rows])
+
+
+def record(model: Any, tokens: Any, layers: Any = None, *, chunk: int | str = "auto") -> Recorded:
+    """Runs a model once and keeps its attention patterns, for several functions of this module.
+
+    What comes out is what the tokens give, without another forward pass. A recorded pattern takes one number of the
+    model's precision, and one byte, for each example, head, query and key.
+
+    Args:
+        tokens: ids [batch pos], or anything that `circuits.prompts` takes.
+        layers: only these.
+        chunk: tokens per forward. Inside `intervene` the edits are in force, and stay so in what was recorded.
+    """
+    reading = PatternPass.read("patterns.record", model, tokens, layers, None, None)
+    surface, prompts = reading.surface, reading.prompts
+    patterns: dict[int, list[Tensor]] = {layer: [] for layer in reading.layers}
+    seen: dict[int, list[Tensor]] = {layer: [] for layer in reading.layers}
+
+    def store(layer: int, pattern: Tensor, visible_keys: Tensor) -> None:
+        patterns[layer].append(pattern)
+        seen[layer].append(visible_keys)
+
+    for rows, _ in reading.chunks(chunk):
+        visit_patterns(surface, prompts, rows, reading.layers, store)
+    joined = ({layer: torch.cat(parts) for layer, parts in kept.items()} for kept in (patterns, seen))
+    return Recorded(reading.layers, prompts, surface.model, *joined)
 
 
 @dataclass(frozen=True)
@@ -42,6 +105,7 @@ class PatternPass:
     Attributes:
         layers: ascending.
         selected: bool [batch pos], the queries that count.
+        recorded: the patterns of the prompts, where they need no run.
     """
 
     caller: str
@@ -49,6 +113,7 @@ class PatternPass:
     prompts: Prompts
     layers: tuple[int, ...]
     selected: Tensor
+    recorded: Recorded | None
 
     @classmethod
     def read(
@@ -56,10 +121,12 @@ class PatternPass:
     ) -> PatternPass:
         """Reads the arguments that all passes share."""
         surface = Surface.of(model)
-        prompts = read_run(surface, tokens, caller)
-        chosen = read_layers(layers, surface, caller)
+        prompts, recorded = read_run(surface, tokens, caller)
+        every = recorded.layers if recorded is not None and layers is None else layers
+        chosen = read_layers(every, surface, caller)
+        check_recorded(recorded, chosen, caller)
         selected = selected_queries(surface, queries, positions, prompts, caller)
-        return cls(caller, surface, prompts, chosen, selected)
+        return cls(caller, surface, prompts, chosen, selected, recorded)
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -71,9 +138,20 @@ class PatternPass:
         for rows in chunks(self.surface, self.prompts, self.layers, chunk, self.caller):
             yield rows, self.selected[rows, None].to(self.surface.device)
 
-    def visit(self, rows: slice | Tensor, visitor: Visitor, prompts: Prompts | None = None) -> None:
-        """Passes the patterns of these rows, of the pass's prompts or of others paired with them, to `visitor`."""
-        visit_patterns(self.surface, self.prompts if prompts is None else prompts, rows, self.layers, visitor)
+    def visit(self, rows: slice | Tensor, visitor: Visitor) -> None:
+        """Passes the patterns of these rows to `visitor`, in double precision."""
+        self._visit(self.prompts, self.recorded, rows, visitor)
+
+    def _visit(
+        self, prompts: Prompts, recorded: Recorded | None, rows: slice | Tensor, visitor: Visitor
+    ) -> None:
+        def in_double(layer: int, pattern: Tensor, seen: Tensor) -> None:
+            visitor(layer, pattern.double(), seen)
+
+        if recorded is None:
+            visit_patterns(self.surface, prompts, rows, self.layers, in_double)
+        else:
+            recorded.show(rows, self.layers, in_double)
 
 
 @dataclass(frozen=True)
@@ -82,11 +160,13 @@ class PairedPass(PatternPass):
 
     Attributes:
         other: the second input, in the layout of `prompts`.
+        other_recorded: its patterns, where they need no run.
         order: [batch], the row of the control's pair: a derangement drawn from `seed`.
         seed: also of the bootstrap, of `draws` resamples.
     """
 
     other: Prompts
+    other_recorded: Recorded | None
     order: Tensor
     seed: int
     draws: int
@@ -107,10 +187,25 @@ class PairedPass(PatternPass):
         """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
         rows.
         """
-        prompts, second = _read_pairs(Surface.of(model), tokens, other, caller)
         seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-        first = PatternPass.read(caller, model, prompts, layers, queries, positions)
-        return cls(**vars(first), other=second, order=derangement(len(prompts), seed), seed=seed, draws=draws)
+        first = PatternPass.read(caller, model, tokens, layers, queries, positions)
+        second, recorded = read_run(first.surface, other, caller)
+        _check_pairs(first.prompts, second, caller)
+        check_recorded(recorded, first.layers, caller)
+        laid_out = second.like(first.prompts)
+        return cls(
+            **vars(first),
+            other=laid_out,
+            # A record of another layout is of no use.
+            other_recorded=recorded if laid_out is second else None,
+            order=derangement(len(second), seed),
+            seed=seed,
+            draws=draws,
+        )
+
+    def visit_other(self, rows: slice | Tensor, visitor: Visitor) -> None:
+        """Passes the patterns of these rows of the second input to `visitor`, in double precision."""
+        self._visit(self.other, self.other_recorded, rows, visitor)
 
     def zeros(self) -> np.ndarray:
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
@@ -177,12 +272,13 @@ def _show(
     pattern: Tensor,
 ) -> None:
     """Passes a pattern to `visitor`, with the visible keys that the layer's scores show, which precede it."""
-    visible_keys = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
+    seen = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
     seen_layers.append(layer)
-    pattern = pattern.detach().double()
-    axes = KINDS["pattern"].position_axes
-    seen = prompts.in_order(visible_keys.expand_as(pattern).to(torch.uint8), axes).bool()
-    visitor(layer, prompts.in_order(pattern, axes), seen)
+    pattern, seen = pattern.detach(), seen.expand_as(pattern)
+    if prompts.padded:
+        axes = KINDS["pattern"].position_axes
+        pattern, seen = prompts.in_order(pattern, axes), prompts.in_order(seen.to(torch.uint8), axes).bool()
+    visitor(layer, pattern, seen)
 
 
 def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
@@ -215,15 +311,23 @@ def chunks(
         yield slice(start, min(start + step, len(tokens)))
 
 
-def read_run(surface: Surface, tokens: Any, caller: str) -> Prompts:
+def read_run(surface: Surface, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:
+    """Returns the prompts, and their patterns where these were recorded."""
+    if isinstance(tokens, Recorded):
+        tokens.check(surface, caller)
+        return tokens.prompts, tokens
     prompts = read_prompts(surface, tokens, caller)
     surface.check_prompts(prompts, f"{caller}: tokens")
-    return prompts
+    return prompts, None
 
 
-def _read_pairs(surface: Surface, tokens: Any, other: Any, caller: str) -> tuple[Prompts, Prompts]:
-    """Reads two inputs that are compared row by row, and each with rows of the other."""
-    one, two = read_run(surface, tokens, caller), read_run(surface, other, caller)
+def check_recorded(recorded: Recorded | None, layers: tuple[int, ...], caller: str) -> None:
+    if recorded is not None:
+        recorded.check_layers(layers, caller)
+
+
+def _check_pairs(one: Prompts, two: Prompts, caller: str) -> None:
+    """Refuses two inputs that cannot be compared row by row."""
     if len(one) != len(two) or len(one) < 2 or (one.shape != two.shape and not (one.padded or two.padded)):
         raise CircuitsError(
             f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(one.shape)} and "
@@ -236,7 +340,6 @@ def _read_pairs(surface: Surface, tokens: Any, other: Any, caller: str) -> tuple
             f"{caller}: example {row} has {int(one.lengths[row])} tokens, the one it is compared with "
             f"{int(two.lengths[row])}; give pairs of one length"
         )
-    return one, two.like(one)
 
 
 def selected_queries(surface: Surface, queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:

@@ -109,10 +109,10 @@ def scores(
     for rows, query_mask in reading.chunks(chunk):
         examples = tokens[rows] if batch is None else batch[rows]
         keys = [
-            template_keys(name, template, examples, rows, prompts[rows]).to(query_mask.device)
-            for name, template in by_name.items()
+            template_keys(name, template, examples, rows, prompts[rows]) for name, template in by_name.items()
         ]
-        reading.visit(rows, partial(_take, sums[..., rows], reading.layers, keys, query_mask))
+        marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)
+        reading.visit(rows, partial(_take, sums[..., rows], reading.layers, marked.double(), query_mask))
     measured = sums.reshape(3, len(heads), len(by_name), len(tokens))
     mass, chance, counts = measured
     frame = _frame(heads, tuple(by_name), measured, _resampled(mass, chance, counts, seed, draws))
@@ -141,7 +141,7 @@ def _corrected(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
 def _take(
     sums: np.ndarray,
     layers: tuple[int, ...],
-    templates: list[Tensor],
+    marked: Tensor,
     query_mask: Tensor,
     layer: int,
     pattern: Tensor,
@@ -149,15 +149,17 @@ def _take(
 ) -> None:
     """Writes one layer's sums over queries into [3 layer head template example]: the attention on the keys of each
     template, that of uniform attention there, and the number of queries.
+
+    Args:
+        marked: [batch or 1, query, key, template], 1 at the keys of a template, in double precision.
     """
-    for index, template in enumerate(templates):
-        keys = template[:, None]
-        visible_keys = keys & seen
-        scored = (query_mask & visible_keys.any(-1)).double()
-        mass = (pattern * keys).sum(-1)
-        uniform = visible_keys.sum(-1).double() / seen.sum(-1).clamp(min=1)
-        sums_of_template = torch.stack([(mass * scored).sum(-1), (uniform * scored).sum(-1), scored.sum(-1)])
-        sums[:, layers.index(layer), :, index] = sums_of_template.transpose(1, 2).cpu().numpy()
+    # One product over keys for each example and query serves all heads and templates: [batch query head template].
+    mass = pattern.transpose(1, 2) @ marked
+    visible_keys = seen.transpose(1, 2).double() @ marked
+    scored = (visible_keys > 0) & query_mask.transpose(1, 2)[..., None]
+    uniform = visible_keys / seen.sum(-1).clamp(min=1).transpose(1, 2)[..., None]
+    for at, measured in enumerate((mass, uniform, torch.ones_like(mass))):
+        sums[at, layers.index(layer)] = (measured * scored).sum(1).permute(1, 2, 0).cpu().numpy()
 
 
 def _resampled(

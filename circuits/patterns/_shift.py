@@ -93,20 +93,17 @@ def follow(
     member = torch.nn.functional.one_hot(of_key).double().to(device)  # [key group]
     sums = pairs.zeros()
     for rows, query_mask in pairs.chunks(chunk):
-        attended: dict[int, Tensor] = {}
-        pairs.visit(rows, partial(_keep, attended, member))
+        attended_before: dict[int, Tensor] = {}
+        attended_after: dict[int, Tensor] = {}
+        pairs.visit(rows, partial(_keep, attended_before, member))
+        pairs.visit_other(rows, partial(_keep, attended_after, member))
         for follow_counts, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
-            places = group_before[judged_by][rows].to(device), group_after[judged_by][rows].to(device)
-            compare = partial(
-                _compare,
-                follow_counts[..., rows],
-                pairs.layers,
-                attended,
-                member,
-                places,
-                query_mask.double(),
+            here, there = (
+                group[judged_by][rows].to(device)[:, None, None] for group in (group_before, group_after)
             )
-            pairs.visit(rows, compare, pairs.other)
+            for at, layer in enumerate(pairs.layers):
+                follows = (attended_before[layer] == here) & (attended_after[layer] == there)
+                follow_counts[at, ..., rows] = (follows * query_mask.double()).sum(-1).T.cpu().numpy()
     return Following(_frame(pairs, sums))
 
 
@@ -132,23 +129,6 @@ def _most(pattern: Tensor, member: Tensor) -> Tensor:
 
 def _keep(attended: dict[int, Tensor], member: Tensor, layer: int, pattern: Tensor, seen: Tensor) -> None:
     attended[layer] = _most(pattern, member)
-
-
-def _compare(
-    follow_counts: np.ndarray,
-    layers: tuple[int, ...],
-    attended: dict[int, Tensor],
-    member: Tensor,
-    places: tuple[Tensor, Tensor],
-    query_weights: Tensor,
-    layer: int,
-    pattern: Tensor,
-    seen: Tensor,
-) -> None:
-    """Writes one layer's number of queries that follow into [layer head example]."""
-    group_before, group_after = (group[:, None, None] for group in places)
-    follows = (attended[layer] == group_before) & (_most(pattern, member) == group_after)
-    follow_counts[layers.index(layer)] = (follows * query_weights).sum(-1).T.cpu().numpy()
 
 
 def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:

@@ -76,32 +76,26 @@ class ActivationStream:
 
     def each(self, sites: Sequence[ProbeSite], wanted: Tensor, use: Use) -> None:
         """Calls `use` with the vectors of the examples `wanted` at every site, chunk by chunk."""
-        is_wanted = torch.zeros(len(self.prompts), dtype=torch.bool)
-        is_wanted[wanted] = True
         hooks = {site.hook for site in sites}
         with evaluating(self.surface.model), torch.no_grad(), recording(self.surface, hooks) as seen:
-            for start in range(0, len(self.prompts), self.step):
-                rows = slice(start, min(start + self.step, len(self.prompts)))
-                wanted_rows = is_wanted[rows].nonzero().flatten()
-                if not len(wanted_rows):
-                    continue
+            for rows in wanted.sort().values.split(self.step):
                 seen.clear()
-                # The whole chunk runs, because an intervention may hold a value for each of its examples.
+                # What an intervention holds for each example is cut to these rows.
                 with running_rows(self.surface.model, rows, len(self.prompts)):
                     self.surface.call(self.prompts[rows])
                 for site in sites:
                     if site.hook not in seen:
                         raise CircuitsError(f"probe: {site.hook} never fired; this model has it switched off")
-                    chosen = self.entries.used[wanted_rows + start][:, site.positions]
+                    chosen = self.entries.used[rows][:, site.positions]
                     x = site.vectors(seen[site.hook], self.prompts[rows])
                     # Apple's GPUs have no float64.
                     x = x.cpu() if x.device.type == "mps" else x
-                    x = x[wanted_rows.to(x.device)][chosen.to(x.device)]
+                    x = x[chosen.to(x.device)]
                     if not bool(x.isfinite().all()):
                         raise CircuitsError(
                             f"probe: {site.hook} is not finite everywhere; masked scores are not"
                         )
-                    use(site, wanted_rows + start, chosen, x.double(), torch.finfo(x.dtype).eps)
+                    use(site, rows, chosen, x.double(), torch.finfo(x.dtype).eps)
 
 
 def fit(

@@ -25,7 +25,7 @@ from circuits.probe._targets import Target, read_targets
 from circuits.validate import is_whole, read_seed
 
 # Tokens per forward pass under chunk="auto"; the activations of a chunk at all sites are in memory together.
-AUTO_CHUNK = 8192
+AUTO_CHUNK = 4096
 
 
 def linear(

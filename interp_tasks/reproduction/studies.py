@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -152,7 +154,7 @@ def perform(job: Job, scratch: Path) -> Done:
     try:
         call = getattr(experiments, job.study.experiment)
         if job.control is not None:
-            return Done(job, on_control(job, call, scratch))
+            return Done(job, on_control(job, scratch))
         return Done(job, call(job.refs(), **job.settings()))
     except (UserError, TaskError, CircuitsError) as error:
         return Done(job, None, str(error))
@@ -170,11 +172,11 @@ def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
         if processes == 1 or len(jobs) < 2:
-            yield from (perform(job, scratch) for job in jobs)
+            yield from (perform(job, scratch) for lot in lots_of(jobs) for job in lot)
             return
         cut_off: list[Job] = []
         yield from together(jobs, processes, scratch, cut_off)
-        # Where a process died, those beside it were cut off too: one by one it is known in which it does.
+        # Whoever dies is tried once more, when nothing else needs memory.
         for job in cut_off:
             died: list[Job] = []
             yield from together([job], 1, scratch, died)
@@ -183,27 +185,52 @@ def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
                 yield Done(job, None, reason, crashed=True)
 
 
+def lots_of(jobs: Sequence[Job]) -> list[deque[Job]]:
+    """Groups jobs by the model that they are on: what one has found of it, such as classes of heads, others ask for."""
+    lots: dict[tuple[str, str], deque[Job]] = {}
+    for job in jobs:
+        lots.setdefault((job.name, job.control or ""), deque()).append(job)
+    return list(lots.values())
+
+
 def together(jobs: Sequence[Job], processes: int, scratch: Path, cut_off: list[Job]) -> Iterator[Done]:
-    """Yields each job's result as it comes; jobs whose process died are added to ``cut_off``."""
-    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+    """Yields each job's result as it comes; jobs whose process died are added to ``cut_off``.
+
+    Jobs on one model run one after the other in one process.
+    """
+    from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=one_thread) as pool:
-        futures = {}
-        try:
-            for job in jobs:
-                try:
-                    futures[pool.submit(perform, job, scratch)] = job
-                except BrokenExecutor:
-                    cut_off.append(job)
-            for future in as_completed(futures):
+    def started() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=one_thread)
+
+    waiting = deque(lots_of(jobs))
+    pools = [started() for _ in range(min(processes, len(waiting)))]
+    running: dict[Future[Done], tuple[ProcessPoolExecutor, Job, deque[Job]]] = {}
+
+    def go_on(pool: ProcessPoolExecutor, lot: deque[Job]) -> None:
+        if not lot and waiting:
+            lot = waiting.popleft()
+        if lot:
+            job = lot.popleft()
+            running[pool.submit(perform, job, scratch)] = pool, job, lot
+
+    try:
+        for pool in pools:
+            go_on(pool, deque())
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                pool, job, lot = running.pop(future)
                 try:
                     yield future.result()
                 except BrokenExecutor:
-                    cut_off.append(futures[future])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+                    cut_off.append(job)
+                    pool = started()
+                    pools.append(pool)
+                go_on(pool, lot)
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
 
 
 def one_thread() -> None:
@@ -216,7 +243,7 @@ def one_thread() -> None:
     warnings.simplefilter("ignore")
 
 
-def on_control(job: Job, call: Callable[..., Result], scratch: Path) -> Result:
+def on_control(job: Job, scratch: Path) -> Result:
     """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
     import pandas
 
@@ -229,7 +256,8 @@ def on_control(job: Job, call: Callable[..., Result], scratch: Path) -> Result:
     stand_in = dict(zip(named.values(), named, strict=True))
     (trained, first), *_ = named.items()
     settings = {key: filled(marked(value, mark), first, trained) for key, value in job.study.settings.items()}
-    result = call([f"{run}@{mark}" if job.study.at else run for run in named.values()], **settings)
+    refs = tuple(f"{run}@{mark}" if job.study.at else run for run in named.values())
+    result = called(job.study.experiment, refs, json.dumps(settings))
     frame = result.frame.assign(run=result.frame["run"].replace(stand_in))
     copies = []
     for wanted in job.study.at or ("",):
@@ -239,6 +267,17 @@ def on_control(job: Job, call: Callable[..., Result], scratch: Path) -> Result:
         copies.append(frame.assign(ref=refs))
     joined = copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
     return replace(result, frame=joined)
+
+
+@lru_cache(maxsize=1)
+def called(experiment: str, refs: tuple[str, ...], settings: str) -> Result:
+    """Returns an experiment's table; of two studies of different steps, one after the other, which ask the same of the
+    same untrained model, the second finds it there.
+    """
+    from interp_tasks import experiments
+
+    call: Callable[..., Result] = getattr(experiments, experiment)
+    return call(list(refs), **json.loads(settings))
 
 
 def marked(value: Any, mark: str) -> Any:

@@ -27,6 +27,7 @@ from interp_tasks.measurement.heads.classes import (
     HeadClasses,
     check_scored,
     classify_heads,
+    run_once,
 )
 from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import check_queries
@@ -93,7 +94,7 @@ class AttentionResult(Result):
         ).strip()
 
 
-@experiment(says={"templates": "all", "queries": READ, "threshold": THRESHOLD, "mask": None})
+@experiment(says={"templates": "all", "queries": READ, "threshold": THRESHOLD, "mask": None, "moves": True})
 def attention(
     refs: str | Sequence[str],
     templates: Annotated[
@@ -122,6 +123,9 @@ def attention(
             "--mask", metavar="MASK", help="One for all examples: rows, columns, or ..#.,#...,... ."
         ),
     ] = None,
+    moves: Annotated[
+        bool, typer.Option("--moves/--no-moves", help="Measure how attention moves with the input.")
+    ] = True,
     **options: Unpack[Options],
 ) -> AttentionResult:
     """See what each attention head attends to: scores against templates, a class per head, mean maps.
@@ -140,6 +144,8 @@ def attention(
         threshold: of ``circuits.patterns.classify``.
         mask: one mask for all examples, as the task's ``with_mask(batch, mask)`` reads it: of matrix completion
             ``"rows"``, ``"columns"``, or rows of ``.`` and ``#`` divided by commas. Default: the examples' own.
+        moves: measure how far attention moves and what it follows, which takes most of the time; without it no head is
+            in a class of heads whose attention must stay.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Returns:
@@ -169,9 +175,10 @@ def attention(
         from circuits import patterns
 
         subject = under(subject, mask)
-        head_classes = classify_heads(subject, template_names, chosen_queries, threshold)
+        recorded = run_once(subject, subject.tokens)
+        head_classes = classify_heads(subject, template_names, chosen_queries, threshold, recorded, moves)
         ref = str(subject.labels["ref"])
-        maps[ref] = patterns.attention(subject.model, subject.tokens)
+        maps[ref] = patterns.attention(subject.model, recorded)
         classes[ref] = head_classes.classes
         return Measured(table(head_classes), {})
 
@@ -185,6 +192,7 @@ def attention(
             "queries": chosen_queries or "all",
             "threshold": threshold,
             "mask": mask,
+            "moves": moves,
         },
         parts=ModelParts(positions={"--queries": chosen_queries}),
         check=check,
@@ -212,13 +220,13 @@ def under(subject: Examined, mask: str | None) -> Examined:
 def notes(classes: Mapping[str, Classes], metrics: pandas.Series) -> tuple[str, ...]:
     """Returns the notes below the table; the rule of the classes is the same for all checkpoints."""
     rules = list(dict.fromkeys(head_classes.rule for head_classes in classes.values()))
-    moves = metrics.str.startswith(MOVED).any()
+    moved = metrics.str.startswith(MOVED).any()
     follows = metrics.str.startswith(FOLLOWS).any()
     return (
         "Score: share of attention on the template's keys. Chance: that of uniform attention to all keys that the "
         "query may see.",
         *rules,
-        *(["Moved by: share of attention that goes to other keys where only this changes."] if moves else []),
+        *(["Moved by: share of attention that goes to other keys where only this changes."] if moved else []),
         *(
             ["Follows: share of queries that attend most to where this is, before and after."]
             if follows

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.checkpoints.drop import final_level, plateau_steps
 from interp_tasks.measurement.experiment import experiment
@@ -62,12 +64,19 @@ class CurveResult(Result):
         return "Dotted: the plateau by theory. Bold: from onset to end of the drop."
 
 
-@experiment("runs")
-def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
+@experiment("runs", says={"stored": True})
+def curve(
+    runs: str | Sequence[str],
+    stored: Annotated[
+        bool, typer.Option("--stored/--no-stored", help="Measure stored steps, too, which takes a model.")
+    ] = True,
+    **options: Unpack[Options],
+) -> CurveResult:
     """Put plateau, drop and final level of runs beside theory, and exact answers beside errors at stored steps.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``.
+        stored: measure the metrics at stored steps, too; without it the log alone is read.
         options: samples, seed, split, device, progress of what is measured at stored steps: see :class:`Options`.
 
     Returns:
@@ -94,28 +103,34 @@ def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
         drop_curve = run.curve(run.drop_metric)
         rows += levels(run, drop_curve, curves[run.name])
         rows += fall(run, drop_curve)
-        stored = [
-            row
-            for subject in subjects(
-                f"{run.name}@all", examples, options.get("device", "cpu"), options.get("progress")
-            )
-            for row in at_checkpoint(run.name, subject)
-        ]
-        rows += stored
-        rows += stored_sharpness(run, drop_curve, stored)
+        if stored:
+            found = f"{run.name}@all"
+            measured = [
+                row
+                for subject in subjects(
+                    found, examples, options.get("device", "cpu"), options.get("progress")
+                )
+                for row in at_checkpoint(run.name, subject)
+            ]
+            rows += [*measured, *stored_sharpness(run, drop_curve, measured)]
     import pandas
 
     frame = tidy(pandas.DataFrame(rows).assign(experiment="curve", intervention="none"))
     config = {
         "runs": [runs] if isinstance(runs, str) else list(runs),
         "found": [run.name for run in logged_runs],
+        "stored": stored,
         **examples.describe(),
         "device": options.get("device", "cpu"),
     }
     notes = (
         "Levels are medians of logged values: of the plateau from a tenth to a half of the crossing, in the end of the "
         "last tenth. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
-        "Stored steps: 95% intervals, bootstrap over examples, the same ones at every step.",
+        *(
+            ["Stored steps: 95% intervals, bootstrap over examples, the same ones at every step."]
+            if stored
+            else []
+        ),
     )
     own_metrics = {run.name: run.drop_metric for run in logged_runs}
     return CurveResult("curve", frame, config, notes, curves=curves, own=own_metrics)

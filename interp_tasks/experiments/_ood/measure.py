@@ -90,6 +90,8 @@ def ood(
         used.update(dict.fromkeys(using))
         groups = declared(subject.task, "variations")
         rows: list[dict[str, Any]] = []
+        # Every group has the task of training among its own.
+        compared: dict[Any, list[dict[str, Any]]] = {}
         for group in chosen(groups, names, "--vary", subject.task):
             for name, task in groups[group].items():
                 about = {"variant": name, "site": group}
@@ -105,9 +107,10 @@ def ood(
                     note_texts[f"{name}: {new} of {task.sequence_length} positions were never trained."] = (
                         None
                     )
-                output = forward(subject.model, comparison.batch(task).tokens)
-                compared = comparison.rows(task, output, using, subject.seed)
-                rows += [{**row, **about} for row in compared]
+                if task not in compared:
+                    output = forward(subject.model, comparison.batch(task).tokens)
+                    compared[task] = comparison.rows(task, output, using, subject.seed)
+                rows += [{**row, **about} for row in compared[task]]
         return Measured(pandas.DataFrame(rows), {})
 
     result = measure("ood", refs, options, measure_checkpoint, config={"vary": names, "method": method})

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from tasks.base import Split
 
 THRESHOLD = 0.5
+#: The most entries of attention patterns that are kept to be read again: some 170 MB, of two inputs at a time.
+RECORDED_ENTRIES = 2**25
 #: The word for the queries whose output the task reads.
 READ = "read"
 #: Heads that no template describes are, together, what people call uninterpretable.
 UNINTERPRETABLE = "uninterpretable"
 NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all there are: give a task"
+
+#: Classes that were found in this process, of the latest checkpoints: several studies of one ask for them.
+FOUND: dict[Any, HeadClasses] = {}
+MOST_FOUND = 4
 
 
 @dataclass(frozen=True)
@@ -70,32 +76,48 @@ def classify_heads(
     names: Sequence[str] = (),
     queries: str | tuple[int, ...] | None = READ,
     threshold: float = THRESHOLD,
+    recorded: Any = None,
+    moving: bool = True,
 ) -> HeadClasses:
     """Scores and classifies the heads on a subject's examples, and measures how their attention moves.
 
     A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
     for.
+
+    Args:
+        recorded: what :func:`run_once` returns of the subject's examples.
+        moving: whether to measure how attention moves; without it no head is in a class of heads that must not.
     """
     from circuits import patterns
 
     chosen = chosen_queries(subject, queries)
     shared = {"queries": chosen, "seed": subject.seed}
     templates = chosen_templates(subject, names)
-    scores = patterns.scores(subject.model, subject.tokens, templates, batch=subject.batch, **shared)
+    own = run_once(subject, subject.tokens) if recorded is None else recorded
+    scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
     moves = {
-        change: patterns.movement(subject.model, subject.tokens, other.tokens, **shared)
-        for change, other in changed_examples(subject).items()
+        change: patterns.movement(subject.model, own, run_once(subject, other.tokens), **shared)
+        for change, other in (changed_examples(subject) if moving else {}).items()
     }
     rules = {name: rule for name, rule in declared_rules(subject).items() if name in templates}
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
-    classes = patterns.classify(
-        scores,
-        threshold,
-        unless=unless,
-        among={name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves},
-    )
+    among = {name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves}
+    if not moving:
+        among = {name: () for name, rule in rules.items() if rule.static}
+    classes = patterns.classify(scores, threshold, unless=unless, among=among)
     possible = tuple(name for name in templates if name not in unless.values())
-    return HeadClasses(scores, classes, possible, moves, measure_relocations(subject, queries), chosen)
+    followed = measure_relocations(subject, queries) if moving else {}
+    return HeadClasses(scores, classes, possible, moves, followed, chosen)
+
+
+def run_once(subject: Subject, tokens: Tensor) -> Any:
+    """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
+    memory, so that each runs them anew.
+    """
+    from circuits import patterns
+
+    entries = subject.sizes.n_layers * subject.sizes.n_heads * tokens.shape[1] ** 2 * len(tokens)
+    return patterns.record(subject.model, tokens) if entries <= RECORDED_ENTRIES else tokens
 
 
 def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
@@ -108,8 +130,16 @@ def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> Hea
         raise UserError(NO_CLASSES)
     split: Split = "validation" if subject.labels["split"] != "validation" else "test"
     size = max(DEFAULT_SAMPLES, len(subject.tokens))
-    batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
-    return classify_heads(replace(subject, batch=batch, tokens=batch.tokens), threshold=threshold)
+    device = str(subject.tokens.device)
+    files = tuple(sorted((file, file.stat().st_mtime_ns) for file in subject.checkpoint.path.iterdir()))
+    key = (files, subject.task, size, subject.seed, split, device, threshold)
+    if key not in FOUND:
+        batch = subject.task.sample(size, seed=subject.seed, split=split).to(device)
+        held_out = replace(subject, batch=batch, tokens=batch.tokens)
+        while len(FOUND) >= MOST_FOUND:
+            del FOUND[next(iter(FOUND))]
+        FOUND[key] = classify_heads(held_out, threshold=threshold)
+    return FOUND[key]
 
 
 def declared_rules(subject: Subject) -> dict[str, Any]:

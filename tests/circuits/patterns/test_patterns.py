@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -220,6 +221,39 @@ def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
             torch.testing.assert_close(again.diffuseness, maps.diffuseness, rtol=0, atol=1e-12)
             frame = patterns.movement(model, tokens, other_tokens, queries=mask, chunk=chunk).frame
             np.testing.assert_allclose(frame["distance"], moved["distance"], rtol=0, atol=1e-12)
+
+
+def test_what_was_recorded_gives_what_the_tokens_give_and_runs_once(model, tokens, other_tokens, mask):
+    runs = []
+    groups = torch.arange(tokens.shape[1]) % 2
+    here, there = torch.zeros(2, len(tokens), dtype=torch.long) + torch.tensor([[0], [1]])
+
+    def measured(one, two):
+        return [
+            patterns.scores(model, one, {"identity": patterns.identity(tokens.shape[1])}, queries=mask).frame,
+            patterns.movement(model, one, two, queries=mask, layers=[1]).frame,
+            patterns.follow(model, one, two, groups, here, there).frame,
+        ], patterns.attention(model, one)
+
+    tables, maps = measured(tokens, other_tokens)
+    handle = model.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
+    recorded = patterns.record(model, tokens, chunk=20), patterns.record(model, other_tokens)
+    assert sum(runs) == 2 * len(tokens)
+    again, maps_again = measured(*recorded)
+    handle.remove()
+    assert sum(runs) == 2 * len(tokens)
+    for table, same in zip(tables, again, strict=True):
+        pd.testing.assert_frame_equal(table, same, rtol=1e-9)
+    torch.testing.assert_close(maps.mean, maps_again.mean)
+
+
+def test_what_was_recorded_of_another_model_or_of_other_layers_is_refused(grid, causal, tokens):
+    recorded = patterns.record(grid, tokens, layers=[1])
+    assert patterns.attention(grid, recorded).layers == (1,)
+    with pytest.raises(CircuitsError, match="layer 0 was not recorded; there are layers 1"):
+        patterns.attention(grid, recorded, layers=[0, 1])
+    with pytest.raises(CircuitsError, match="recorded of another model"):
+        patterns.attention(causal, recorded)
 
 
 def test_no_more_than_a_chunk_runs_at_a_time(grid, tokens):

@@ -1,5 +1,9 @@
 """Classes of heads: masks for a whole batch, heads that follow, counts over steps, and the table of groups."""
 
+import os
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -165,6 +169,7 @@ def test_other_examples_are_none_of_those_measured(monkeypatch):
         return classify_heads(subject, **settings)
 
     monkeypatch.setattr(head_classes, "classify_heads", looked)
+    monkeypatch.setattr(head_classes, "FOUND", {})
     for split in (
         "test",
         "validation",
@@ -174,6 +179,32 @@ def test_other_examples_are_none_of_those_measured(monkeypatch):
         mine = {tuple(row) for row in subject.tokens.tolist()}
         assert not mine & {tuple(row) for row in seen[-1].tokens.tolist()}
         assert len(seen[-1].tokens) == 256
+
+
+def test_classes_of_a_checkpoint_are_found_once_and_anew_of_another_or_a_changed_one(tmp_path, monkeypatch):
+    from interp_tasks.measurement.heads import classes as head_classes
+
+    (trained,) = subjects(POST, Examples(samples=8))
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(trained.checkpoint.path, folder)
+    (copied,) = subjects(str(folder), Examples(samples=8))
+    count = []
+    monkeypatch.setattr(head_classes, "FOUND", {})
+    monkeypatch.setattr(
+        head_classes,
+        "classify_heads",
+        lambda subject, **settings: count.append(1) or classify_heads(subject, **settings),
+    )
+    first = head_classes_held_out(copied)
+    assert head_classes_held_out(copied) is first
+    assert len(count) == 1
+    for changed in (replace(copied, labels={**copied.labels, "seed": 1}), trained):
+        head_classes_held_out(changed)
+    assert len(count) == 3
+    file = next(iter(sorted(folder.iterdir())))
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    assert head_classes_held_out(copied) is not first
+    assert len(count) == 4
 
 
 def test_ratios_are_rows_of_their_own(by_class):
