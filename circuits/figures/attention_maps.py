@@ -56,7 +56,7 @@ def ticks(end: float, largest: float, parts: int = 2) -> dict[str, Any]:
     """Returns the ticks of a colour bar from 0 to `end`; its last says so where larger shares have its colour too."""
     values = [end * part / parts for part in range(parts + 1)]
     *names, last = (f"{value:.2g}" for value in values)
-    return {"tickvals": values, "ticktext": [*names, f"≥ {last}" if largest > 1.001 * end else last]}
+    return {"tickvals": values, "ticktext": [*names, last if f"{largest:.2g}" == last else f"≥ {last}"]}
 
 
 def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles: Mapping[Any, str]) -> Any:

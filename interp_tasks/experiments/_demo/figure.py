@@ -240,7 +240,9 @@ def bars(
 
 def label(point: Mapping[str, Any], largest: float, percent: bool) -> str:
     """Returns the number of a bar; one that stands above its bar stands above the interval too."""
-    shown = f"{point['value']:.0%}" if percent else short(point["value"])
+    # On a narrow page a seventh digit would run over the next bar.
+    value = float(f"{point['value']:.1g}") if point["value"] < 1e-4 else point["value"]
+    shown = f"{value:.0%}" if percent else short(value)
     above = is_low(point, largest) and point["ci_high"] > point["value"] + LOW / 10 * largest
     return f"{shown}<br> " if above else shown
 

@@ -198,3 +198,4 @@ def test_colours_of_attention_end_where_a_query_has_a_choice():
     assert largest_choice(torch.eye(3)) == 1, "nobody has a choice"
     assert ticks(0.6, 1.0) == {"tickvals": [0, 0.3, 0.6], "ticktext": ["0", "0.3", "≥ 0.6"]}
     assert ticks(0.6, 0.6, parts=1)["ticktext"] == ["0", "0.6"], "no share is larger"
+    assert ticks(0.997, 1.0, parts=1)["ticktext"] == ["0", "1"], "none is larger by the digits shown"
