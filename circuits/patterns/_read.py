@@ -28,8 +28,8 @@ from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
 from circuits.validate import is_whole, read_indices, read_seed
 
-# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto": what is computed of
-# them in double precision then stays in a processor's cache.
+# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto": what is computed
+# of them in double precision then stays in a processor's cache.
 AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**22
 
 # Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
