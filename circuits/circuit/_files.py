@@ -103,7 +103,7 @@ def _read_effect(row: dict[str, Any], caller: str) -> Effect:
     metric = row.get("metric")
     if not isinstance(metric, str | None):
         raise CircuitsError(f"{caller}: metric is a name; got {said(metric)}")
-    numbers = []
+    numbers: list[float | None] = []
     for name in ("estimate", "effect"):
         value = row.get(name)
         # `float` alone would read texts, and True; a whole number may be too large for it.
