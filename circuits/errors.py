@@ -1,4 +1,6 @@
-"""The one exception that users of `circuits` are meant to catch."""
+"""The one exception that users of `circuits` are meant to catch, and what it says of a value."""
+
+from typing import Any
 
 
 class CircuitsError(ValueError):
@@ -13,3 +15,9 @@ class CircuitsError(ValueError):
 
 
 _LONGEST = 800
+
+
+def said(value: Any) -> str:
+    """Returns what an error says of a value: its text where that is short, else its type."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else type(value).__name__

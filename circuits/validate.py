@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 from circuits.tensors import Snapshot, as_dense_tensor
 
 
@@ -81,12 +81,6 @@ def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     if not given or not all(is_whole(x, 0) for x in given):
         raise CircuitsError(f"{caller}: {name} are whole numbers from 0, at least one; got {given!r}")
     return tuple(dict.fromkeys(map(int, given)))
-
-
-def said(value: Any) -> str:
-    """Returns what an error says of a value: its text where that is short, else its type."""
-    text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else type(value).__name__
 
 
 def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> str:

@@ -14,10 +14,10 @@ from circuits.circuit._measurement import Faithfulness, Measurement
 from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Where, read_member
 from circuits.circuit._rankings import read_ranking
 from circuits.circuit._value import Circuit
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 from circuits.statistics import LEVEL, interval
 from circuits.sweeps.measurements import Row
-from circuits.validate import is_whole, read_seed, said
+from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.curve"
 #: The sizes of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151), as shares of all edges.

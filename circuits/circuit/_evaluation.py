@@ -12,11 +12,11 @@ import pandas as pd
 from circuits.circuit._measurement import Faithfulness, Measurement, stacked
 from circuits.circuit._names import Member
 from circuits.circuit._value import Circuit
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.validate import is_whole, read_seed, said
+from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.evaluate"
 #: Members that one step of the greedy search tries.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
+import sys
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from circuits.circuit._graph import Graph
 from circuits.circuit._names import Effect, Member, Where, read_member
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 
 FORMAT = 1
 KEYS = ("format", "kind", "size", "graph", "members")
@@ -36,15 +37,17 @@ def read_parts(
     """Returns what a file says of a circuit: its kind, members, graph and effects."""
     target, caller = _path(path, "circuit.read"), f"circuit.read: {path}"
     try:
-        given = json.loads(target.read_text(encoding="utf-8"))
+        given = json.loads(target.read_text(encoding="utf-8"), object_pairs_hook=partial(_object, caller))
     except OSError as error:
         raise CircuitsError(f"{caller}: {error.strerror or error}") from error
+    except CircuitsError:
+        raise
     except (ValueError, RecursionError) as error:
         raise CircuitsError(f"{caller} is not JSON: {error}") from error
     if not isinstance(given, dict) or given.get("kind") not in ("nodes", "edges"):
         raise CircuitsError(f'{caller} is no circuit: an object whose kind is "nodes" or "edges" is needed')
     if given.get("format") != FORMAT:
-        raise CircuitsError(f"{caller}: format {given.get('format')!r}; this version reads {FORMAT}")
+        raise CircuitsError(f"{caller}: format {said(given.get('format'))}; this version reads {FORMAT}")
     _refuse_unknown(given, KEYS, "", caller)
     listed = given.get("members")
     if not isinstance(listed, list):
@@ -53,7 +56,7 @@ def read_parts(
     effects: dict[Member, Effect] = {}
     for row in listed:
         if not isinstance(row, dict):
-            raise CircuitsError(f"{caller}: a member is an object with a name; got {row!r}")
+            raise CircuitsError(f"{caller}: a member is an object with a name; got {said(row)}")
         _refuse_unknown(row, ("name", *Effect._fields), " of a member", caller)
         member, at = read_member(row.get("name"), given["kind"], caller)
         if member in where:
@@ -68,6 +71,16 @@ def read_parts(
         graph = Graph.read(given["graph"], caller)
         graph.fitted(where, given["kind"], caller)
     return given["kind"], where, graph, effects
+
+
+def _object(caller: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of a file; refuses a key given twice, of which JSON keeps the last in silence."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise CircuitsError(f"{caller}: key {key!r} stands twice in one object")
+        found[key] = value
+    return found
 
 
 def _path(path: Any, caller: str) -> Path:
@@ -89,12 +102,19 @@ def _refuse_unknown(given: dict[str, Any], known: Iterable[str], place: str, cal
 def _read_effect(row: dict[str, Any], caller: str) -> Effect:
     metric = row.get("metric")
     if not isinstance(metric, str | None):
-        raise CircuitsError(f"{caller}: metric is a name; got {metric!r}")
-    numbers = []
+        raise CircuitsError(f"{caller}: metric is a name; got {said(metric)}")
+    numbers: list[float | None] = []
     for name in ("estimate", "effect"):
         value = row.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not is_number:
-            raise CircuitsError(f"{caller}: {name} is a finite number; got {value!r}")
-        numbers.append(None if value is None else float(value))
+        # `float` alone would read texts, and True; a whole number may be too large for it.
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) <= sys.float_info.max
+        ):
+            numbers.append(float(value))
+        elif value is None:
+            numbers.append(None)
+        else:
+            raise CircuitsError(f"{caller}: {name} is a finite number; got {said(value)}")
     return Effect(metric, *numbers)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from circuits.circuit._names import Edge, Input, Member, Node, Where
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 from circuits.model.sites import KINDS, Site
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Graph:
             graph = cls(**given)
         except TypeError:
             raise CircuitsError(
-                f"{caller}: graph is an object of n_layers, n_heads and so on; got {given!r}"
+                f"{caller}: graph is an object of n_layers, n_heads and so on; got {said(given)}"
             ) from None
         sizes, flags = (
             (graph.n_layers, graph.n_heads, graph.key_heads),
@@ -70,9 +70,11 @@ class Graph:
         if not (
             all(type(size) is int and size >= 1 for size in sizes)
             and all(isinstance(flag, bool) for flag in flags)
+            and graph.n_heads % graph.key_heads == 0
         ):
             raise CircuitsError(
-                f"{caller}: graph: sizes are whole numbers from 1, the rest true or false; got {given}"
+                f"{caller}: graph: sizes are whole numbers from 1, key_heads divides n_heads, the rest is true or "
+                f"false; got {given}"
             )
         return graph
 
@@ -104,10 +106,29 @@ class Graph:
     def members(self, kind: str) -> frozenset[Member]:
         return frozenset(self.nodes) if kind == "nodes" else self.edges
 
+    def __contains__(self, member: Member) -> bool:
+        """Tells whether a model of these sizes has a node or an edge. None is listed: a file may give any sizes."""
+        if isinstance(member, Node):
+            if member.layer is None:
+                return member.site == "embed" or self.positions
+            in_layer = self.mlps if member.head is None else member.head < self.n_heads
+            return in_layer and member.layer < self.n_layers
+        sender, receiver = member
+        beside = self.parallel and sender.layer is not None and sender.layer == receiver.layer
+        return sender in self and self._has_input(receiver) and sender.stage < receiver.stage and not beside
+
+    def _has_input(self, one: Input) -> bool:
+        if one.layer is None:
+            return True
+        if one.site == "mlp_pre":
+            return self.mlps and one.layer < self.n_layers
+        shared = one.site != "q" and self.key_heads != self.n_heads
+        fits = one.head is not None and one.head < (self.key_heads if shared else self.n_heads)
+        return fits and one.grouped == shared and one.layer < self.n_layers
+
     def fitted(self, where: Mapping[Member, Where], kind: str, caller: str) -> Mapping[Member, Where]:
         """Returns the same members with inputs of whole layers resolved; refuses those that the model lacks."""
-        known = self.members(kind)
-        if where.keys() <= known:
+        if all(member in self for member in where):
             return where
         found: dict[Member, Where] = {}
         for member, at in where.items():
@@ -115,7 +136,7 @@ class Graph:
             if isinstance(member, Edge):
                 parts = [Edge(member.sender, receiver) for receiver in self.heads_of(member.receiver)]
             for part in parts:
-                if part not in known:
+                if part not in self:
                     raise CircuitsError(f"{caller}: {self._missing(part)}")
                 found[part] = found[part] | at if part in found else at
         return found

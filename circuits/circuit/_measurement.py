@@ -229,7 +229,10 @@ class Faithfulness:
         )
         if sums.shape[1] < 2:
             drawn, drawn_share = np.full_like(drawn, np.nan), np.full_like(drawn_share, np.nan)
-        return cls(value[2:], share, drawn_share, drawn[:, 2:], (value[:2], drawn[:, :2]), sums.shape[1])
+        # No circuit has -0.0: what does as the source does, where the gap is negative.
+        return cls(
+            value[2:], share + 0.0, drawn_share, drawn[:, 2:], (value[:2], drawn[:, :2]), sums.shape[1]
+        )
 
 
 def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 
 NODES = "embed, pos_embed, a head (1.3) or an MLP (mlp1)"
 INPUTS = "an input of a head (1.3.q), of a key-value group (1.k0.v), an MLP (mlp1) or output"
@@ -156,7 +156,7 @@ def read_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
         kind: "nodes" or "edges".
     """
     if not isinstance(text, str):
-        raise CircuitsError(f"{caller}: {text!r} is not the name of {_one(kind)}")
+        raise CircuitsError(f"{caller}: {said(text)} is not the name of {_one(kind)}")
     name, at, positions = text.partition("@")
     where = _read_positions(positions, text, caller) if at else EVERYWHERE
     if kind == "nodes":

@@ -12,7 +12,7 @@ import pandas as pd
 from circuits.circuit._graph import Graph
 from circuits.circuit._names import Effect, Member, Where, read_member
 from circuits.circuit._value import Circuit
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 from circuits.validate import is_whole, read_choice
 
 BY = ("best", "estimate", "effect")
@@ -148,7 +148,7 @@ def read_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph | N
         return names(ranking(given, None, "best", caller), kind, caller), kind, given.graph
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise CircuitsError(
-            f"{caller}: a ranking is a screening or a list of names, largest first; got {given!r}"
+            f"{caller}: a ranking is a screening or a list of names, largest first; got {said(given)}"
         )
     kind = "edges" if "->" in str(given[0]) else "nodes"
     for name in given:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from circuits.circuit._files import write
 from circuits.circuit._graph import Graph
 from circuits.circuit._names import EVERYWHERE, NOWHERE, Edge, Effect, Member, Where, read_member
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,7 +225,7 @@ def circuit_of_names(names: Iterable[Any], kind: str, graph: Graph | None, calle
     if isinstance(names, str):
         names = [name for name in names.replace("\n", ";").split(";") if name.strip()]
     if not isinstance(names, Iterable):
-        raise CircuitsError(f"{caller}: give a list of names, got {names!r}")
+        raise CircuitsError(f"{caller}: give a list of names, got {said(names)}")
     where: dict[Member, Where] = {}
     for name in names:
         member, at = read_member(name, kind, caller)

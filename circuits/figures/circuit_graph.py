@@ -13,7 +13,13 @@ from circuits.figures.palette import COLOURS, INK
 from circuits.figures.style import STILL_KEY, finished
 
 #: What an edge ends at, with its colour and dash.
-INPUTS = {"q": (0, "solid"), "k": (1, "solid"), "v": (2, "solid"), "MLP": (3, "dash"), "output": (6, "dot")}
+INPUTS = {
+    "q": (0, "solid"),
+    "k": (1, "solid"),
+    "v": (2, "solid"),
+    "MLP": (3, "9px,5px"),
+    "output": (6, "dot"),
+}
 #: Edges that are drawn, the largest of a larger circuit; and the opacity of edges, and of those that are faded.
 DRAWN, SHOWN, FADED = 400, 0.85, 0.08
 #: Pixels: widest and narrowest line, height of a row, width of a column and of the narrowest figure.
@@ -23,6 +29,8 @@ _TOP, _MENU, _AROUND = 30, 40, 0.35
 #: Pixels of a node, in which "output" has room; and its radius in rows.
 _NODE = 46
 _RADIUS = _NODE / 2 / _ROW
+#: Columns that a line keeps off the middle of a node beside it.
+_GAP = 0.47
 
 
 class _Place(NamedTuple):
@@ -63,7 +71,7 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
         width = _NARROWEST + (_WIDEST - _NARROWEST) * (
             row["size"] / largest if largest and row["size"] > 0 else 0.0
         )
-        xs, ys = _curve(start, end, group)
+        xs, ys = _curve(start, end, group, places)
         figure.add_scatter(
             x=xs,
             y=ys,
@@ -148,7 +156,7 @@ def _finished(figure: Any, places: dict[str, _Place], title: str, still: str, mo
         height=int(_TOP + menu + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
         margin={"l": 20, "r": 20, "b": 40, "t": _TOP + menu},
         meta={**(figure.layout.meta or {}), STILL_KEY: still},
-        legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
+        legend={"groupclick": "togglegroup", "itemsizing": "constant", "y": 0, "yanchor": "top"},
         hovermode="closest",
     )
     return finished(figure, title, f"{still} {moving}".strip())
@@ -195,7 +203,9 @@ def _input(receiver: str) -> str:
     return receiver[-1] if _component(receiver) != receiver else "MLP"
 
 
-def _curve(start: _Place, end: _Place, group: str) -> tuple[list[float], list[float]]:
+def _curve(
+    start: _Place, end: _Place, group: str, places: Mapping[str, _Place]
+) -> tuple[list[float], list[float]]:
     """Returns points of a line that passes beside the nodes between its ends; q, k and v arrive side by side."""
     side = {"q": -1, "v": 1}.get(group, 0)
     span = end.y - start.y
@@ -204,10 +214,26 @@ def _curve(start: _Place, end: _Place, group: str) -> tuple[list[float], list[fl
     # From the top of one node to the bottom of the other.
     start = _Place(start.x, start.y + _RADIUS)
     end = _Place(end.x + 0.6 * side * _RADIUS * _ROW / _COLUMN, end.y - (0.8 if side else 1.0) * _RADIUS)
+    if group not in ("q", "k", "v"):
+        bend = _clear(start, end, bend, places)
     share = np.linspace(0, 1, 9)
     xs = start.x + (end.x - start.x) * share + bend * np.sin(np.pi * share)
     ys = start.y + (end.y - start.y) * share
     return [float(x) for x in xs], [float(y) for y in ys]
+
+
+def _clear(start: _Place, end: _Place, bend: float, places: Mapping[str, _Place]) -> float:
+    """Returns the bend nearest to this one with which a line keeps off all nodes between its ends, or the one that
+    keeps off them most. Columns are narrow on a narrow page: only midway between two nodes is a line sure to be seen.
+    """
+    between = np.array([(one.x, one.y) for one in places.values() if start.y < one.y < end.y])
+    if not len(between):
+        return bend
+    bends = np.array(sorted({bend, *(step / 20 for step in range(-30, 31))}, key=lambda one: abs(one - bend)))
+    share = (between[:, 1] - start.y) / (end.y - start.y)
+    at = start.x + (end.x - start.x) * share + bends[:, None] * np.sin(np.pi * share)
+    gaps = np.abs(at - between[:, 0]).min(1).clip(max=_GAP)
+    return float(bends[np.argmax(gaps)])
 
 
 def _hover(row: Mapping[Any, Any]) -> str:

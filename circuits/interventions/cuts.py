@@ -204,6 +204,9 @@ class CutHooks:
         self._groups = {place: frozenset(numbers_there) for place, numbers_there in groups.items()}
         for hook, head in self._groups:
             self._heads.setdefault(hook, []).append(head)
+        for heads in self._heads.values():
+            # In their order, so that all heads of a layer are a slice of its weights and not a copy.
+            heads.sort(key=lambda head: -1 if head is None else head)
         for place, (order, label) in places.items():
             group = self._groups[place]
             self._last[group] = max(order, self._last.get(group, order))

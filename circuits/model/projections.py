@@ -165,6 +165,11 @@ def check_made(activation: Tensor, computed: Tensor, label: str, what: str) -> N
         error, largest = (activation - computed).abs().max(), activation.abs().max()
         # The comparison is negated so that NaN counts as a difference.
         if not bool(error <= _TOLERANCE.get(activation.dtype, _HALF) * largest):
+            if not bool(error.isfinite()):
+                raise CircuitsError(
+                    f"{label}: cannot tell whether {what}: the run has NaN or infinity there, of its own or from the "
+                    "source"
+                )
             raise CircuitsError(
                 f"{label}: {what} by {float(error / largest):.1e} of its largest entry; a hook stands between them, or "
                 "the model is not a plain one"

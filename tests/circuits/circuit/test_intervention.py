@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from circuits import CircuitsError, cache, circuit, edit, intervene, patch, run, sweep
 
@@ -374,6 +375,26 @@ def test_one_forward_per_circuit(two_layers, tokens, other_tokens):
     assert len(forwards) == 4
 
 
+def test_heads_cut_in_any_order_cost_no_copies(two_layers, tokens, other_tokens):
+    """Gathering weights by a list of heads copies them; heads in their order are a slice."""
+
+    class Gathered(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += function is torch.ops.aten.index.Tensor
+            return function(*args, **(kwargs or {}))
+
+    def gathers(first, then):
+        names = [f"embed -> 1.{head}.{site}" for head in first for site in "qkv"]
+        names += [f"0.0 -> 1.{head}.{site}" for head in then for site in "qkv"]
+        with Gathered() as gathered:
+            run(two_layers, tokens, circuit.edges(names).cut(other_tokens))
+        return gathered.count
+
+    assert gathers([2, 3], [0, 1, 2, 3]) == gathers([0, 1], [0, 1, 2, 3])
+
+
 def test_as_a_value(tokens, other_tokens):
     c = circuit.edges(["0.1 -> 1.3.q", "embed -> mlp0"])
     one, two = c.keep(tokens), circuit.edges(["embed -> mlp0", "L0H1 -> L1H3.q"]).keep(tokens.clone())
@@ -438,6 +459,15 @@ def test_faults_of_sources_are_one_line(given, message, untyped):
     with pytest.raises(CircuitsError, match=message) as caught:
         circuit.edges(["0.1 -> 1.3.q"]).keep(**given)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_finite_in_the_source_is_said_to_be_that(two_layers, tokens, other_tokens):
+    theirs = dict(cache(two_layers, other_tokens, ["embed", "pos_embed", "z", "mlp_out"]))
+    theirs["hook_embed"] = theirs["hook_embed"] * float("nan")
+    with pytest.raises(
+        CircuitsError, match="the run has NaN or infinity there, of its own or from the source"
+    ):
+        run(two_layers, tokens, circuit.edges(["0.1 -> 1.0.q"]).keep(theirs))
 
 
 def test_a_circuit_that_is_neither_kept_nor_cut_is_no_intervention(hooked_only, make_model, tokens, untyped):

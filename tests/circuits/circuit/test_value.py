@@ -1,5 +1,6 @@
 """Circuits as sets: names, operations, tables and files."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from circuits import CircuitsError, circuit, patch, run
+from circuits.circuit._graph import Graph
+from circuits.circuit._names import Edge, Input, Node
 
 
 def test_names_of_all_kinds_are_read_alike():
@@ -58,6 +61,13 @@ def test_faults_of_names_are_one_line(name, message, untyped):
     with pytest.raises(CircuitsError, match=message) as caught:
         circuit.edges([name])
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_place_of_names_is_named_by_its_type(model, untyped):
+    for call in (lambda: circuit.edges(model), lambda: circuit.nodes([model])):
+        with pytest.raises(CircuitsError, match=type(model).__name__) as caught:
+            call()
+        assert len(str(caught.value)) < 150
 
 
 def test_nodes_are_what_sends():
@@ -359,7 +369,9 @@ def written(**changes):
         ),
         (written(members=[{"name": "0.1 -> mlp1", "estimate": True}]), "estimate is a finite number"),
         (written(members=[{"name": "0.1 -> mlp1", "effect": float("nan")}]), "finite number"),
+        (written(members=[{"name": "0.1 -> mlp1", "effect": 10**400}]), "effect is a finite number; got int"),
         (written(members=[{"name": "0.1 -> mlp1", "metric": 3}]), "metric is a name"),
+        (written()[:-1] + ', "members": []}', "key 'members' stands twice in one object"),
         (written(sizes=1), "unknown key 'sizes'; did you mean 'size'"),
         (
             written(members=[{"name": "0.1 -> mlp1", "efect": 1}]),
@@ -373,6 +385,7 @@ def written(**changes):
         (written(graph={"n_layers": 2}), "graph is an object of n_layers"),
         (written(graph=[2]), "graph is an object of n_layers"),
         (written(graph={"n_layers": 2, "n_heads": 0, "key_heads": 4}), "sizes are whole numbers from 1"),
+        (written(graph={"n_layers": 2, "n_heads": 4, "key_heads": 3}), "key_heads divides n_heads"),
         (
             written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),
             "no edge 0.1 -> 1.3.q: the model has 1 layer",
@@ -387,6 +400,33 @@ def test_files_that_are_no_circuits(text, message, tmp_path):
     assert "\n" not in str(caught.value)
     with pytest.raises(CircuitsError, match="No such file"):
         circuit.read(tmp_path / "other.json")
+
+
+@pytest.mark.timeout(60)
+def test_a_file_of_any_sizes_is_read_without_listing_its_graph(tmp_path):
+    path = tmp_path / "circuit.json"
+    path.write_text(written(graph={"n_layers": 10**7, "n_heads": 10**7, "key_heads": 10**7}))
+    assert list(circuit.read(path)) == ["0.1 -> 1.3.q"]
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 4), (1, 4, 2), (2, 2, 1)])
+@pytest.mark.parametrize("flags", list(itertools.product([True, False], repeat=3)))
+def test_what_a_graph_has_is_what_it_lists(sizes, flags):
+    graph = Graph(*sizes, *flags)
+    layers, heads = range(3), range(5)
+    nodes = [Node("embed"), Node("pos_embed"), *(Node("mlp_out", layer) for layer in layers)]
+    nodes += [Node("z", layer, head) for layer in layers for head in heads]
+    inputs = [Input("resid_post"), *(Input("mlp_pre", layer) for layer in layers)]
+    inputs += [
+        Input(site, layer, head, grouped)
+        for site in ("q", "k", "v")
+        for layer in layers
+        for head in (None, *heads)
+        for grouped in (False, True)
+    ]
+    edges = [Edge(node, one) for node in nodes for one in inputs]
+    assert {node for node in nodes if node in graph} == set(graph.nodes)
+    assert {edge for edge in edges if edge in graph} == graph.edges
 
 
 @pytest.mark.parametrize("path", [3, 1.5, None, b"c.json", ["c.json"]])

@@ -1,5 +1,6 @@
 """What the picture of a circuit holds: its nodes by layer, its edges by width, and a menu that fades."""
 
+import numpy as np
 import pytest
 
 from circuits import circuit, plots
@@ -124,3 +125,23 @@ def test_a_picture_speaks_of_no_clicks_and_has_no_room_for_a_menu(c):
     assert "click" in figure.layout.title.subtitle.text
     assert len(figure.layout.updatemenus) == 1
     assert not export.still(circuit.nodes(["0.1"]).plot()).layout.title.subtitle.text
+
+
+@pytest.mark.parametrize("heads", [2, 3, 8])
+def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
+    """On a page of 600 pixels eight columns are 65 pixels wide each, and a node is 46."""
+    into = [f"embed -> 0.{head}.v" for head in range(heads)]
+    figure = circuit.edges([*into, "embed -> mlp0", "embed -> output", "mlp0 -> output"]).plot()
+    places = nodes_of(figure)
+    lines = {trace.text[0].partition("</b>")[0].removeprefix("<b>"): trace for trace in figure.data[:-1]}
+    for name in ("embed -> mlp0", "embed -> output"):
+        line = lines[name]
+        between = {node: (x, y) for node, (x, y) in places.items() if line.y[0] < y < line.y[-1]}
+        assert len(between) == heads + (name == "embed -> output")
+        for node, (x, y) in between.items():
+            at = float(np.interp(y, line.y, line.x))
+            assert abs(at - x) * 65 > circuit_graph._NODE / 2 + 3, node
+
+
+def test_the_legend_is_of_one_width(c):
+    assert c.plot().layout.legend.itemsizing == "constant"
