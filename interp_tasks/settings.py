@@ -113,7 +113,7 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     from tasks import catalog
 
     # A task that --import brings is not known yet when the options are checked.
-    lists = list_keys(task) if catalog.is_known(task) else frozenset()
+    lists = list_keys(task) if task is not None and catalog.is_known(task) else frozenset()
     config = {}
     for key, value in read_settings(settings).items():
         section, _, name = key.rpartition(".")

@@ -62,7 +62,7 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *registered, *installed})
 
 
-def is_known(name: str | None) -> bool:
+def is_known(name: str) -> bool:
     """Says whether a task has this name; looks through the installed packages only where none of ours has."""
     return name in BUILT_IN or name in registered or name in names()
 
