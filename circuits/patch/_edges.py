@@ -546,9 +546,7 @@ def _ends(surface: Surface, name: str, table: dict[str, int]) -> list[End]:
     for layer, hook in surface.at(Site(name)):
         order, site = order_of(name, layer, table), Site(name, layer)
         if kind.head_axis is None:
-            # As a circuit names it, whether it sends or receives.
-            label = f"mlp{layer}" if name in ("mlp_out", "mlp_pre") else str(site)
-            ends.append(End(label, Place(site), layer, hook, order))
+            ends.append(End(str(site), Place(site), layer, hook, order))
             continue
         for index in range(surface.head_count(kind)):
             head = at_index(kind, layer or 0, index, surface)

@@ -381,13 +381,13 @@ def every_edge(model):
     for to in range(model.cfg.n_layers):
         before = ["embed"]
         for layer in range(to):
-            before += [f"{layer}.{head}" for head in range(4)] + ([f"mlp{layer}"] if mlps else [])
+            before += [f"{layer}.{head}" for head in range(4)] + ([f"mlp_out.{layer}"] if mlps else [])
         found += [f"{u} -> {to}.{head}.{x}" for u in before for head in range(4) for x in "qkv"]
         heads_here = [f"{to}.{head}" for head in range(4)]
         # In parallel blocks the MLP does not hear the heads beside it.
         heard = before if getattr(model.cfg, "parallel_attn_mlp", False) else before + heads_here
-        found += [f"{u} -> mlp{to}" for u in heard] if mlps else []
-        before += heads_here + ([f"mlp{to}"] if mlps else [])
+        found += [f"{u} -> mlp_pre.{to}" for u in heard] if mlps else []
+        before += heads_here + ([f"mlp_out.{to}"] if mlps else [])
     return found + [f"{u} -> output" for u in before]
 
 
@@ -630,7 +630,7 @@ def test_key_value_groups_receive_by_their_own_names(family, make_model, tokens,
         for site in "kv"
     }
     queries = {f"{layer}.{head}.q" for layer in range(2) for head in range(4)}
-    assert receivers == of_groups | queries | {"mlp0", "mlp1", "output"}
+    assert receivers == of_groups | queries | {"mlp_pre.0", "mlp_pre.1", "output"}
 
 
 def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, tokens, other_tokens, by_hand):
@@ -752,7 +752,7 @@ def test_hooks_of_the_users_own_are_part_of_the_model(causal, tokens, other_toke
     causal.add_hook("blocks.0.hook_attn_out", lambda x, hook: 2 * x)
     found = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
     ours, theirs = (cache(causal, given, ["z"]) for given in (tokens, other_tokens))
-    for name in ("0.1 -> 1.3.v", "0.2 -> mlp0", "0.0 -> output"):
+    for name in ("0.1 -> 1.3.v", "0.2 -> mlp_pre.0", "0.0 -> output"):
         values = [
             weighed(
                 run(
