@@ -212,7 +212,7 @@ def test_figure(folders, periodic):
     assert list(flat.y) == pytest.approx([20.0] * 5)
     neurons = result.spectra[periodic[1], "mlp_post.0"].spectrum
     np.testing.assert_allclose(np.array(figure.data[6].z, dtype=float), 100 * neurons.share)
-    assert (key.name, other.name) == ("key frequency", "not key")
+    assert (key.name, other.name) == ("key frequency", "other")
     # A long name is broken into lines, in the middle of words too.
     placed = {note.text.replace("<br>", ""): note.x for note in figure.layout.annotations}
     titles = list(placed)
@@ -233,7 +233,7 @@ def test_figure(folders, periodic):
 def test_the_legend_of_a_figure_without_key_frequencies_says_so(folders):
     figure = experiments.fourier(folders[0], samples=5, rule="of-largest=0.9").plot()
     with_keys = {trace.name for trace in figure.data if trace.showlegend}
-    assert with_keys == {"key frequency", "not key", "white noise"}
+    assert with_keys == {"key frequency", "other", "white noise"}
     result = experiments.fourier(folders[0], samples=5, rule="noise=1e-9")
     assert not any(one.keys for one in result.spectra.values())
     assert [trace.name for trace in result.plot().data if trace.showlegend] == [
