@@ -78,7 +78,7 @@ class ActivationStream:
         """Calls `use` with the vectors of the examples `wanted` at every site, chunk by chunk."""
         hooks = {site.hook for site in sites}
         with evaluating(self.surface.model), torch.no_grad(), recording(self.surface, hooks) as seen:
-            for rows in wanted.sort().values.split(self.step):
+            for rows in wanted.split(self.step):
                 seen.clear()
                 # What an intervention holds for each example is cut to these rows.
                 with running_rows(self.surface.model, rows, len(self.prompts)):

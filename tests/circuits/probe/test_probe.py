@@ -493,7 +493,7 @@ def test_one_pass_to_fit_and_one_to_score_whatever_is_asked(causal, inputs):
 
 
 def test_what_is_kept_does_not_grow_with_the_examples(causal):
-    """Memory behind tensors that were not there before the pass, as the last chunk to fit begins: a quarter is held out."""
+    """Memory behind tensors that were not there before the pass, as the last chunk to fit begins."""
 
     def storages():
         tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.layout == torch.strided]
@@ -511,6 +511,7 @@ def test_what_is_kept_does_not_grow_with_the_examples(causal):
         )
         calls, found, before = [], [], storages()
 
+        # A quarter of the examples is held out.
         def listen(module, args, calls=calls, found=found, before=before, last=count * 3 // 4 // 16):
             calls.append(1)
             if len(calls) == last:
