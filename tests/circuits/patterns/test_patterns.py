@@ -231,7 +231,7 @@ def test_what_was_recorded_gives_what_the_tokens_give_and_runs_once(model, token
     def measured(one, two):
         return [
             patterns.scores(model, one, {"identity": patterns.identity(tokens.shape[1])}, queries=mask).frame,
-            patterns.movement(model, one, two, queries=mask, layers=[1]).frame,
+            patterns.movement(model, one, two, queries=mask, layers=[model.cfg.n_layers - 1]).frame,
             patterns.follow(model, one, two, groups, here, there).frame,
         ], patterns.attention(model, one)
 
