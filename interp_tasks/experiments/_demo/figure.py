@@ -251,9 +251,10 @@ def top(point: Mapping[str, Any]) -> float:
     return float(point["value"] if point["ci_high"] != point["ci_high"] else point["ci_high"])
 
 
-def whisker(point: Mapping[str, Any], end: str) -> float | None:
+def whisker(point: Mapping[str, Any], end: str) -> float | str:
     """Returns how far one end of an interval is from its value; none where all examples agree, or there is one."""
-    return abs(point[end] - point["value"]) if point["ci_high"] > point["ci_low"] else None
+    # Plotly takes what is missing for 0, and draws a flat cap there.
+    return abs(point[end] - point["value"]) if point["ci_high"] > point["ci_low"] else "none"
 
 
 def is_low(point: Mapping[str, Any], largest: float) -> bool:

@@ -170,7 +170,7 @@ def assert_whiskers(trace, intervals):
     for bar, (value, low, high) in enumerate(intervals):
         ends = [trace["error_y"][side][bar] for side in ("arrayminus", "array")]
         if low == high:
-            assert ends == [None, None]
+            assert ends == ["none", "none"]
         else:
             assert ends == pytest.approx([value - low, high - value], rel=1e-4, abs=1e-9)
 
