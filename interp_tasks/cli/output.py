@@ -64,8 +64,8 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         rows, notes = shown_rows(frame), list(result.notes)
         columns = shown_columns(rows)
         if of_one_metric:
-            if result.experiment in OF_HEADS and set(rows["variant"]) == {"all"}:
-                rows = rows.assign(variant="all heads")
+            if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:
+                rows = rows.assign(variant=rows["variant"].map(named_heads))
             every = dict.fromkeys(shown_rows(result.frame)["metric"])
             left = [name for name in every if name not in set(frame["metric"])]
             notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
@@ -74,6 +74,13 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         print_result(
             rows, columns, notes, header_parts(result.experiment, result.config), together=of_one_metric
         )
+
+
+def named_heads(spec: str) -> str:
+    """Returns a choice of heads that stands by itself: ``all heads``, ``heads 0.1``; one with a name as it is."""
+    if spec == "all":
+        return "all heads"
+    return f"heads {spec}" if spec[:1].isdigit() else spec
 
 
 def emit(

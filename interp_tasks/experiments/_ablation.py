@@ -37,7 +37,7 @@ def ablation(
     queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
     **options: Unpack[Options],
 ) -> Result:
-    """Ablate attention heads, and see which metrics move.
+    """Ablate attention heads, by default with uniform attention, and see which metrics move.
 
     Every number is compared with the unedited model on the same examples. Means and resamples are taken over the
     examples evaluated.

@@ -6,7 +6,7 @@ from interp_tasks.pages.files import (
     write_atomically,
     write_together,
 )
-from interp_tasks.pages.numbers import number, p_value, signed, with_interval
+from interp_tasks.pages.numbers import number, p_value, percent, signed, with_interval
 from interp_tasks.pages.package_versions import versions
 from interp_tasks.pages.page import Page, is_page
 from interp_tasks.pages.sections import Chapter, Column, Figure, Fold, Section, Table, Text
@@ -32,6 +32,7 @@ __all__ = [
     "is_page",
     "number",
     "p_value",
+    "percent",
     "signed",
     "versions",
     "with_interval",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def number(value: float | None) -> str:
@@ -19,21 +20,36 @@ def digits(value: float, significant: int) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Formats a difference with three significant digits, and always its sign."""
+    """Formats a difference with three significant digits, zeros included, and always its sign."""
     if value is None or math.isnan(value):
         return "–"
-    return "0" if value == 0 else f"{value:+.3g}"
+    return "0" if value == 0 else f"{'+' if value > 0 else ''}{three_digits(value)}"
 
 
-def interval(low: float | None, high: float | None) -> str:
+def three_digits(value: float) -> str:
+    """Formats a number with three significant digits, zeros included: 0.2 is 0.200; a whole number stays one."""
+    plain = digits(value, 3)
+    return plain if value == round(value) or abs(value) >= 1e3 else f"{value:#.3g}".rstrip(".")
+
+
+def percent(value: float | None) -> str:
+    """Formats a share as a percentage with one decimal; all of it and none without."""
+    if value is None or math.isnan(value):
+        return "–"
+    return {"100.0%": "100%", "0.0%": "0%" if value == 0 else "0.0%"}.get(f"{value:.1%}", f"{value:.1%}")
+
+
+def interval(low: float | None, high: float | None, shown: Callable[[float], str] = three_digits) -> str:
     """Formats ``[low, high]``; nothing where there is none."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return ""
-    return f"[{digits(low, 3)}, {digits(high, 3)}]"
+    return f"[{shown(low)}, {shown(high)}]"
 
 
-def with_interval(shown: str, low: float | None, high: float | None) -> str:
-    return f"{shown} {interval(low, high)}".rstrip()
+def with_interval(
+    text: str, low: float | None, high: float | None, shown: Callable[[float], str] = three_digits
+) -> str:
+    return f"{text} {interval(low, high, shown)}".rstrip()
 
 
 def p_value(value: float | None) -> str:

@@ -40,7 +40,8 @@ def embed(data: str) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, divided by blank lines; a paragraph whose lines all begin with ``- `` is a list.
+    """Paragraphs, divided by blank lines; a paragraph whose lines all begin with ``- `` is a list, and words between
+    backquotes are code.
 
     Attributes:
         links: words of it -> the address that they lead to.
@@ -64,7 +65,7 @@ class Text:
         return "\n".join(parts)
 
     def linked(self, text: str) -> str:
-        shown = escape(text)
+        shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
         for words, address in self.links.items():
             link = f'<a href="{escape(address)}" rel="noreferrer">{escape(words)}</a>'
             shown = shown.replace(escape(words), link)

@@ -22,6 +22,7 @@ class Slider:
     Attributes:
         labels: what each step is called, such as ``"step 4,000"``.
         marks: names of some steps, by index: a button each.
+        meanings: what a mark means, where its name does not say it: shown when one points at its button.
         start: where it stands when the page opens.
         name: what sections that follow it call it, one of its own for each control of a page.
     """
@@ -33,6 +34,7 @@ class Slider:
     marks: Mapping[str, int] = field(default_factory=dict)
     start: int = 0
     name: str = CHECKPOINT
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     def html(self, identifier: str) -> str:
         label = escape(self.labels[self.start])
@@ -46,7 +48,7 @@ class Slider:
             f'value="{self.start}" aria-valuetext="{label}" autocomplete="off"'
             f"{' disabled' if len(self.labels) == 1 else ''}>"
             f'<output for="{identifier}">{label}</output>'
-            f'<span class="marks">{buttons(self.marks, self.labels)}</span>',
+            f'<span class="marks">{buttons(self.marks, self.labels, self.meanings)}</span>',
         )
 
 
@@ -76,7 +78,7 @@ class Choice:
                 f'<output aria-live="polite">{escape(self.labels[self.start])}</output>'
             )
         else:
-            shown = buttons({label: index for index, label in enumerate(self.labels)}, self.labels)
+            shown = buttons({label: index for index, label in enumerate(self.labels)}, self.labels, {})
         return control(self, identifier, "choice", self.called, shown)
 
 
@@ -89,10 +91,14 @@ def control(control: Slider | Choice, identifier: str, kind: str, called: str, i
     )
 
 
-def buttons(by_text: Mapping[str, int], labels: Sequence[str]) -> str:
+def buttons(by_text: Mapping[str, int], labels: Sequence[str], meanings: Mapping[str, str]) -> str:
+    titles = {
+        text: f"{meanings[text]}: {labels[index]}" if text in meanings else labels[index]
+        for text, index in by_text.items()
+    }
     return "".join(
         f'<button type="button" data-index="{index}" aria-pressed="false" '
-        f'title="{escape(labels[index])}">{escape(text)}</button>'
+        f'title="{escape(titles[text])}">{escape(text)}</button>'
         for text, index in by_text.items()
     )
 

@@ -28,7 +28,7 @@ ROW, GAP, TOP, BOTTOM, NARROWEST = 34, 78, 60, 45, 46
 #: Pixels: the lowest panel, on whose colour bar numbers stand apart.
 LOWEST = 68
 #: Pixels of a colour bar with its numbers.
-BAR = 60
+BAR = 74
 #: Column of the heads of a layer together.
 TOGETHER = "all"
 CURVE = 300
@@ -96,7 +96,7 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
             colorbar={"thickness": 10, "len": panel / total_height, "x": 1.01, "xanchor": "left"}
             | {"y": 1 - (index // len(MODES) * (panel + GAP) + panel / 2) / total_height}
             | {"outlinewidth": 0, "tickfont": {"size": 10}}
-            | ticks(scales[metric]),
+            | ticks(scales[metric], *extremes(view, metric)),
             xgap=2,
             ygap=2,
             texttemplate="%{text}" if roomy else None,
@@ -127,11 +127,23 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
     return stepped(view, figure, moves, alt, top + total_height + BOTTOM)
 
 
-def ticks(largest: float) -> dict[str, Any]:
-    """Returns the ticks of a colour bar: nothing, and nearly the ends, where chosen ones may leave nothing but 0."""
-    end = float(f"{0.9 * largest:.1g}")
-    end = end if end <= largest else largest
-    return {"tickvals": [-end, 0, end], "ticktext": [f"−{end:.2g}", "0", f"{end:.2g}"]}
+def extremes(view: View, metric: str) -> tuple[float, float]:
+    """Returns the lowest and the highest effect that the maps of a metric show."""
+    effects = view.effects()
+    shown = effects.loc[(effects["metric"] == metric) & (effects["variant"] != ALL), "effect"].dropna()
+    return (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 0.0)
+
+
+def ticks(end: float, lowest: float, highest: float) -> dict[str, Any]:
+    """Returns the ticks of a colour bar: its ends and 0; an end says so where effects beyond it have its colour too."""
+    text = f"{end:.2g}"
+    low, high = (
+        f"{abs(each):.2g}" if abs(each) > end else text for each in (min(lowest, 0), max(highest, 0))
+    )
+    return {
+        "tickvals": [-end, 0, end],
+        "ticktext": [f"{'' if low == text else '≤ '}−{text}", "0", f"{'' if high == text else '≥ '}{text}"],
+    }
 
 
 def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: int) -> Any:

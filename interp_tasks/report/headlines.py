@@ -15,6 +15,7 @@ from interp_tasks.pages import (
     Text,
     number,
     p_value,
+    percent,
     signed,
     with_interval,
 )
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from interp_tasks.report.snapshots import Strongest, View
 
 MULTIPLIED = "×"
+#: Tasks of one sum or product: what stands between the two numbers.
+SUMS = {"modular-addition": "+", "modular-multiplication": "·"}
 
 
-#: Beyond this p-value two heads are not told apart.
+#: Beyond this p-value two heads cannot be told apart.
 TOLD_APART = 0.05
 
 
@@ -40,36 +43,64 @@ def sentences(view: View) -> list[str]:
     curve, last, metric = view.source.curve, view.snapshots[-1], view.metrics[0]
     if curve is not None and curve.drop is not None:
         lines.append(
-            f"{curve.metric} goes from {number(curve.drop.plateau)} to {number(curve.drop.final)}; four fifths of this "
-            f"change lie between steps {curve.drop.onset:,} and {curve.drop.end:,}."
+            f"Over training {curve.metric} goes from {level(curve.metric, curve.drop.plateau)} to "
+            f"{level(curve.metric, curve.drop.final)}; four fifths of this change lie between steps "
+            f"{curve.drop.onset:,} and {curve.drop.end:,}."
         )
     elif curve is not None:
-        lines.append(f"{curve.metric} shows no abrupt change up to step {curve.steps[-1]:,}.")
+        lines.append(f"Over training {curve.metric} shows no abrupt change up to step {curve.steps[-1]:,}.")
     effects = last.effects[last.effects["metric"] == metric]
     for row in records(effects[(effects["variant"] == ALL) & (effects["intervention"] == MODES[0])]):
         lines.append(
-            f"At step {last.step:,} uniform attention in all heads takes {metric} from {number(row['baseline'])} to "
-            f"{value_text(row)} ({row['n']:,} examples)."
+            f"At step {last.step:,} uniform attention in all heads takes {metric} from "
+            f"{level(metric, row['baseline'])} to {level_text(row)} ({row['n']:,} examples)."
         )
     if view.strongest is not None:
         lines.append(heads_sentence(view.strongest, metric))
     return lines
 
 
+def is_share(metric: str) -> bool:
+    """Returns whether a metric is a share of examples, which percentages are easier to read of."""
+    return "accuracy" in metric
+
+
+def change(metric: str) -> str:
+    """Returns what the sudden change of a metric is called: accuracies go up, all else comes down."""
+    return "rise" if is_share(metric) else "drop"
+
+
+def level(metric: str, value: float) -> str:
+    return percent(value) if is_share(metric) else number(value)
+
+
+def level_text(row: Mapping[str, Any]) -> str:
+    """Returns the value of a row with its interval."""
+    if not is_share(row["metric"]):
+        return value_text(row)
+    return with_interval(percent(row["value"]), row["ci_low"], row["ci_high"], percent)
+
+
+def change_text(row: Mapping[str, Any], metric: str) -> str:
+    """Returns the effect of a row with its interval, of shares in percentage points."""
+    ends = [row[column] for column in ("effect", "effect_ci_low", "effect_ci_high")]
+    if not is_share(metric):
+        return with_interval(signed(ends[0]), *ends[1:])
+    effect, low, high = (100 * end for end in ends)
+    return f"{with_interval(f'{effect:+.1f}', low, high, lambda end: f'{end:.1f}')} points"
+
+
 def heads_sentence(strongest: Strongest, metric: str) -> str:
-    """Returns which single head matters most, or that the two with the largest effects are not told apart."""
+    """Returns which single head matters most, or that the two with the largest effects cannot be told apart."""
     first, second = strongest.rows
-    sizes = [
-        with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
-        for row in strongest.rows
-    ]
+    sizes = [change_text(row, metric) for row in strongest.rows]
     about = f"Of single heads removed (mode {strongest.mode}, {first['n']:,} examples)"
     both = f"{about}, heads {first['variant']} and {second['variant']} move {metric} most"
     if strongest.p_value is None:
         return f"{both}, by {sizes[0]} and {sizes[1]}."
     test = f"paired test, p {p_value(strongest.p_value)}"
     if strongest.p_value >= TOLD_APART:
-        return f"{both}, not told apart: by {sizes[0]} and {sizes[1]} ({test})."
+        return f"{both}, by {sizes[0]} and {sizes[1]}, and cannot be told apart ({test})."
     return (
         f"{about}, head {first['variant']} matters most: it moves {metric} by {sizes[0]}, and the runner-up, head "
         f"{second['variant']}, by {sizes[1]} ({test})."
@@ -92,6 +123,26 @@ def heads_text(view: View) -> str:
 def width_text(view: View) -> str:
     mlp = "no MLPs" if view.model.attn_only else f"MLPs {view.model.d_mlp} wide"
     return f"{view.model.d_model} wide, {mlp}"
+
+
+def subject_line(view: View) -> str:
+    """Returns what a page is about in one line: the task, with its modulus or its matrices, and the model's sizes."""
+    model = view.model
+    sizes = (
+        f"{model.n_layers} layer{'s' if model.n_layers > 1 else ''}, {model.n_heads} "
+        f"head{'s' if model.n_heads > 1 else ''}{' each' if model.n_layers > 1 else ''}, d {model.d_model}"
+    )
+    return f"{task_line(view)} · {sizes}"
+
+
+def task_line(view: View) -> str:
+    task: Any = view.task
+    name = "" if task is None else task.name
+    if name in SUMS:
+        return f"(a {SUMS[name]} b) mod {task.p}"
+    if name == "matrix-completion":
+        return f"blanks of {task.n}×{task.m or task.n} matrices of rank {task.rank}"
+    return task_text(view)
 
 
 def task_text(view: View) -> str:
@@ -146,20 +197,23 @@ def quantities(view: View) -> list[tuple[str, str]]:
     rows.append(("checkpoints shown", span))
     curve = source.curve
     if curve is not None and curve.drop is None:
-        rows.append((f"drop of {curve.metric}", "none found"))
+        rows.append((f"{change(curve.metric)} of {curve.metric}", "none found"))
     elif curve is not None and curve.drop is not None:
         drop = curve.drop
         rows += [
-            (f"drop of {curve.metric}", f"steps {drop.onset:,} to {drop.end:,}"),
+            (f"{change(curve.metric)} of {curve.metric}", f"steps {drop.onset:,} to {drop.end:,}"),
             ("half-way at", f"step {drop.crossing:,}"),
-            ("before and after", f"{number(drop.plateau)} and {number(drop.final)}"),
+            (
+                "before and after",
+                " and ".join(level(curve.metric, each) for each in (drop.plateau, drop.final)),
+            ),
         ]
     for row in records(view.snapshots[-1].unedited):
         if view.task is not None and row["metric"] in (*view.metrics, "accuracy"):
-            rows.append((f"last {row['metric']}", value_text(row)))
+            rows.append((f"last {row['metric']}", level_text(row)))
     effects = view.snapshots[-1].effects
     for row in records(effects[(effects["variant"] == ALL) & (effects["metric"] == view.metrics[0])]):
-        rows.append((f"{view.metrics[0]}, all heads {row['intervention']}", value_text(row)))
+        rows.append((f"{view.metrics[0]}, all heads {row['intervention']}", level_text(row)))
     circuit = view.snapshots[-1].circuit
     if circuit is not None:
         rows.append(("smallest faithful circuit", circuit_text(circuit)))
@@ -179,11 +233,12 @@ def circuit_text(found: FoundCircuit) -> str:
 
 
 def headline_section(views: Sequence[View]) -> Section:
-    """Returns the sentences of all views; of two, each list under the name of its run."""
-    if len(views) == 1:
-        return Text("\n".join(f"- {sentence}" for sentence in sentences(views[0])))
-    lists = ["\n".join(f"- {sentence}" for sentence in sentences(view)) for view in views]
-    return Beside([Text(f"{view.name}:\n\n{each}") for view, each in zip(views, lists, strict=True)])
+    """Returns task, model and sentences of all views; of two, each under the name of its run."""
+    texts = []
+    for view in views:
+        line = subject_line(view) if len(views) == 1 else f"{view.name}: {subject_line(view)}"
+        texts.append(Text("\n".join([line, "", *(f"- {sentence}" for sentence in sentences(view))])))
+    return texts[0] if len(texts) == 1 else Beside(texts)
 
 
 def settings_section(views: Sequence[View]) -> Section:

@@ -11,7 +11,13 @@ from interp_tasks.report.attention import attention_section
 from interp_tasks.report.circuits import circuits_section
 from interp_tasks.report.embeddings import embeddings_section
 from interp_tasks.report.head_effects import ablation_section, effects_section
-from interp_tasks.report.headlines import headline_section, metrics_frame, published_section, settings_section
+from interp_tasks.report.headlines import (
+    change,
+    headline_section,
+    metrics_frame,
+    published_section,
+    settings_section,
+)
 from interp_tasks.report.spectra import spectra_section
 from interp_tasks.report.training_curve import training_section
 
@@ -73,7 +79,19 @@ def slider(views: Sequence[View]) -> Section:
         }
         label = f"step {step:,}" + (f" ({', '.join(names)})" if names else "")
         labels.append(" beside ".join([label, *sorted(others)]))
-    return Slider(labels, marks, start=len(labels) - 1)
+    return Slider(labels, marks, start=len(labels) - 1, meanings=meanings(views))
+
+
+def meanings(views: Sequence[View]) -> dict[str, str]:
+    """Returns what the marks of a run's drop are, for the buttons beside the slider."""
+    curve = views[0].source.curve
+    drop = "drop" if curve is None else change(curve.metric)
+    return {
+        "pre": f"well before the {drop}",
+        "onset": f"the last checkpoint before the {drop} begins",
+        "end": f"the first checkpoint after the {drop} ends",
+        "post": "the last checkpoint",
+    }
 
 
 def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:

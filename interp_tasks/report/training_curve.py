@@ -9,8 +9,9 @@ from circuits.figures.palette import COLOURS, template
 from interp_tasks.measurement.curve_figures import DASHES
 from interp_tasks.measurement.run_logs import plateau_levels
 from interp_tasks.pages import Beside, Figure, Section, Stepped, Text
-from interp_tasks.report.draw import move_line, see_through, step_line
+from interp_tasks.report.draw import move_line, step_line
 from interp_tasks.report.head_effects import add_mark, value_axis
+from interp_tasks.report.headlines import change
 from interp_tasks.report.snapshots import shown_metrics
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 TITLE = "Training"
 #: Pixels: of a panel, between panels, above and below.
-PANEL, GAP, TOP, BOTTOM = 250, 30, 40, 50
+PANEL, GAP, TOP, BOTTOM = 195, 24, 30, 50
 
 
 def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:
@@ -32,7 +33,13 @@ def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
     ]
     if not logged:
         return Text("\n\n".join(missing), TITLE)
-    caption = "Validation: solid; the batch just trained on: faint. Shaded: from onset to end of the detected drop. "
+    caption = (
+        "Validation: solid; the batch just trained on: faint. Shaded: from onset to end of the detected "
+    )
+    changes = dict.fromkeys(
+        change(view.source.curve.metric) for view in logged if view.source.curve is not None
+    )
+    caption += f"{' or '.join(changes)}. "
     if any(plateau_levels(view.source.run) for view in logged if view.source.run is not None):
         caption += "Dotted: the plateau by theory. "
     if any(marks.values()):
@@ -40,6 +47,11 @@ def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
     caption += (
         "The line is the slider's checkpoint, triangles are the stored ones: a click goes to the nearest."
     )
+    if views[0].source.marks:
+        caption += (
+            " Its buttons: pre, well before the shaded span; onset and end, the checkpoints on either side of it; "
+            "post, the last."
+        )
     return Beside([training_curve(logged, marks, views[0])], TITLE, " ".join([caption, *missing]))
 
 
@@ -137,7 +149,9 @@ def add_metric(
             y=batch_values,
             name=f"{metric}, train",
             mode="lines",
-            line={"color": see_through(colour, 0.55), "width": 1},
+            # Opacity of the curve, not of its colour, which a page in the dark scheme replaces.
+            line={"color": colour, "width": 1.2},
+            opacity=0.6,
             legendgroup=metric,
             showlegend=False,
             hovertemplate="train %{y:.5g}<extra></extra>",
@@ -178,7 +192,7 @@ def add_levels(figure: Any, run: Run, panel_metrics: Sequence[str], metrics: Seq
 
 
 def drop_shapes(view: View, index: int) -> list[dict[str, Any]]:
-    """Returns the span of a run's drop."""
+    """Returns the span of a run's drop, in grey; that of the second run has an outline, dashed as its curves."""
     curve = view.source.curve
     if curve is None or curve.drop is None:
         return []
@@ -191,8 +205,8 @@ def drop_shapes(view: View, index: int) -> list[dict[str, Any]]:
             "x1": curve.drop.end,
             "y0": 0,
             "y1": 1,
-            "line": {"width": 0},
-            "fillcolor": see_through(COLOURS["light"][(5, 6)[index % 2]], 0.18),
+            "line": {"width": 1 if index else 0, "color": COLOURS["light"][6], "dash": DASHES[index]},
+            "fillcolor": "rgba(128,128,128,0.15)",
             "layer": "below",
         }
     ]

@@ -212,6 +212,8 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     shown = capsys.readouterr().out
     assert "matrix-completion-sizes · mse_masked" in shown
     assert "zoo:tiny" in shown
+    assert shown.splitlines()[-1].startswith("drop: steps from 10% to 90%")
+    assert max(map(len, shown.splitlines())) <= 80
     assert " · in zoo:tiny-logs/" in shown, "names short enough for 80 columns"
 
     # Another seed has other numbers; the same one, stopped after a step, has the same.

@@ -53,7 +53,7 @@ EXPERIMENTS: dict[str, dict[str, str]] = {
         ),
     },
     "Intervene": {
-        "ablation": "Ablate attention heads, and see which metrics move.",
+        "ablation": "Ablate attention heads, by default with uniform attention, and see which metrics move.",
         "circuit": (
             "Find the smallest circuit that does what the model does, and test it on other examples."
         ),

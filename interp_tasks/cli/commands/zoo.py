@@ -19,6 +19,9 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 
+#: Below the tables: what two of their columns say.
+LEGEND = "drop: steps from 10% to 90% of the metric's change; final: its level at the end"
+
 
 @dataclass(kw_only=True)
 class Zoo(Command):
@@ -115,6 +118,7 @@ class Zoo(Command):
             print_rows(
                 [shown(row) for row in members], "table", ["name", "size", "seeds", "drop", "final"], heading
             )
+        console().print(f"\n{LEGEND}", style="dim")
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 #: Pixels.
-CURVE, MATRIX, BARS, RING, ATTENTION = 300, 330, 320, 360, 300
+CURVE, MATRIX, BARS, RING, ATTENTION = 288, 316, 306, 346, 286
 #: What the unedited model and the edited one are called, and their colours, on the whole page.
 TRAINED, UNIFORM = "as trained", "uniform attention"
 BLUE, ORANGE, GREEN, GREY = (COLOURS["light"][index] for index in (0, 1, 2, 6))
@@ -42,7 +43,7 @@ def curve(
         says: stands at the dotted line.
         axis: title of the vertical axis.
     """
-    figure = empty(CURVE, margin={"l": 60, "r": 15, "t": 40, "b": 45}, hovermode="x", legend={"y": 1.02})
+    figure = empty(CURVE, margin={"l": 60, "r": 15, "t": 28, "b": 45}, hovermode="x", legend={"y": 1.02})
     for index, (name, (steps, values)) in enumerate(series.items()):
         figure.add_scatter(
             x=list(steps),
@@ -107,7 +108,7 @@ def matrix(
         largest: the end of the colour scale.
         blank: a question mark at each blank in place of its number.
     """
-    figure = empty(MATRIX, margin={"l": 4, "r": 4, "t": 44, "b": 4})
+    figure = empty(MATRIX, margin={"l": 4, "r": 4, "t": 30, "b": 4})
     given, filled = split(values, hidden)
     common = {"xgap": 2, "ygap": 2, "showscale": False, "hoverongaps": False, "autocolorscale": True}
     where = "row %{y}, column %{x}: "
@@ -157,7 +158,7 @@ def titled(figure: plotly.graph_objects.Figure) -> plotly.graph_objects.Figure:
     """Gives a figure room for a title that moves with the slider."""
     return figure.update_layout(
         title={"text": "", "font": {"size": 14}, "x": 0.5, "xanchor": "center", "y": 1, "yanchor": "top"}
-        | {"pad": {"t": 12}}
+        | {"pad": {"t": 4}}
     )
 
 
@@ -192,7 +193,7 @@ def bars(
     colours = (BLUE, ORANGE, COLOURS["light"][3])
     for column, edits in enumerate(panels.values(), start=1):
         # An error five hundred times smaller would be no bar at all on the axis of the other.
-        largest = max(point["ci_high"] for points in edits.values() for point in points)
+        largest = max(top(point) for points in edits.values() for point in points)
         largest = max(level, largest) if column == 1 else largest
         figure.update_yaxes(range=[0, 1.18 * largest or 1], row=1, col=column)
         for index, (name, points) in enumerate(edits.items()):
@@ -215,8 +216,8 @@ def bars(
                 error_y={
                     "type": "data",
                     "symmetric": False,
-                    "array": [point["ci_high"] - point["value"] for point in points],
-                    "arrayminus": [point["value"] - point["ci_low"] for point in points],
+                    "array": [whisker(point, "ci_high") for point in points],
+                    "arrayminus": [whisker(point, "ci_low") for point in points],
                     "thickness": 1.3,
                 },
                 hovertemplate="%{x}, " + name + ": %{y:.4g}<extra></extra>",
@@ -232,7 +233,7 @@ def bars(
     return figure.update_layout(
         template=template("light"),
         height=BARS,
-        margin={"l": 60, "r": 15, "t": 70, "b": 45},
+        margin={"l": 60, "r": 15, "t": 56, "b": 45},
         legend={"y": 1.12},
         bargap=0.15,
     )
@@ -240,11 +241,20 @@ def bars(
 
 def label(point: Mapping[str, Any], largest: float, percent: bool) -> str:
     """Returns the number of a bar; one that stands above its bar stands above the interval too."""
-    # On a narrow page a seventh digit would run over the next bar.
-    value = float(f"{point['value']:.1g}") if point["value"] < 1e-4 else point["value"]
-    shown = f"{value:.0%}" if percent else short(value)
-    above = is_low(point, largest) and point["ci_high"] > point["value"] + LOW / 10 * largest
+    shown = f"{point['value']:.0%}" if percent else short(point["value"])
+    above = is_low(point, largest) and top(point) > point["value"] + LOW / 10 * largest
     return f"{shown}<br> " if above else shown
+
+
+def top(point: Mapping[str, Any]) -> float:
+    """Returns the upper end of a bar with its interval; of one example there is none."""
+    return float(point["value"] if point["ci_high"] != point["ci_high"] else point["ci_high"])
+
+
+def whisker(point: Mapping[str, Any], end: str) -> float | str:
+    """Returns how far one end of an interval is from its value; none where all examples agree, or there is one."""
+    # Plotly takes what is missing for 0, and draws a flat cap there.
+    return abs(point[end] - point["value"]) if point["ci_high"] > point["ci_low"] else "none"
 
 
 def is_low(point: Mapping[str, Any], largest: float) -> bool:
@@ -253,8 +263,11 @@ def is_low(point: Mapping[str, Any], largest: float) -> bool:
 
 
 def short(value: float) -> str:
-    """Returns a number with two significant digits, or six decimals of a smaller one: no exponent."""
-    return f"{value:.6f}".rstrip("0").rstrip(".") if abs(value) < 1e-4 else f"{value:.2g}"
+    """Returns a number with two significant digits, zeros included, and no exponent: 0.20, 0.000055."""
+    if value == 0 or abs(value) >= 10:
+        return f"{value:.0f}"
+    rounded = float(f"{value:.1e}")
+    return f"{value:.{1 - math.floor(math.log10(abs(rounded)))}f}"
 
 
 def ring(
@@ -268,7 +281,7 @@ def ring(
         reach: axes go from minus this to this.
     """
     order = around(phases)
-    figure = empty(RING, margin={"l": 10, "r": 10, "t": 44, "b": 35}, showlegend=False)
+    figure = empty(RING, margin={"l": 10, "r": 10, "t": 30, "b": 35}, showlegend=False)
     labels = [str(digit) for digit in range(len(points))]
     figure.add_scatter(
         x=[], y=[], mode="lines", line={"color": "rgba(128,128,128,0.5)", "width": 1}, hoverinfo="skip"
@@ -310,7 +323,7 @@ def around(phases: Sequence[float]) -> list[int]:
 
 def attention(heads: int, keys: int) -> plotly.graph_objects.Figure:
     """Returns rows of heads and columns of the tokens that they look at; values are moved."""
-    figure = empty(ATTENTION, margin={"l": 60, "r": 10, "t": 64, "b": 35})
+    figure = empty(ATTENTION, margin={"l": 60, "r": 10, "t": 50, "b": 35})
     figure.add_heatmap(
         z=[],
         y=[f"head {head}" for head in range(heads)],

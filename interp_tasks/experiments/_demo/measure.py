@@ -5,6 +5,7 @@ What is said of the published claims follows from their rules, in ``interp_tasks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,17 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A shipped run with its log, its task's settings, and what the edits do before and after its drop."""
+    """A shipped run with its log, its task's settings, and what the edits do before and after its drop.
+
+    Attributes:
+        unedited: mark -> metric -> row of the unedited model on the same examples, with an interval of its own.
+    """
 
     title: str
     log: Run
     config: dict[str, Any]
     result: Result
+    unedited: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
     def row(self, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
         return row_of(self.result.frame, mark, metric, intervention)
@@ -103,10 +109,14 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
 def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcome:
     """Returns what edits of all heads do before and after a run's drop, as ``interp-run ablation`` measures it."""
     readings = [HeadEdit.read(mode, keys, "all") for mode, keys in edits]
+    unedited: dict[str, dict[str, dict[str, Any]]] = {}
 
     def measure_checkpoint(subject: Subject) -> Measured:
         from circuits import heads
+        from interp_tasks.experiments._curve.measure import at_checkpoint
 
+        mark = str(subject.labels["ref"]).rpartition("@")[2]
+        unedited[mark] = {row["metric"]: row for row in at_checkpoint(run, subject)}
         every = {ALL: heads("all", subject.model)}
         variants = {edit.name: edit.on(subject, every)[ALL] for edit in readings}
         measured = swept(subject, variants, {name: name for name in variants})
@@ -120,7 +130,7 @@ def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcom
     )
     ((name, path),) = find_runs(run).items()
     task = read_meta(resolve(f"{run}@post")[0].path)["task"]["config"]
-    return Outcome(title, read_one(name, path), task, result)
+    return Outcome(title, read_one(name, path), task, result, unedited)
 
 
 def guessing(config: dict[str, Any]) -> float:

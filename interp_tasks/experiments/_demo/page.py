@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +37,16 @@ PAPERS = {
     "Abrupt Learning in Transformers: A Case Study on Matrix Completion": "https://arxiv.org/abs/2410.22244",
     "Progress measures for grokking via mechanistic interpretability": "https://arxiv.org/abs/2301.05217",
 }
-TITLE = "Two small transformers stand still, then learn: what do they need attention for?"
+TITLE = "Two small transformers plateau, then learn: what do they need attention for?"
 #: Pixels: how wide bars are at most.
 BARS_WIDTH = 900
 #: Names of the page's controls.
 STEP, MATRIX = "checkpoint", "matrix"
 SUM_STEP, SUM, EDIT = "checkpoint of sums", "sum", "edit"
+#: What the whiskers of bars are.
+INTERVALS = "Bars have their 95% intervals, bootstrap over examples, wherever these differ."
 #: What the marks around a drop are called here; the braces are for "drop" or "rise".
-MARKS = {"pre": "before the {}", "onset": "it begins", "end": "it ends", "post": "after it"}
+MARKS = {"pre": "before the {}", "onset": "{} begins", "end": "{} ends", "post": "after the {}"}
 
 
 def demo_page(found: Demo) -> Page:
@@ -52,8 +54,8 @@ def demo_page(found: Demo) -> Page:
     results = {each.title: each.result.config for each in (found.matrices, found.sums)}
     opening = Text(
         "Move through their training step by step, and make every head look at all positions equally, which is called "
-        "uniform attention. The curves come from the training logs; interp-run demo has just measured everything else, "
-        "on two models that ship with this package."
+        "uniform attention. The curves come from the training logs; `interp-run demo` has just measured everything "
+        "else, on two models that ship with this package."
     )
     return Page(TITLE, [opening, matrix_chapter(found), sum_chapter(found)], results)
 
@@ -171,10 +173,11 @@ def loss_curve(found: Demo) -> Section:
     else:
         told = (
             f"The error at the blanks stays near {number(drop.plateau)} until step {drop.onset:,}, has made nine "
-            f"tenths of its fall by step {drop.end:,} (grey), and ends at {number(log.points('mse_masked')[1][-1])}."
+            f"tenths of its fall by step {drop.end:,} (grey), and ends at {number(log.points('mse_masked')[1][-1])}, "
+            f"all on the same {counted(log, 'matrices')} of the training log, never trained on."
         )
     caption = (
-        f"{told} Each point is over the same {counted(log, 'matrices')}, never trained on; the dotted line is theory: "
+        f"{told} The dotted line is theory: "
         f"a model that answers 0 at every blank errs by the variance of the entries, {number(level)}."
     )
     return along(figure, caption, "error over training", steps, STEP)
@@ -250,20 +253,14 @@ def moments(outcome: Outcome, metric: str) -> list[str]:
     ]
 
 
-def points(outcome: Outcome, metric: str, interventions: Sequence[str]) -> dict[str, list[dict[str, float]]]:
+def points(outcome: Outcome, metric: str, interventions: Sequence[str]) -> dict[str, list[Mapping[str, Any]]]:
     """Returns the unedited model and the edits, before and after the drop, as bars show them."""
-    plain = [unedited(outcome, mark, metric) for mark in ("pre", "post")]
+    plain = [outcome.unedited[mark][metric] for mark in ("pre", "post")]
     names = {"uniform": draw.UNIFORM, OPERANDS: "uniform over the two numbers alone"}
-    edited = {
+    edited: dict[str, list[Mapping[str, Any]]] = {
         names[name]: [outcome.row(mark, metric, name) for mark in ("pre", "post")] for name in interventions
     }
     return {draw.TRAINED: plain, **edited}
-
-
-def unedited(outcome: Outcome, mark: str, metric: str) -> dict[str, float]:
-    """Returns the value of the unedited model; it has no interval of its own in the table of edits."""
-    value = outcome.row(mark, metric)["baseline"]
-    return {"value": value, "ci_low": value, "ci_high": value}
 
 
 def error_bars(found: Demo) -> Section:
@@ -280,15 +277,21 @@ def error_bars(found: Demo) -> Section:
     )
     figure = draw.bars(panels, moments(outcome, "mse_masked"), level, "mean squared error")
     numbers = (
-        f"Uniform attention moves the error at the blanks of {after['n']} matrices from {number(before['baseline'])} "
-        f"to {number(before['value'])} before the drop, and from {number(after['baseline'])} to "
-        f"{number(after['value'])} after it, where always answering 0 errs by {number(level)} (dashed; intervals are "
-        f"95%). At given entries, after the drop, it moves the error from {draw.short(given['baseline'])} to "
-        f"{draw.short(given['value'])}, {given['value'] / level:.2%} of the dashed line"
+        f"On {after['n']} test matrices, others than those of the training log, uniform attention moves the error at "
+        f"the blanks from {draw.short(before['baseline'])} to {draw.short(before['value'])} before the drop, and from "
+        f"{draw.short(after['baseline'])} to {draw.short(after['value'])} after it, where always answering 0 errs by "
+        f"{draw.short(level)} (dashed). At their given entries, after the drop, it moves the error from "
+        f"{draw.short(given['baseline'])} to {draw.short(given['value'])}, {given['value'] / given['baseline']:.1f} "
+        f"times as much and {given['value'] / level:.1%} of the variance. {INTERVALS}"
     )
-    meaning = ": filling in needs attention, copying needs little of it" if holds_throughout(outcome) else ""
+    meaning = (
+        " So this model needs attention to fill in, and hardly to copy; two small shipped models do not copy without "
+        "it."
+        if holds_throughout(outcome)
+        else ""
+    )
     alt = "errors with and without uniform attention, before and after the drop"
-    return Figure(figure, caption=f"{numbers}{meaning}.", alt=alt, width=BARS_WIDTH)
+    return Figure(figure, caption=f"{numbers}{meaning}", alt=alt, width=BARS_WIDTH)
 
 
 def holds_throughout(outcome: Outcome) -> bool:
@@ -312,7 +315,7 @@ def accuracy_curve(found: Demo) -> Section:
     )
     figure.update_yaxes(tickformat=".0%")
     learnt = next((step for step, value in zip(*train, strict=True) if value >= 0.99), None)
-    told = [] if learnt is None else [f"By step {learnt:,} it has learned the sums of its training by heart."]
+    told = [] if learnt is None else [f"By step {learnt:,} it has memorised its training sums."]
     if curve.drop is None:
         told.append(f"On {counted(log, 'others')} its share of right answers shows no jump.")
     else:
@@ -395,7 +398,7 @@ def accuracy_bars(found: Demo) -> Section:
     panels = {f"dashed: chance, {chance:.1%}": points(outcome, "accuracy", ["uniform", OPERANDS])}
     figure = draw.bars(panels, moments(outcome, "accuracy"), chance, "share of right answers", percent=True)
     count = outcome.row("post", "accuracy")["n"]
-    caption = f"{reading(outcome.result.frame, outcome.config)} Over {count} sums; intervals are 95%."
+    caption = f"{reading(outcome.result.frame, outcome.config)} Over {count} test sums. {INTERVALS}"
     alt = "share of right answers with and without uniform attention"
     return Figure(figure, caption=caption, alt=alt, width=BARS_WIDTH)
 

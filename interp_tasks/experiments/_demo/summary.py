@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from interp_tasks.experiments._demo.measure import OPERANDS, Demo, Outcome, guessing
-from interp_tasks.pages import number, with_interval
+from interp_tasks.pages import number, percent, with_interval
 
 #: Characters of a curve, lowest first, and how many of them it takes.
 BLOCKS, CURVE = "▁▂▃▄▅▆▇█", 24
@@ -65,13 +65,8 @@ def line(when: str, *cells: str) -> str:
 
 
 def ours(row: dict[str, Any], shown: Any) -> str:
-    if shown is percent:
-        return f"{percent(row['value'])} [{percent(row['ci_low'])}, {percent(row['ci_high'])}]"
-    return with_interval(shown(row["value"]), row["ci_low"], row["ci_high"])
-
-
-def percent(value: float) -> str:
-    return f"{value:.1%}".replace("100.0%", "100%")
+    ends = (percent,) if shown is percent else ()
+    return with_interval(shown(row["value"]), row["ci_low"], row["ci_high"], *ends)
 
 
 def history(outcome: Outcome, metric: str, says: str) -> str:

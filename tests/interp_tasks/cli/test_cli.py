@@ -144,6 +144,7 @@ def test_tables_of_every_command_fit(call, monkeypatch, command):
 HEADS = {
     "ablation --heads each --queries hidden": "mode uniform · queries hidden",
     "ablation --keys 0,1 --positions 2": "mode uniform · keys 0, 1 · queries 2",
+    "ablation --heads 0.1": "mode uniform · heads 0.1",
     "heads --mode mean_pattern": "mode mean_pattern",
     "transplant --source run@0 --components qkv+mlp --layers 1": "source run@0 · components qkv+mlp · layers 1",
     "patch --source negated --site z.0 --heads each": "source negated · site z.0 · heads each",

@@ -150,7 +150,36 @@ def test_bars_on_the_page_are_those_of_the_command(stand_ins, page, capsys):
             rows = json.loads(capsys.readouterr().out)
             assert trace["y"] == pytest.approx([row["value"] for row in rows])
             assert traces[0]["y"] == pytest.approx([row["baseline"] for row in rows])
-            assert trace["error_y"]["array"] == pytest.approx([row["ci_high"] - row["value"] for row in rows])
+            assert_whiskers(trace, [(row["value"], row["ci_low"], row["ci_high"]) for row in rows])
+        # The unedited model's by hand, from the resamples that the seed draws.
+        by_hand = []
+        for step in (10, 40):
+            checkpoint = load_checkpoint(f"{stand_ins / run}@{step}")
+            batch = checkpoint.task.sample(12, seed=0)
+            found = checkpoint.task.metrics(forward(checkpoint, batch.tokens, uniform=False), batch)[metric]
+            sums, counts = found if isinstance(found, tuple) else (found, torch.ones(12))
+            sums, counts = sums.double().numpy(), counts.double().numpy()
+            draws = np.random.default_rng([0, 1]).multinomial(12, np.full(12, 1 / 12), size=1000)
+            ends = np.quantile((draws @ sums) / (draws @ counts), (0.025, 0.975))
+            by_hand.append((sums.sum() / counts.sum(), *ends))
+        assert_whiskers(traces[0], by_hand)
+
+
+def assert_whiskers(trace, intervals):
+    """Bars whose whiskers are intervals (value, low, high); one without a width has none."""
+    for bar, (value, low, high) in enumerate(intervals):
+        ends = [trace["error_y"][side][bar] for side in ("arrayminus", "array")]
+        if low == high:
+            assert ends == ["none", "none"]
+        else:
+            assert ends == pytest.approx([value - low, high - value], rel=1e-4, abs=1e-9)
+
+
+def test_numbers_of_bars_have_two_digits_and_no_exponent():
+    numbers = (0.2, 0.22222, 0.000055, 0.0004, 0.00000949, 0.0999, 1.0, 12.3, 0)
+    assert [draw.short(value) for value in numbers] == [
+        *("0.20", "0.22", "0.000055", "0.00040", "0.0000095", "0.10", "1.0", "12", "0")
+    ]
 
 
 def test_sums_on_the_page_are_what_the_models_answer_and_where_their_heads_look(stand_ins, page):

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import zlib
 from html.parser import HTMLParser
@@ -28,6 +29,7 @@ from interp_tasks.pages import (
     check_writable_folder,
     number,
     p_value,
+    percent,
     signed,
     with_interval,
     write_atomically,
@@ -240,10 +242,15 @@ def test_numbers_as_people_read_them():
     assert number(0.123456) == "0.1235"
     assert [number(value) for value in (1162.4, 123456.0, 2e6, -0.0)] == ["1162", "123456", "2e+06", "0"]
     assert with_interval("1", 928.4, 1311.2) == "1 [928, 1311]"
+    assert with_interval("x", 0.2, 1.0) == "x [0.200, 1]"
+    assert [signed(value) for value in (0.2, -0.0625, 348.2, 3.0, 0.0, math.nan)] == [
+        *("+0.200", "-0.0625", "+348", "+3", "0", "–")
+    ]
+    assert [percent(value) for value in (0.0, 0.0001, 0.1914, 0.9999, 1.0, None)] == [
+        *("0%", "0.0%", "19.1%", "100%", "100%", "–")
+    ]
     assert number(None) == number(float("nan")) == "–"
-    assert signed(0.5) == "+0.5"
-    assert signed(0.0) == "0"
-    assert with_interval("1", 0.5, 1.5) == "1 [0.5, 1.5]"
+    assert with_interval("1", 0.5, 1.5) == "1 [0.500, 1.50]"
     assert with_interval("1", float("nan"), 2.0) == "1"
     assert p_value(0.00001) == "<0.001"
     assert p_value(0.25) == "0.250"

@@ -31,7 +31,7 @@ from interp_tasks.report.attention import (
     position_labels,
     tiled,
 )
-from interp_tasks.report.head_effects import effect_maps
+from interp_tasks.report.head_effects import effect_maps, ticks
 from interp_tasks.report.headlines import heads_sentence, published_section
 from interp_tasks.report.published import published_beside
 from interp_tasks.report.snapshots import Strongest, View, shown_metrics
@@ -307,10 +307,16 @@ def test_a_head_matters_most_only_where_it_is_told_apart_from_the_next():
 
     rows = (row("0.1", -0.3), row("0.2", 0.25))
     apart = heads_sentence(Strongest("zero", rows, 0.049), "loss")
-    assert "(mode zero, 1,256 examples), head 0.1 matters most: it moves loss by -0.3" in apart
-    assert "and the runner-up, head 0.2, by +0.25 [0.24, 0.26] (paired test, p 0.049)" in apart
+    assert (
+        "(mode zero, 1,256 examples), head 0.1 matters most: it moves loss by -0.300 [-0.310, -0.290], "
+        in apart
+    )
+    assert "and the runner-up, head 0.2, by +0.250 [0.240, 0.260] (paired test, p 0.049)" in apart
     level = heads_sentence(Strongest("zero", rows, 0.05), "loss")
-    assert "(mode zero, 1,256 examples), heads 0.1 and 0.2 move loss most, not told apart" in level
+    assert "(mode zero, 1,256 examples), heads 0.1 and 0.2 move loss most, by" in level
+    assert "and cannot be told apart (paired test" in level
+    shares = heads_sentence(Strongest("zero", rows, 0.05), "accuracy")
+    assert "move accuracy most, by -30.0 [-31.0, -29.0] points and +25.0 [24.0, 26.0] points" in shares
     assert "p 0.050" in level
     untested = heads_sentence(Strongest("zero", rows, None), "kl")
     assert "matters" not in level + untested
@@ -349,7 +355,7 @@ def test_a_run_without_a_drop_on_a_cycle(addition):
     html = found.page().html()
     assert any("Fourier norms" in alt for alt in moves_of(html))
     assert "shows no drop" in html
-    assert {"quantity": "drop of accuracy", addition: "none found"} in found.headlines()
+    assert {"quantity": "rise of accuracy", addition: "none found"} in found.headlines()
 
 
 def test_one_checkpoint_on_bare_tokens(run):
@@ -376,12 +382,23 @@ def test_a_colour_bar_of_effects_has_numbers_near_its_ends(found, largest):
     bars = [trace.colorbar for trace in section.figure.figure.data if trace.showscale]
     assert len(bars) == len(view.metrics)
     for bar in bars:
-        low, middle, high = bar.tickvals
-        assert low == -high
-        assert middle == 0
-        assert 0.5 * largest < high <= largest
-        said = [float(text.replace("−", "-")) for text in bar.ticktext]
+        assert list(bar.tickvals) == [-largest, 0, largest]
+        said = [float(text.lstrip("≤≥ ").replace("−", "-")) for text in bar.ticktext]
         assert said == pytest.approx(list(bar.tickvals), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "said"),
+    [
+        (-0.3, 0.3, ["−0.3", "0", "0.3"]),
+        (-0.4, 0.3, ["≤ −0.3", "0", "0.3"]),
+        (-0.1, 2.0, ["−0.3", "0", "≥ 0.3"]),
+        # What rounds to the end is no more than it.
+        (0.1, 0.301, ["−0.3", "0", "0.3"]),
+    ],
+)
+def test_a_clipped_end_of_a_colour_bar_says_so(lowest, highest, said):
+    assert ticks(0.3, lowest, highest)["ticktext"] == said
 
 
 def unpacked(packed):
@@ -421,11 +438,12 @@ def test_fifty_checkpoints_of_32_heads_fit_whatever_they_attend_to():
 
 
 def test_slider_says_its_steps():
-    html = Slider(["step 0", "step <1>"], {"post": 1}, start=1).html("s")
+    html = Slider(["step 0", "step <1>"], {"post": 1}, start=1, meanings={"post": "the last"}).html("s")
     assert '<label for="s">' in html
     assert 'aria-valuetext="step &lt;1&gt;"' in html
     assert 'min="0" max="1" step="1" value="1"' in html
     assert 'data-index="1"' in html
+    assert 'title="the last: step &lt;1&gt;"' in html
     assert "</script><" not in html.removesuffix("</script>")
 
 
