@@ -113,10 +113,14 @@ def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcom
 
     def measure_checkpoint(subject: Subject) -> Measured:
         from circuits import heads
-        from interp_tasks.experiments._curve.measure import at_checkpoint
+        from circuits import run as run_model
+        from interp_tasks.measurement.paired import paired
 
+        assert subject.task is not None
+        assert subject.batch is not None
+        metrics = subject.task.metrics(run_model(subject.model, subject.tokens), subject.batch)
         mark = str(subject.labels["ref"]).rpartition("@")[2]
-        unedited[mark] = {row["metric"]: row for row in at_checkpoint(run, subject)}
+        unedited[mark] = {row["metric"]: row for row in paired(metrics, None, subject.seed)}
         every = {ALL: heads("all", subject.model)}
         variants = {edit.name: edit.on(subject, every)[ALL] for edit in readings}
         measured = swept(subject, variants, {name: name for name in variants})

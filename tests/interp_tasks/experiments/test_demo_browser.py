@@ -128,7 +128,7 @@ def test_each_control_moves_its_own_pictures_and_no_other(opened):
     for index in (2, 3, 4, 5, 6, 7, 0):
         page.click("text=Another matrix")
         at(page, f"0,{index},0,1,0")
-    page.click(".stepper button:text-is('after the rise') >> nth=0")
+    page.click(".stepper button:text-is('after the drop')")
     at(page, "1,0,0,1,0")
     again = shown(page)
     assert {alt for alt in first if first[alt] != again[alt]} == {
