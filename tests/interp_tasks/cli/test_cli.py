@@ -892,7 +892,9 @@ def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):
         "interp-run: --metric 'mse_maskd': the metrics are mse_all, mse_masked, mse_observed; or write all\n"
     )
     assert (code, out, err) == (2, "", line)
-    code, out, err = call("ablation", "--ckpt", "zoo:miiii-113-all-primes-128@last", "--metric", "los_3", *SMALL)
+    code, out, err = call(
+        "ablation", "--ckpt", "zoo:miiii-113-all-primes-128@last", "--metric", "los_3", *SMALL
+    )
     assert (code, out) == (2, "")
     assert re.fullmatch(
         r"interp-run: --metric 'los_3': of 60 metrics the closest are loss_3, .*; or write all\n", err
@@ -997,7 +999,10 @@ def test_what_a_task_declares_is_known_before_a_model_is_loaded(call, monkeypatc
         ("modular progress --answer product", "--answer 'product': task 'modular-addition' has sum"),
         *LACKING_NEURONS.items(),
         ("modular detector --metric recal", "'modular-addition' has none"),
-        ("modular detector --metric recal --ckpt zoo:miiii-113-all-primes-128@last", "--metric 'recal': of 11 metrics"),
+        (
+            "modular detector --metric recal --ckpt zoo:miiii-113-all-primes-128@last",
+            "--metric 'recal': of 11 metrics",
+        ),
         ("matrix embeddings --metric norms --ckpt run@40", "--metric 'norms': of"),
         ("matrix embeddings --largest 0.05 --ckpt run@40", "at least 4 are needed"),
         ("transplant --source run@0 --layers 2 --ckpt run@40", "--layers 2: run@40 has layers 0-1"),
