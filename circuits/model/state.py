@@ -179,25 +179,27 @@ class Contents:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        lots: dict[Any, list[Tensor]] = {}
+        groups: dict[Any, list[Tensor]] = {}
         # Another thread may have a block open that replaces weights.
         with exclusive(model):
             self._version = {tensor: _version(tensor) for tensor in _versions(model)[0]}
             for tensor in self._version:
-                lots.setdefault(tensor.device if tensor.nbytes < _FEW else id(tensor), []).append(tensor)
-            self._held = [(lot, [tensor.nbytes for tensor in lot], _summary(lot)) for lot in lots.values()]
+                groups.setdefault(tensor.device if tensor.nbytes < _FEW else id(tensor), []).append(tensor)
+            self._held = [
+                (group, [tensor.nbytes for tensor in group], _summary(group)) for group in groups.values()
+            ]
 
     def refuse_writes(self, who: str) -> None:
         """Raises `CircuitsError` if a tensor holds something else than it did; blocks of ours put back what they
         replace.
         """
         with exclusive(self._model):
-            for lot, sizes, summary in self._held:
-                if all(map(torch.equal, _summary(lot), summary)):
+            for group, sizes, summary in self._held:
+                if all(map(torch.equal, _summary(group), summary)):
                     continue
                 parts = summary[0].view(torch.uint8).tensor_split(list(accumulate(sizes)))
-                for tensor, part in zip(lot, parts, strict=False):
-                    same = len(lot) > 1 and torch.equal(_memory(tensor), part)
+                for tensor, part in zip(group, parts, strict=False):
+                    same = len(group) > 1 and torch.equal(_memory(tensor), part)
                     # A forward may keep something in a buffer.
                     kept = not isinstance(tensor, nn.Parameter) and _version(tensor) != self._version[tensor]
                     if not same and not kept:
@@ -211,15 +213,15 @@ def _memory(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
-def _summary(lot: list[Tensor]) -> tuple[Tensor, ...]:
+def _summary(group: list[Tensor]) -> tuple[Tensor, ...]:
     """Returns what tells whether small tensors of one device, or a large one, have changed."""
-    parts = [_memory(tensor) for tensor in lot]
-    if len(lot) == 1 and lot[0].nbytes >= _FEW and parts[0].storage_offset() % 8 == 0:
-        whole = lot[0].nbytes // (8 * _WORDS) * (8 * _WORDS)
+    parts = [_memory(tensor) for tensor in group]
+    if len(group) == 1 and group[0].nbytes >= _FEW and parts[0].storage_offset() % 8 == 0:
+        whole = group[0].nbytes // (8 * _WORDS) * (8 * _WORDS)
         words = parts[0][:whole].view(torch.int64).unflatten(0, (-1, _WORDS))
         return words.sum(0), words.sum(1), parts[0][whole:].clone()
     # Words are compared several times faster than bytes.
-    parts.append(parts[0].new_zeros(-sum(tensor.nbytes for tensor in lot) % 8))
+    parts.append(parts[0].new_zeros(-sum(tensor.nbytes for tensor in group) % 8))
     return (torch.cat(parts).view(torch.int64),)
 
 
