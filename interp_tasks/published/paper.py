@@ -53,7 +53,7 @@ class TrainingRun(Entry):
             at a constant rate, the length) are one condition: a claim is decided on all of them together.
         preset: the scale of ``reproduce`` at which it is used.
         task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
-        seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
+        seeds: ``"0:8"`` or ``"0,2"``, a run each, in ``NAME/seed-0``, ...
         recipe: the one that trains and ships it under its name, which then says task, preset and settings.
         hours: estimated training time, on two cores or (preset paper) on one large GPU.
         untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
@@ -69,6 +69,13 @@ class TrainingRun(Entry):
     recipe: str = ""
     hours: float = Field(gt=0)
     untestable: str = ""
+
+    @field_validator("seeds")
+    @classmethod
+    def _names_seeds(cls, given: str | None) -> str | None:
+        if given is not None:
+            seed_numbers(given)
+        return given
 
     def command(self, folder: str) -> str:
         """Returns the command that trains it."""

@@ -14,6 +14,7 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import versions, write_atomically
 from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.paper import PRESETS
+from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
 from interp_tasks.reproduction.intervals import ALPHA, holm
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
@@ -279,7 +280,11 @@ def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
     given = [each["run"] for each in filters if "run" in each]
     ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
-    called = (each.run.name + ("/seed-0" if each.run.seeds else "") for each in lacking)
+    called = (
+        f"{each.run.name}{seed}"
+        for each in lacking
+        for seed in ([f"/seed-{seed}" for seed in seed_numbers(each.run.seeds)] if each.run.seeds else [""])
+    )
     return any(has_ending(name, ends) for name in called)
 
 
@@ -314,7 +319,7 @@ def decide(
             condition_runs,
             names[key],
             folder,
-            seeds,
+            with_shuffled(seeds, condition_runs, control_runs),
             controls_of(claim, controls, key, condition_runs, control_runs),
         )
         for key, condition_runs in conditions.items()
@@ -323,6 +328,17 @@ def decide(
 
 def runs_of(done: Sequence[Done]) -> list[Located]:
     return [each for one in done for each in one.job.on]
+
+
+def with_shuffled(seeds: Seeds, done: Sequence[Done], control_runs: Sequence[Done]) -> Seeds:
+    """Returns the identities of runs, where those on shuffled labels are seeds of the condition they stand for."""
+    bases = [base for each in runs_of(done) for base in each.bases.values()]
+    if not bases:
+        return seeds
+    condition = seeds[bases[0]].condition
+    shuffled = runs_of([one for one in control_runs if one.job.control == "shuffled"])
+    others = [base for each in shuffled for base in each.bases.values() if base not in bases]
+    return {**seeds, **{base: Seed(condition, seeds[base].seed) for base in others}}
 
 
 def decide_on(
@@ -388,11 +404,10 @@ def controls_of(
         frames = [one.result.frame for one in runs_of_control if one.result is not None]
         if control == "shuffled":
             # They stand for the runs themselves, whose names claims and their divisors may ask for.
+            # Where fewer runs are there, the others keep their names, as further seeds (`with_shuffled`).
             runs = [one.job.on[0].base for one in runs_of_control if one.result is not None]
-            frames = [
-                frame.assign(run=frame["run"].replace({run: base}))
-                for frame, run, base in zip(frames, runs, bases, strict=False)
-            ]
+            stand_in = dict(zip(runs, bases, strict=False))
+            frames = [frame.assign(run=frame["run"].replace(stand_in)) for frame in frames]
         if frames:
             tables[control] = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
         else:
@@ -446,8 +461,7 @@ def train_missing(
         folder = Path(runs) / run.name
         folders = {resolved.train.seed: folder}
         if run.seeds is not None:
-            first, last = map(int, run.seeds.split(":"))
-            folders = {seed: folder / f"seed-{seed}" for seed in range(first, last)}
+            folders = {seed: folder / f"seed-{seed}" for seed in seed_numbers(run.seeds)}
         for seed, out in folders.items():
             line = None if progress is None else progress(out.as_posix())
             trained.append(train_resolved(resolved, out, seed=seed, device=device, progress=line))

@@ -20,6 +20,7 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
+from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.training.config import SECTIONS, resolve_config
 
 
@@ -181,7 +182,7 @@ def seeds_lacking(located: Located) -> list[Located]:
     run = located.run
     if run.seeds is None or located.base is None:
         return []
-    first, last = map(int, run.seeds.split(":"))
+    seeds = seed_numbers(run.seeds)
     return [
         Located(
             run.model_copy(
@@ -189,12 +190,12 @@ def seeds_lacking(located: Located) -> list[Located]:
                     "name": f"{run.name}/seed-{seed}",
                     "seeds": None,
                     "settings": {**run.settings, "train.seed": seed},
-                    "hours": run.hours / (last - first),
+                    "hours": run.hours / len(seeds),
                 }
             ),
             None,
         )
-        for seed in range(first, last)
+        for seed in seeds
         if seed not in located.bases
     ]
 

@@ -211,6 +211,8 @@ def test_every_run_is_read_by_a_study():
         (entry("claim", holds={}), "a rule needs above, below, or both"),
         (entry("claim", holds={"above": 1, "below": 0}), "nothing lies above 1 and below 0"),
         (entry("claim", verdict="held"), "claim.0.verdict"),
+        (entry("run", seeds="3:1"), "run.0.seeds: --seeds '3:1' names no seed"),
+        (entry("run", seeds="0:x"), "run.0.seeds: --seeds '0:x': write 0:8 for seeds 0 to 7, or 0,2,5"),
         ({"claim": paper()["claim"] * 2}, "two entries of claim are called c"),
     ],
 )
