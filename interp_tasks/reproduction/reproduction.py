@@ -16,7 +16,7 @@ from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.paper import PRESETS
 from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
-from interp_tasks.reproduction.intervals import ALPHA, holm
+from interp_tasks.reproduction.intervals import ALPHA
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
@@ -418,9 +418,14 @@ def controls_of(
 
 def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     """Adjusts the headline p-values by Holm; a verdict that is not significant then becomes undecided."""
+    import numpy
+
+    from circuits.statistics import holm
+
     tested = [index for index, each in enumerate(outcomes) if each.claim.headline and each.p is not None]
     adjusted = list(outcomes)
-    for index, p in zip(tested, holm([outcomes[each].p or 0.0 for each in tested]), strict=True):
+    p_values = numpy.array([outcomes[each].p for each in tested], float)
+    for index, p in zip(tested, holm(p_values).tolist(), strict=True):
         one = replace(adjusted[index], p_holm=p)
         if p >= ALPHA and one.verdict in ("held", "failed"):
             reason = f"not after Holm's correction over {len(tested)} headline verdicts: {one.verdict} alone"
