@@ -414,7 +414,9 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"device {device!r} is not there: this machine has {', '.join(devices())}") from None
+        raise UserError(
+            f"device {device!r} is not available: this machine has {', '.join(devices())}"
+        ) from None
 
 
 def devices() -> list[str]:

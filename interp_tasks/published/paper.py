@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,8 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PRESETS = ("cpu", "reference", "paper")
 Preset = Literal["cpu", "reference", "paper"]
+PRESETS: tuple[str, ...] = get_args(Preset)
 #: A model that should not pass what is said of a trained one.
 Control = Literal["untrained", "shuffled"]
 #: What a row of a table is picked by: a column and its value, or several values.
@@ -27,6 +27,8 @@ Filter = dict[str, Any]
 
 
 class Entry(BaseModel):
+    """A section of the file: frozen, without unknown keys or infinite numbers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -122,7 +124,7 @@ class Study(Entry):
     controls: tuple[Control, ...] | None = None
     shuffled: str | None = None
 
-    def controlled(self) -> tuple[Control, ...]:
+    def control_names(self) -> tuple[Control, ...]:
         """Returns the controls of its claims, but where a claim says otherwise."""
         if self.controls is not None:
             return self.controls
@@ -145,11 +147,11 @@ class Bounds(Entry):
             raise ValueError(f"nothing lies above {self.above:g} and below {self.below:g}")
         return self
 
-    def hold(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
-    def hold_between(self, low: float, high: float) -> bool | None:
-        """Judges a number that is only known to lie between two: ``None`` where the rule may hold and may not."""
+    def contains_between(self, low: float, high: float) -> bool | None:
+        """Returns whether a number strictly between the two is within the bounds; ``None`` if it may or may not be."""
         if (self.above is None or low >= self.above) and (self.below is None or high <= self.below):
             return True
         none = (self.above is not None and high <= self.above) or (
@@ -223,7 +225,8 @@ class Claim(Entry):
 
     @field_validator("scale", mode="before")
     @classmethod
-    def _a_reason_alone_is_of_every_preset_but_the_papers(cls, given: Any) -> Any:
+    def _one_reason_for_cpu_and_reference(cls, given: Any) -> Any:
+        """Reads a single text as the reason at every preset but ``paper``."""
         if isinstance(given, str):
             return dict.fromkeys(("cpu", "reference"), given) if given else {}
         return given
@@ -241,9 +244,9 @@ class Claim(Entry):
             raise ValueError("a bound that is not above 0 has no logarithm")
         return self
 
-    def controlled(self, study: Study) -> tuple[Control, ...]:
+    def control_names(self, study: Study) -> tuple[Control, ...]:
         """Returns the controls whose number stands beside that of the trained models."""
-        return study.controlled() if self.controls is None else self.controls
+        return study.control_names() if self.controls is None else self.controls
 
     @property
     def what(self) -> str:
@@ -321,7 +324,10 @@ class Paper(Entry):
                 raise ValueError(f"claim {claim.id!r}: no study {claim.study!r}")
             if claim.row not in studies[claim.study].rows:
                 raise ValueError(f"claim {claim.id!r} is of row {claim.row}, its study is not")
-            if "shuffled" in claim.controlled(studies[claim.study]) and studies[claim.study].shuffled is None:
+            if (
+                "shuffled" in claim.control_names(studies[claim.study])
+                and studies[claim.study].shuffled is None
+            ):
                 raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
         return self
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions, write_atomically
 from interp_tasks.published import Claim, Paper, read_paper
-from interp_tasks.published.paper import PRESETS
+from interp_tasks.published.paper import PRESETS, as_typed
 from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
 from interp_tasks.reproduction.intervals import ALPHA
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
-from interp_tasks.reproduction.runs import Located, as_text, locate_all
+from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
 from interp_tasks.reproduction.verdicts import Outcome, judge
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     import pandas
 
     from interp_tasks.pages import Page
-
-#: Called as progress(done, total, what is being done).
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,7 @@ def reproduce(
 def check(
     paper: str | Paper, preset: str, runs: str | Path, rows: Sequence[int]
 ) -> tuple[Paper, list[Located]]:
-    """Refuses what cannot be reproduced before slow work."""
+    """Returns the paper and its located runs; refuses, before slow work, what cannot be reproduced."""
     paper = read_paper(paper) if isinstance(paper, str) else paper
     check_choice("--preset", preset, PRESETS)
     numbers = [row.number for row in paper.row]
@@ -291,7 +289,7 @@ def about(claim: Claim, lacking: Sequence[Located]) -> bool:
 def decide(
     claim: Claim, paper: Paper, done: Sequence[Done], preset: str, folder: str, seeds: Seeds
 ) -> list[Outcome]:
-    """Returns a claim on every condition that its study was to be done on."""
+    """Returns the outcome of a claim on each condition of its study."""
     study = next(each for each in paper.study if each.id == claim.study)
     study_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is None]
     control_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is not None]
@@ -312,7 +310,7 @@ def decide(
         return [Outcome(claim, name, 0, "not testable", reason=claim.scale[preset])]
     if not conditions:
         return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
-    controls = claim.controlled(study)
+    controls = claim.control_names(study)
     return [
         decide_on(
             claim,
@@ -461,7 +459,7 @@ def train_missing(
         run = each.run
         if each.base is not None or run.name not in wanted:
             continue
-        settings = {key: as_text(value) for key, value in run.settings.items()}
+        settings = {key: as_typed(value) for key, value in run.settings.items()}
         resolved = resolve_config(run.task, run.train_preset, settings)
         folder = Path(runs) / run.name
         folders = {resolved.train.seed: folder}

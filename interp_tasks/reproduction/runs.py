@@ -20,6 +20,7 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
+from interp_tasks.published.paper import as_typed
 from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.training.config import SECTIONS, resolve_config
 
@@ -48,7 +49,7 @@ class Located:
 
         A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
         """
-        settings = {key: as_text(value) for key, value in self.run.settings.items()}
+        settings = {key: as_typed(value) for key, value in self.run.settings.items()}
         resolved = resolve_config(self.run.task, self.run.train_preset, settings)
         train = resolved.train.model_dump(mode="json", exclude=ONLY_RECORDED | {"seed"})
         if train.get("schedule", "constant") == "constant":
@@ -123,7 +124,7 @@ def check_settings(run: TrainingRun, path: Path) -> None:
     from tasks import get  # imports torch
 
     stored_config = config_there(path)
-    settings = {key: as_text(value) for key, value in run.settings.items()}
+    settings = {key: as_typed(value) for key, value in run.settings.items()}
     resolved = resolve_config(run.task, run.train_preset, settings)
     compare(run, path, "task.name", run.task, stored_config["task"].pop("name", None))
     task = get(run.task, **resolved.task)
@@ -158,12 +159,6 @@ def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) ->
             f"{path} is not the run {run.name!r} of the paper: its {key} is {stored}, not {wanted}; "
             "give another folder with --runs"
         )
-
-
-def as_text(value: Any) -> str:
-    from interp_tasks.published.paper import as_typed
-
-    return as_typed(value)
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:

@@ -91,7 +91,7 @@ def judge(
             number = None
         control_numbers.append((name, number))
     passing_controls = [
-        name for name, number in control_numbers if number is not None and claim.holds.hold(number)
+        name for name, number in control_numbers if number is not None and claim.holds.contains(number)
     ]
     outcome = replace(outcome, controls=tuple(control_numbers))
     if passing_controls and not claim.uncontrolled:
@@ -273,11 +273,11 @@ def decision(bounds: Bounds, interval: Interval, closed: bool = True) -> dict[st
     """Returns the verdict on an interval as fields of an outcome; an open interval does not hold its ends."""
     low, high = interval
     if closed:
-        held = bounds.hold(low) and bounds.hold(high)
+        held = bounds.contains(low) and bounds.contains(high)
         above, below = bounds.above, bounds.below
         failed = (above is not None and high <= above) or (below is not None and low >= below)
     else:
-        known = bounds.hold_between(low, high)
+        known = bounds.contains_between(low, high)
         held, failed = known is True, known is False
     if held:
         return {"verdict": "held"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from interp_tasks.checkpoints.run_files import METRICS_FILE, log_file, read_metrics
 from interp_tasks.errors import Diverged, UserError
+from interp_tasks.measurement.subjects import Progress
 from interp_tasks.search.plan import LAST, Direction, Objective, Plan
 from interp_tasks.training.config import Resolved
 from interp_tasks.training.forward import HookedForward
@@ -23,9 +24,6 @@ from tasks import get
 from tasks.base import Task, pool_parts
 from tasks.errors import TaskError
 from tasks.settings import ModelSettings
-
-#: Called as progress(step, steps, text).
-Progress = Callable[[int, int, str], None]
 
 
 def run_name(number: int) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
 #: Called as progress(step, steps, line) with every logged line.
-Progress = Callable[[int, int, Mapping[str, Any]], None]
+StepProgress = Callable[[int, int, Mapping[str, Any]], None]
 
 
 class Loop:
@@ -39,7 +39,7 @@ class Loop:
         config: TrainConfig,
         device: str,
         observers: Sequence[Observer],
-        progress: Progress | None,
+        progress: StepProgress | None,
         processes: Processes | None = None,
     ) -> None:
         """Draws the data that stay, chooses the fastest forward that is the model's, and makes the optimiser."""

@@ -13,12 +13,12 @@ from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
-from interp_tasks.published.paper import parse_paper
+from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.reproduction import reproduce, train_missing
 from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
 from interp_tasks.reproduction.reproduction import about, corrected
-from interp_tasks.reproduction.runs import Located, as_text, locate_all
+from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
 from interp_tasks.training import trainer
@@ -68,7 +68,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     paper = parse_paper(content(), "small.toml")
     (first, _) = paper.run
-    settings = {key: as_text(value) for key, value in first.settings.items()}
+    settings = {key: as_typed(value) for key, value in first.settings.items()}
     from interp_tasks.training.config import resolve_config
 
     resolved = resolve_config(first.task, "cpu", settings)
