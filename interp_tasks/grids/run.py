@@ -115,7 +115,7 @@ def grid(
 
 
 def check_devices(units: Sequence[Unit], device: str) -> None:
-    """Refuse a device that is not there before a unit waits for it.
+    """Refuses a device that is not there before a unit waits for it.
 
     Raises:
         UserError: in one line.

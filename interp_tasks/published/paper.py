@@ -371,7 +371,7 @@ FROM_RECIPE = ("task", "train_preset", "settings")
 
 
 def with_recipes(entries: Sequence[Any]) -> list[Any]:
-    """Return runs with task, preset and settings from their recipes, where they name one.
+    """Returns runs with task, preset and settings from their recipes, where they name one.
 
     Raises:
         UserError: for a recipe that is none or ships no such run, or a run that says itself what its recipe says.

@@ -120,7 +120,7 @@ ONLY_RECORDED = {
 
 
 def check_settings(run: TrainingRun, path: Path) -> None:
-    """Refuse a folder that holds another run: a claim would be decided on the wrong model."""
+    """Refuses a folder that holds another run: a claim would be decided on the wrong model."""
     from tasks import get  # imports torch
 
     stored_config = config_there(path)

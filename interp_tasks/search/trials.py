@@ -78,7 +78,7 @@ def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
 def carry_out(
     plan: Plan, study: Study, trial: Trial, out: Path, key: str, device: str, progress: Progress | None
 ) -> None:
-    """Train the run of a trial, from where it was if it was interrupted, and tell the study.
+    """Trains the run of a trial, from where it was if it was interrupted, and tells the study.
 
     A combination that was tried before is not trained again: training is deterministic, so its value is taken. One
     that cannot be built is told as failed, and one that diverges as pruned, which the sampler learns from. Any other

@@ -162,11 +162,11 @@ class Loop:
         return TrainingState(self.updater.state())
 
     def load_training_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`training_state` gave."""
+        """Puts back what :meth:`training_state` gave."""
         self.updater.load_state(tensors)
 
     def store_stop(self, folder: RunFolder | Follower, step: int) -> None:
-        """Store all that is needed to go on from ``step`` updates, where no checkpoint is due."""
+        """Stores all that is needed to go on from ``step`` updates, where no checkpoint is due."""
         self.clock.stop()
         if self.clock.seconds is not None:
             folder.log_time(step, self.clock.seconds)

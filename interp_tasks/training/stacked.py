@@ -365,7 +365,7 @@ class Stack:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Compare with each model by itself, on the first batch; a loss that cannot be mapped is taken one by one."""
+        """Compares with each model by itself, on the first batch; a loss that cannot be mapped is taken one by one."""
         tensors = self._batch(0)
         outputs = self.forward(tensors[0])
         for index, run in enumerate(self.runs):

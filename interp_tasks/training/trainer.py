@@ -212,7 +212,7 @@ def share_thread_count(config: TrainConfig, out: Path, processes: Processes) -> 
 
 
 def check_device_exists(device: str) -> None:
-    """Refuse a device that torch does not see.
+    """Refuses a device that torch does not see.
 
     Raises:
         UserError: in one line.

@@ -193,7 +193,7 @@ class RunQuantities:
         return self.named[-1]
 
     def add(self, subject: Subject, kinds: Sequence[str]) -> list[dict[str, Any]]:
-        """Measure one checkpoint; its rows."""
+        """Measures one checkpoint; its rows."""
         from interp_tasks.measurement.embeddings.tables import interval
 
         assert subject.task is not None
