@@ -18,7 +18,14 @@ from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.errors import UserError
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
-from interp_tasks.training.config import SCHEDULE, Resolved, TrainConfig, presets_of, train_config
+from interp_tasks.training.config import (
+    MAX_THREADS,
+    SCHEDULE,
+    Resolved,
+    TrainConfig,
+    presets_of,
+    train_config,
+)
 from interp_tasks.training.distributed import Processes, join
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, StepProgress
@@ -201,7 +208,7 @@ def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
         config_there = read_run(out).get("config")
         section = config_there.get("train") if isinstance(config_there, dict) else None
         stored = section.get("threads") if isinstance(section, dict) else None
-        threads = stored if type(stored) is int and 1 <= stored <= 1024 else threads
+        threads = stored if type(stored) is int and 1 <= stored <= MAX_THREADS else threads
     return config.model_copy(update={"threads": threads})
 
 
