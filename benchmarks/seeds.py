@@ -25,7 +25,7 @@ import tasks
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.loop import Loop
 from interp_tasks.training.stacked import Seed, Stack
-from interp_tasks.training.trainer import prepared
+from interp_tasks.training.trainer import prepare_model
 
 #: Name -> task, its settings, those of the model, batch size (``None``: the whole split).
 CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], int | None]] = {
@@ -54,7 +54,7 @@ def competitors(case: str, n: int, device: str) -> tuple[dict[str, Callable[[], 
     configs = [TrainConfig(batch_size=batch_size, seed=seed, eval_samples=8) for seed in range(n)]
 
     def models() -> list[Any]:
-        return [prepared(task, task.Model(**sizes), config, device)[0] for config in configs]
+        return [prepare_model(task, task.Model(**sizes), config, device)[0] for config in configs]
 
     start, apart, together = models(), models(), models()
     loops = [

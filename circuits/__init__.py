@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from circuits.model.prompts import Prompts
     from circuits.model.sites import Site
     from circuits.sae import splice
-    from circuits.sweeps.answers import logit_difference
+    from circuits.sweeps.logit_difference import logit_difference
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.table import SweepResult
 
@@ -116,7 +116,7 @@ _HOMES = {
     "heads": "circuits.model.heads",
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",
-    "logit_difference": "circuits.sweeps.answers",
+    "logit_difference": "circuits.sweeps.logit_difference",
     "prompts": "circuits.model.inputs",
     "run": "circuits.interventions.apply",
     "splice": "circuits.sae",

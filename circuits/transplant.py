@@ -127,10 +127,11 @@ class Transplant(Intervention):
 
 
 def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
-    """Runs a model with some weights of `source`, a model or a state_dict of the same architecture.
+    """Returns an intervention that gives a model some weights of `source`, a model or a state_dict of the same
+    architecture.
 
     Args:
-        components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1, ln2,
+        components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1, ln2
             (with those after attention and MLP), ln_embed (after the embeddings of a post-norm model), ln_final, ln
             (those four, as far as the model has them), each with its biases; `COMPONENTS` lists them, and `describe()`
             every parameter by name. Attention and MLP never include a LayerNorm.

@@ -120,7 +120,7 @@ def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
 
 
 def check_numbers(value: Any) -> None:
-    """Refuse whole numbers that no setting takes, wherever they stand.
+    """Refuses whole numbers that no setting takes, wherever they stand.
 
     Raises:
         ValueError: in one line.

@@ -55,7 +55,7 @@ def read_seeds(text: str | None) -> list[int] | None:
 
 
 def import_file(path: Path) -> None:
-    """Run a user's Python file once, so that the tasks it registers are known.
+    """Runs a user's Python file once, so that the tasks it registers are known.
 
     Raises:
         UserError: for a file that is not there, or that fails or exits, with the line it does so on.
@@ -124,7 +124,7 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def check_task_name(name: str) -> None:
-    """Refuse an unknown task without importing any."""
+    """Refuses an unknown task without importing any."""
     from tasks import catalog
 
     if not catalog.is_known(name):

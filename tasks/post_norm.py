@@ -24,7 +24,7 @@ from transformer_lens.utilities import TypedModuleList, repeat_along_head_dimens
 EPS = 1e-12
 
 # Fields of the config with the values that the blocks here compute.
-_SERVED: dict[str, tuple[Any, ...]] = {
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "norm": ("post",),
     "normalization_type": ("LN",),
     "positional_embedding_type": ("standard",),
@@ -48,9 +48,11 @@ class PostNormConfig(HookedTransformerConfig):
     norm: str = "post"
 
     def __post_init__(self) -> None:
-        for name, served in _SERVED.items():
-            if getattr(self, name) not in served:
-                raise ValueError(f"a post-norm model has {name} = {served[0]!r}, not {getattr(self, name)!r}")
+        for name, supported in _SUPPORTED.items():
+            if getattr(self, name) not in supported:
+                raise ValueError(
+                    f"a post-norm model has {name} = {supported[0]!r}, not {getattr(self, name)!r}"
+                )
         super().__post_init__()
 
 

@@ -55,7 +55,7 @@ def test_the_stored_claims_are_the_published_ones(name):
         assert entry["outcomes"]
         for outcome in entry["outcomes"]:
             if outcome["verdict"] in ("held", "failed") and "ci_low" in outcome:
-                inside = claims[key].holds.hold_between(outcome["ci_low"], outcome["ci_high"])
+                inside = claims[key].holds.contains_between(outcome["ci_low"], outcome["ci_high"])
                 assert inside is (outcome["verdict"] == "held"), f"{key} on {outcome['run']}"
 
 

@@ -112,26 +112,26 @@ def curve(
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
     given = {str(name): read_ranking(ranking, f"{_CALLER}: {name}") for name, ranking in rankings.items()}
     asked = None if sizes is None else _read_sizes(sizes)
-    found = Measurement.of(_CALLER, model, base, source, metric, batch, how)
+    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how)
     rows: list[Row] = []
     areas: list[Row] = []
     for name, (names, kind, graph) in given.items():
-        found.graph.check_same(graph, f"{_CALLER}: {name}")
-        entries = _entries(found, names, kind)
-        whole = len(found.candidates(kind) | {member for member, _ in entries})
+        measurement.graph.check_same(graph, f"{_CALLER}: {name}")
+        entries = _entries(measurement, names, kind)
+        whole = len(measurement.candidates(kind) | {member for member, _ in entries})
         at_positions = any(at != EVERYWHERE for _, at in entries)
-        total = whole * found.positions if at_positions else whole
+        total = whole * measurement.positions if at_positions else whole
         # The whole graph is the clean run, whatever the ranking has of it.
         inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
         chosen = [0, *inner, total]
         runs = [
-            found.source,
-            *(found.kept(_joined(entries[:size], kind, found)) for size in inner),
-            found.clean,
+            measurement.source,
+            *(measurement.kept(_joined(entries[:size], kind, measurement)) for size in inner),
+            measurement.clean,
         ]
-        share = np.array([0.0, *(found.part_of(entries[:size], whole) for size in inner), 1.0])
-        for metric_name in found.clean:
-            measured = Faithfulness.of(found, runs, metric_name, seed, draws)
+        share = np.array([0.0, *(measurement.share_of(entries[:size], whole) for size in inner), 1.0])
+        for metric_name in measurement.clean:
+            measured = Faithfulness.of(measurement, runs, metric_name, seed, draws)
             value_bounds, bounds = interval(measured.drawn_value, LEVEL), interval(measured.drawn, LEVEL)
             rows += [
                 {
@@ -165,9 +165,9 @@ def curve(
         "draws": draws,
         "level": LEVEL,
         "n": rows[0]["n"],
-        "forwards": found.forwards,
+        "forwards": measurement.forwards,
     }
-    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), baseline(found, seed, draws), settings)
+    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), baseline(measurement, seed, draws), settings)
 
 
 def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -175,13 +175,13 @@ def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
     return np.asarray(((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1))
 
 
-def _entries(found: Measurement, names: Iterable[str], kind: str) -> list[tuple[Member, Where]]:
+def _entries(measurement: Measurement, names: Iterable[str], kind: str) -> list[tuple[Member, Where]]:
     """Returns the members of a ranking in its order, each with the positions that it adds."""
     known: dict[Member, Where] = {}
     entries: list[tuple[Member, Where]] = []
     for name in names:
         member, at = read_member(name, kind, _CALLER)
-        for part, where in found.graph.fitted({member: at}, kind, _CALLER).items():
+        for part, where in measurement.graph.fitted({member: at}, kind, _CALLER).items():
             before = known.get(part, NOWHERE)
             if (added := where & before.inverse) != NOWHERE:
                 entries.append((part, added))
@@ -189,11 +189,11 @@ def _entries(found: Measurement, names: Iterable[str], kind: str) -> list[tuple[
     return entries
 
 
-def _joined(entries: Iterable[tuple[Member, Where]], kind: str, found: Measurement) -> Circuit:
+def _joined(entries: Iterable[tuple[Member, Where]], kind: str, measurement: Measurement) -> Circuit:
     where: dict[Member, Where] = {}
     for member, at in entries:
         where[member] = where.get(member, NOWHERE) | at
-    return Circuit.of(kind, where, found.graph)
+    return Circuit.of(kind, where, measurement.graph)
 
 
 def _sizes(asked: list[int | float] | None, total: int) -> list[int]:

@@ -20,7 +20,7 @@ from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.evaluate"
 #: Members that one step of the greedy search tries.
-_TRIED = 10
+_CANDIDATES_PER_STEP = 10
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def evaluate(
 
     Faithfulness of a circuit is (m(kept) − m(source)) / (m(clean) − m(source)), m the metric's mean over examples: 0
     where the circuit does as the source run, 1 where it does as the clean one; it may lie outside. Give other examples
-    than those on which the circuit was found: on the same ones it fits their chance as well.
+    than those on which the circuit was found: on the same ones, faithfulness is overestimated (overfitting).
 
     Args:
         circuits: by name, of nodes or of edges.
@@ -83,7 +83,8 @@ def evaluate(
             between the clean run's first and second choice, as in `patch.edges`.
         how: as in `Circuit.keep`; the source run is that of the empty circuit.
         random: number of random circuits, of as many members as the circuit has that can matter, at as many positions
-            each. Under "resample" and "mean" those of position embeddings cannot.
+            each. Members that send position embeddings cannot matter under "resample" and
+            "mean": they have the same value in both runs.
         subsets: number of random subsets K of a circuit, of any size, for completeness (Wang et al. 2022,
             arXiv:2211.00593, section 4).
         greedy: the most members of K that are sought one by one, each among 10 drawn at random, so that the circuit
@@ -107,18 +108,18 @@ def evaluate(
         if not is_whole(number, least):
             raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
     seed = read_seed(seed, _CALLER)
-    found = Measurement.of(_CALLER, model, base, source, metric, batch, how)
+    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how)
     tables: dict[str, list[Row]] = {"frame": [], "completeness": [], "minimality": []}
     for name, circuit in given.items():
-        found.graph.check_same(circuit.graph, f"{_CALLER}: {name}")
+        measurement.graph.check_same(circuit.graph, f"{_CALLER}: {name}")
         # Names of inputs of whole layers are resolved, so that members can be taken out one by one.
         circuit = Circuit.of(
             circuit.kind,
-            found.graph.fitted(circuit.where, circuit.kind, _CALLER),
-            found.graph,
+            measurement.graph.fitted(circuit.where, circuit.kind, _CALLER),
+            measurement.graph,
             circuit.effects,
         )
-        test = _Test(found, name, circuit, seed, draws, flips)
+        test = _Test(measurement, name, circuit, seed, draws, flips)
         tables["frame"] += test.faithfulness(random)
         tables["completeness"] += test.completeness(subsets, greedy)
         tables["minimality"] += test.minimality() if minimality else []
@@ -131,11 +132,11 @@ def evaluate(
         "draws": draws,
         "flips": flips,
         "level": LEVEL,
-        "n": len(next(iter(found.clean.values()))[0]),
-        "forwards": found.forwards,
+        "n": len(next(iter(measurement.clean.values()))[0]),
+        "forwards": measurement.forwards,
     }
     frames = {name: pd.DataFrame(rows, columns=_COLUMNS[name]) for name, rows in tables.items()}
-    return Evaluation(**frames, baseline=baseline(found, seed, draws), settings=settings)
+    return Evaluation(**frames, baseline=baseline(measurement, seed, draws), settings=settings)
 
 
 # fmt: off
@@ -150,12 +151,12 @@ _COLUMNS = {
 # fmt: on
 
 
-def baseline(found: Measurement, seed: int, draws: int) -> pd.DataFrame:
+def baseline(measurement: Measurement, seed: int, draws: int) -> pd.DataFrame:
     """Tabulates the clean and the source run, a row per metric; all circuits have been run."""
-    found.contents.refuse_writes(found.caller)
+    measurement.contents.refuse_writes(measurement.caller)
     rows: list[Row] = []
-    for metric in found.clean:
-        measured = Faithfulness.of(found, [], metric, seed, draws)
+    for metric in measurement.clean:
+        measured = Faithfulness.of(measurement, [], metric, seed, draws)
         (clean, source), drawn = measured.ends
         low, high = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
         rows.append(
@@ -176,7 +177,7 @@ def baseline(found: Measurement, seed: int, draws: int) -> pd.DataFrame:
 class _Test:
     """The tests of one circuit."""
 
-    found: Measurement
+    measurement: Measurement
     name: str
     circuit: Circuit
     seed: int
@@ -184,22 +185,22 @@ class _Test:
     flips: int
 
     def _shares(self, runs: list[PerExample], metric: str) -> Faithfulness:
-        return Faithfulness.of(self.found, runs, metric, self.seed, self.draws)
+        return Faithfulness.of(self.measurement, runs, metric, self.seed, self.draws)
 
     def faithfulness(self, random: int) -> list[Row]:
         """Returns, for each metric, the share that the circuit keeps beside shares of random circuits of its size."""
-        candidates = sorted(self.found.candidates(self.circuit.kind), key=lambda one: one.sort_key)
+        candidates = sorted(self.measurement.candidates(self.circuit.kind), key=lambda one: one.sort_key)
         where = self.circuit.where
         own = [(member, where[member]) for member in candidates if member in where]
         # Circuits of one size have the same controls, where all are at all positions.
         rng = np.random.default_rng([self.seed, 3, len(own)])
-        runs = [self.found.kept(self.circuit)]
+        runs = [self.measurement.kept(self.circuit)]
         for _ in range(random):
             chosen = rng.choice(len(candidates), len(own), replace=False)
             drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
-            runs.append(self.found.kept(Circuit.of(self.circuit.kind, drawn, self.found.graph)))
+            runs.append(self.measurement.kept(Circuit.of(self.circuit.kind, drawn, self.measurement.graph)))
         rows: list[Row] = []
-        for metric in self.found.clean:
+        for metric in self.measurement.clean:
             measured = self._shares(runs, metric)
             low, high = interval(measured.drawn_value[:, :1], LEVEL)
             share_low, share_high = interval(measured.drawn[:, :1], LEVEL)
@@ -209,7 +210,7 @@ class _Test:
                     "circuit": self.name,
                     "metric": metric,
                     "size": len(self.circuit),
-                    "share": self.found.part_of(own, len(candidates)),
+                    "share": self.measurement.share_of(own, len(candidates)),
                     "value": measured.value[0],
                     "ci_low": low[0],
                     "ci_high": high[0],
@@ -234,7 +235,7 @@ class _Test:
         removed: list[tuple[str, list[Member]]] = []
         for _ in range(subsets if members else 0):
             chosen = rng.random(len(members)) < 0.5
-            # Nothing taken out would test nothing.
+            # An empty subset would test nothing, so one member is always taken out.
             chosen[rng.integers(len(members))] = True
             removed.append(("random", [member for member, out in zip(members, chosen, strict=True) if out]))
         removed += [("greedy", part) for part in self._sought(members, greedy, rng)]
@@ -242,7 +243,7 @@ class _Test:
             return []
         runs = [run for _, part in removed for run in self._without(part)]
         rows: list[Row] = []
-        for metric in self.found.clean:
+        for metric in self.measurement.clean:
             measured = self._shares(runs, metric)
             difference = measured.share[::2] - measured.share[1::2]
             low, high = interval(measured.drawn[:, ::2] - measured.drawn[:, 1::2], LEVEL)
@@ -265,12 +266,12 @@ class _Test:
 
     def _sought(self, members: list[Member], greedy: int, rng: np.random.Generator) -> list[list[Member]]:
         """Returns subsets of growing size, each the one before and the member that makes most of the difference."""
-        metric = next(iter(self.found.clean))
+        metric = next(iter(self.measurement.clean))
         subsets: list[list[Member]] = []
         removed: list[Member] = []
         for _ in range(min(greedy, len(members))):
             left = [member for member in members if member not in removed]
-            tried = [left[index] for index in rng.permutation(len(left))[:_TRIED]]
+            tried = [left[index] for index in rng.permutation(len(left))[:_CANDIDATES_PER_STEP]]
             runs = [run for member in tried for run in self._without([*removed, member])]
             sums, counts = stacked(runs, metric)
             value = ratio(sums.sum(1), counts.sum(1))
@@ -282,8 +283,10 @@ class _Test:
     def _without(self, removed: list[Member]) -> tuple[PerExample, PerExample]:
         """Returns the runs of the circuit and of the whole model without some of the circuit's members."""
         where = self.circuit.where
-        part = Circuit.of(self.circuit.kind, {member: where[member] for member in removed}, self.found.graph)
-        return self.found.kept(self.circuit - part), self.found.without(part)
+        part = Circuit.of(
+            self.circuit.kind, {member: where[member] for member in removed}, self.measurement.graph
+        )
+        return self.measurement.kept(self.circuit - part), self.measurement.without(part)
 
     def minimality(self) -> list[Row]:
         """Returns, for each member, the share that the circuit loses without it, tested against no loss."""
@@ -291,12 +294,12 @@ class _Test:
         if not members:
             return []
         where = self.circuit.where
-        runs = [self.found.kept(self.circuit)]
+        runs = [self.measurement.kept(self.circuit)]
         for member in members:
             rest = {one: at for one, at in where.items() if one != member}
-            runs.append(self.found.kept(Circuit.of(self.circuit.kind, rest, self.found.graph)))
+            runs.append(self.measurement.kept(Circuit.of(self.circuit.kind, rest, self.measurement.graph)))
         rows: list[Row] = []
-        for metric in self.found.clean:
+        for metric in self.measurement.clean:
             measured = self._shares(runs, metric)
             low, high = interval(measured.drawn[:, :1] - measured.drawn[:, 1:], LEVEL)
             p_values = sign_flip(*stacked(runs, metric), self.seed, self.flips)[1:]

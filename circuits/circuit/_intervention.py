@@ -196,10 +196,10 @@ class Elsewhere(Replacement):
 
 def circuit_edit(circuit: Members, source: Any, how: Any, keep: bool) -> CircuitEdit:
     caller = "circuit.keep" if keep else "circuit.cut"
-    return CircuitEdit(circuit, read_source(source, how, caller), keep)
+    return CircuitEdit(circuit, read_replacement(source, how, caller), keep)
 
 
-def read_source(source: Any, how: Any, caller: str) -> Replacement:
+def read_replacement(source: Any, how: Any, caller: str) -> Replacement:
     """Returns the replacement that edges carry."""
     read_choice(how, HOW, caller, "how")
     if how == "zero":

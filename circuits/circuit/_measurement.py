@@ -16,6 +16,7 @@ from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations, run
 from circuits.interventions.base import Replacement
+from circuits.interventions.edges import MAX_CHANGE_ENTRIES
 from circuits.interventions.reference_runs import MeanOver
 from circuits.interventions.replacements import Zero
 from circuits.interventions.sources import at_own_positions, read_source
@@ -27,8 +28,8 @@ from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
 from circuits.sweeps.metrics import Metric, PerExample, first_choice
 
-#: Examples per forward, and the most entries of all senders' changes in memory at once.
-_EXAMPLES, _NUMBERS = 512, 2**27
+#: Examples per forward.
+EXAMPLES_PER_PIECE = 512
 CLEAN, SOURCE = "the clean run", "the source run"
 
 
@@ -87,14 +88,14 @@ class Measurement:
         if inside_block(surface.model):
             raise CircuitsError(f"{caller}: a block around this call edits the model; call it outside")
         graph, contents = Graph.of(surface), Contents(surface.model)
-        found = cls(caller, surface, graph, how, measured, [], {}, {}, 0, base.shape[1], contents)
-        found._prepare(base, source)
-        return found
+        measurement = cls(caller, surface, graph, how, measured, [], {}, {}, 0, base.shape[1], contents)
+        measurement._prepare(base, source)
+        return measurement
 
     def _prepare(self, base: Prompts, source: Prompts | None) -> None:
         """Cuts the examples into pieces, each with its replacement, and measures the clean and the source run."""
         per_example = len(self.graph.nodes) * base.shape[1] * (self.surface.sizes["d_model"] or 1)
-        step = max(1, min(_EXAMPLES, _NUMBERS // per_example))
+        step = max(1, min(EXAMPLES_PER_PIECE, MAX_CHANGE_ENTRIES // per_example))
         sources: list[PerExample] = []
         shared: Replacement | None = Zero() if self.how == "zero" else None
         means = self._means(source, step) if source is not None and self.how == "mean" else {}
@@ -119,8 +120,8 @@ class Measurement:
             clean.append(self._values(piece, clean_output, CLEAN))
             if output is not None:
                 sources.append(self._values(piece, output.expand(len(prompts), *output.shape[1:]), SOURCE))
-        self.clean = joined(clean)
-        self.source = joined(sources) if sources else self._measure(Circuit.of("edges", {}), True)
+        self.clean = concatenated(clean)
+        self.source = concatenated(sources) if sources else self._measure(Circuit.of("edges", {}), True)
 
     def _run(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
         self.forwards += 1
@@ -164,8 +165,8 @@ class Measurement:
             return members
         return frozenset(member for member in members if not _sends_positions(member))
 
-    def part_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
-        """Returns how much of so many members these are, each by the share of the positions that it has."""
+    def share_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
+        """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
         return sum(at.number_in(self.positions) for _, at in members) / (of * self.positions)
 
     def kept(self, circuit: Circuit) -> PerExample:
@@ -195,7 +196,7 @@ class Measurement:
         for piece in self.pieces:
             edit = CircuitEdit(circuit, piece.replacement, keep)
             parts.append(self._values(piece, self._output(piece.prompts, edit), edit.label))
-        return joined(parts)
+        return concatenated(parts)
 
 
 @dataclass(frozen=True)
@@ -219,9 +220,9 @@ class Faithfulness:
 
     @classmethod
     def of(
-        cls, found: Measurement, runs: Sequence[PerExample], metric: str, seed: int, draws: int
+        cls, measurement: Measurement, runs: Sequence[PerExample], metric: str, seed: int, draws: int
     ) -> Faithfulness:
-        sums, counts = stacked([found.clean, found.source, *runs], metric)
+        sums, counts = stacked([measurement.clean, measurement.source, *runs], metric)
         value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, seed, draws)
         share, drawn_share = (
             ratio(x[..., 2:] - x[..., 1:2], np.broadcast_to(x[..., :1] - x[..., 1:2], x[..., 2:].shape))
@@ -229,7 +230,7 @@ class Faithfulness:
         )
         if sums.shape[1] < 2:
             drawn, drawn_share = np.full_like(drawn, np.nan), np.full_like(drawn_share, np.nan)
-        # No circuit has -0.0: what does as the source does, where the gap is negative.
+        # Adding 0.0 turns -0.0 into 0.0: a circuit that equals the source run has -0.0 where the gap is negative.
         return cls(
             value[2:], share + 0.0, drawn_share, drawn[:, 2:], (value[:2], drawn[:, :2]), sums.shape[1]
         )
@@ -243,7 +244,8 @@ def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.nda
     return np.stack([one[metric][0] for one in runs]), np.stack([one[metric][1] for one in runs])
 
 
-def joined(parts: Sequence[PerExample]) -> PerExample:
+def concatenated(parts: Sequence[PerExample]) -> PerExample:
+    """Concatenates sums and counts over examples, by metric."""
     return {
         name: (
             np.concatenate([part[name][0] for part in parts]),

@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 _OUTPUT = "the output"
 # Packages whose modules are known. A user's own may treat some tokens in any other way, and keep state.
 _KNOWN = ("torch", "transformer_lens", "transformers")
-# Modules of the standard library whose classes they inherit from.
+# Standard-library modules that may appear among a module's base classes.
 _BASES = ("abc", "typing", "collections")
 # Packages whose wrappers around a function only call it.
 _CHECKS = ("jaxtyping", "beartype", "typeguard", "contextlib", "functools")
@@ -46,7 +46,7 @@ class Observed:
     output: Tensor
 
 
-def few(tokens: Tensor) -> slice:
+def first_and_last(tokens: Tensor) -> slice:
     """Returns a slice of the first and the last example: two, as a model may depend on its tokens."""
     return slice(None, None, max(1, len(tokens) - 1))
 
@@ -57,7 +57,7 @@ def observed(surface: Surface, prompts: Prompts) -> Observed:
     This is done for every checkpoint: a part of the forward may be zero before training.
     """
     _refuse_unknown(surface)
-    rows = few(prompts.tokens)
+    rows = first_and_last(prompts.tokens)
     seen = _run(surface, prompts, rows)
     return Observed({**seen, _OUTPUT: seen[_OUTPUT][rows]}, seen[_OUTPUT])
 
@@ -73,7 +73,7 @@ def observed_together(surface: Surface, prompts: Prompts, weights: Mapping[str, 
     Uses the model's own forward under vmap. Returns None where that cannot be: its parameters are tied, or are
     kept elsewhere (a bridge), or some module does what vmap does not know.
     """
-    model, rows = surface.model, few(prompts.tokens)
+    model, rows = surface.model, first_and_last(prompts.tokens)
     slots = dict(model.named_parameters(remove_duplicate=False))
     tied = len({id(parameter) for parameter in slots.values()}) < len(slots)
     if surface.family not in IN_LINE or tied or not set(weights) <= set(slots):
@@ -125,7 +125,7 @@ def _refuse_unknown(surface: Surface) -> None:
     for module in modules_of(surface.model):
         classes.add(type(module))
         for attribute, value in vars(module).items():
-            # A tokenizer has no part in a run on tokens, but for padding, which the inputs' own mask tells.
+            # A tokenizer does not affect a run on token ids; padding comes from the inputs' own mask.
             if callable(value) and attribute != "tokenizer" and not _known(value):
                 raise NotReplayed(f"{_name_of(surface.model, module)} has a {attribute} of its own")
     for kind in classes:
@@ -181,7 +181,7 @@ def differs(expected: Tensor, replayed: Tensor, tolerance: float, copies: int = 
     return not bool((_apart(expected, replayed, copies) <= tolerance * _largest(expected, copies)).all())
 
 
-def noise(expected: Tensor, replayed: Tensor) -> float:
+def half_precision_tolerance(expected: Tensor, replayed: Tensor) -> float:
     """Returns twice the largest difference between two computations of an output in half precision, relative to its
     largest entry, and one unit in the last place at least.
     """
@@ -230,7 +230,7 @@ def rounding_of_output(
         return TOLERANCE[replay.dtype]
     rows = tokens.repeat(replay.copies, 1)
     repeated = None if places is None else places.times(len(rows))
-    x = replay.embedded(rows, _through, repeated).float()
+    x = replay.embedded(rows, _identity_tap, repeated).float()
     for layer in range(replay.n_layers):
         x = _one_layer(replay.wide(layer), layer, x, repeated)[1]
     given, wide = (_real(one, places, replay.copies) for one in (seen[_OUTPUT], replay.wide().output(x)))
@@ -255,7 +255,7 @@ def _replayed(
     half = replay.dtype in HALF
     rows = tokens.repeat(replay.copies, 1)
     places = None if places is None else places.times(len(rows))
-    x = replay.embedded(rows, _through, places)
+    x = replay.embedded(rows, _identity_tap, places)
     for layer in range(replay.n_layers):
         z, after = _one_layer(replay, layer, x, places)
         wide = _one_layer(replay.wide(layer), layer, x.float(), places) if half else (None, None)
@@ -282,7 +282,7 @@ def _one_layer(replay: Replay, layer: int, x: Tensor, places: Places | None) -> 
     return found[0], after
 
 
-def _through(site: str, layer: int | None, x: Tensor) -> Tensor:
+def _identity_tap(site: str, layer: int | None, x: Tensor) -> Tensor:
     return x
 
 

@@ -30,8 +30,8 @@ from circuits.engine.check import (
     Observed,
     compare,
     differs,
-    few,
-    noise,
+    first_and_last,
+    half_precision_tolerance,
     observed,
     observed_together,
     observed_whole,
@@ -81,7 +81,8 @@ class Engine:
     def __init__(
         self, surface: Surface, prompts: Prompts, read: Positions | None, first: slice | None = None
     ) -> None:
-        """
+        """Compares the replay of the model with its first chunk of examples.
+
         Args:
             first: the examples of the first chunk, which are run here; None: all.
         """
@@ -116,12 +117,12 @@ class Engine:
         return observed_together(self.surface, self._first, weights)
 
     def _compared(self, seen: Observed) -> Tensor:
-        rows = few(self._first.tokens)
+        rows = first_and_last(self._first.tokens)
         tokens, places = self._first.tokens[rows].to(self.surface.device), self._places(self._first[rows])
         compare(seen.layers, self.replay, tokens, places=places)
-        #: Up to this the model and the replay differ by rounding in the output, relative to its largest entry.
+        #: By rounding the model's output and the replay's differ by at most this, relative to its largest entry.
         self._rounding = rounding_of_output(seen.layers, self.replay, tokens, places)
-        #: Up to this two replays of one example, in two stacks, do.
+        #: Two replays of one example, in different stacks, differ by at most this.
         self.tolerance = self._rounding
         return seen.output
 
@@ -143,7 +144,7 @@ class Engine:
             expected, found = (torch.where(kept, one, 0.0) for one in (expected, found))
         if self.replay.dtype in HALF:
             # Two replays round in the same places, and so are no further apart than the model and a replay.
-            self.tolerance = noise(expected, found)
+            self.tolerance = half_precision_tolerance(expected, found)
         if not differs(expected, found, self._rounding, self.replay.copies):
             return
         if self.replay.copies > 1:
@@ -168,13 +169,13 @@ class Engine:
         )
         return max(1, min(limits))
 
-    def of(self, weights: Mapping[str, Tensor], observed: Observed) -> Engine:
+    def of(self, weights: Mapping[str, Tensor], seen: Observed) -> Engine:
         """Returns this engine for the stacked weights of several checkpoints, given the model's own activations with
         each.
         """
         other = copy(self)
         other.replay, other.meter = Replay.of(self.surface, weights, self.prompts.shape[1]), None
-        other.output = other._compared(observed)
+        other.output = other._compared(seen)
         return other
 
     def clean(
@@ -324,7 +325,7 @@ class Engine:
                 x = batch.tap("resid_mid", layer, x)
                 x = replay.mlp(layer, x, batch.tap, beside if replay.parallel else None)
             if replay.parallel:
-                # What their MLPs read is as it was.
+                # In parallel blocks the MLP does not read z: branches that begin there join after it.
                 x = self._joined_at_z(layer, x, batch, clean, kept, places)
             if x is not None:
                 x = batch.tap("resid_post", layer, x)
@@ -429,7 +430,7 @@ class Engine:
             pattern, selected = replacement_for(write, branch.calls[copy], scores.expand(shape), scores)
             heads = list(range(z.shape[2])) if write.heads is None else list(write.heads)
             values = v[:, :, [head * attention.groups // attention.heads for head in heads]]
-            # Of padded examples each has keys of its own.
+            # A padded example has a mask, so a pattern, of its own; else one [query key] serves all.
             of_keys = "qk,bkhe->bqhe" if len(pattern) == 1 else "bqk,bkhe->bqhe"
             new = torch.einsum(of_keys, pattern[0, 0] if len(pattern) == 1 else pattern[:, 0], values)
             # [batch head query 1] -> [batch query head 1]

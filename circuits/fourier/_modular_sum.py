@@ -134,7 +134,9 @@ class ModularSum:
         return _orthonormal([self.waves(key) for key in self._checked(keys)])
 
     def block(self, keys: Sequence[int]) -> Float[Tensor, "input direction"]:
-        """Returns such a basis of products over coordinates of {1, cos w·mᵢxᵢ, sin w·mᵢxᵢ}, for two 8 per frequency."""
+        """Returns an orthonormal basis of the products over coordinates of {1, cos w·mᵢxᵢ, sin w·mᵢxᵢ}: 8 per frequency
+        for two coordinates.
+        """
         return _orthonormal([products(self.terms, key, self.period) for key in self._checked(keys)])
 
     def restricted(

@@ -1,1 +1,1 @@
-"""Interventions as values that name places and replacements, and the engine that carries them out."""
+"""Interventions as values that name places and replacements, and the code that applies them."""

@@ -134,7 +134,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     ]
     for label, place, count in counts:
         if count == 0:
-            raise CircuitsError(_silent(surface, label, place, runs.count, call))
+            raise CircuitsError(_never_applied_message(surface, label, place, runs.count, call))
     for write in writes:
         late = unreached(write.positions, call.windows.end) if call.windows.end else None
         if late is not None:
@@ -143,7 +143,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
             )
 
 
-def _silent(
+def _never_applied_message(
     surface: Surface, label: str, write: ActivationEdit | Receiver, runs: int, call: ForwardPass
 ) -> str:
     """Returns what to say of an edit that never acted: no run, no such position, or a hook that never fired."""

@@ -1,4 +1,4 @@
-"""Tells which positions a run of the model unreached while it generates, with a key-value cache and without."""
+"""Tells which positions a run of the model computes while it generates, with and without a key-value cache."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
-from circuits.interventions.edges import SENDERS, order_of, receivers_of
+from circuits.interventions.edges import MAX_CHANGE_ENTRIES, SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
@@ -42,15 +42,13 @@ from circuits.sweeps.metrics import PerExample, read_values
 from circuits.validate import read_choice
 
 CALLER = "patch.edges"
-#: The most entries of all senders' changes in memory at once.
-NUMBERS = 2**27
 
 #: The sites of the residual stream itself.
 STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
 
 @dataclass(frozen=True)
-class End:
+class Endpoint:
     """A component as the sender or the receiver of an edge; without a site, the output."""
 
     name: str
@@ -141,13 +139,14 @@ def edges(
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
     per_example *= 2 * pair.surface.n_layers if counts.verified else 1  # changes of z, of queries and of keys
-    for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, NUMBERS // per_example))):
+    for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, MAX_CHANGE_ENTRIES // per_example))):
         with ready_for_gradients(pair.surface), unwritten(pair.surface.model, CALLER):
             _refuse_edited_streams(piece)
             values, estimates, evidence = _estimates(
                 piece, senders, receivers, steps if method == "integrated" else None, line, counts.verified
             )
         baseline.append(values)
+        # Senders are in order of computation; `shifts` ends before the receiver, so zip stops there.
         for receiver in receivers:
             for name, shifts in estimates[receiver.name].items():
                 for sender, shift in zip(senders, shifts, strict=False):
@@ -167,7 +166,12 @@ def edges(
 
 
 def _estimates(
-    piece: Pair, senders: list[End], receivers: list[End], steps: int | None, line: str, verified: bool
+    piece: Pair,
+    senders: list[Endpoint],
+    receivers: list[Endpoint],
+    steps: int | None,
+    line: str,
+    verified: bool,
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]], dict[str, dict[str, np.ndarray]]]:
     """Returns the metrics at base, estimates [sender n] by receiver and metric, for senders before the receiver; and,
     if `verified`, evidence [sender field] for doubts, in the same way.
@@ -182,16 +186,16 @@ def _estimates(
     receiver_hooks = dict.fromkeys([*(stream.hook() for stream in streams.values()), *streams, *normed_hooks])
     read_hooks = [_read_hook(piece.surface, one) for one in receivers] if verified else []
     source_activations = piece.patched(dict.fromkeys([*sender_hooks, *input_hooks, *read_hooks]))
-    # Where a norm follows, what a head's change adds depends on the run.
+    # A norm after attention makes the change at attn_out depend on the run, so z is recorded in each.
     z_hooks = [KINDS["z"].hook.format(layer) for layer in range(piece.surface.n_layers)]
-    bent = piece.surface.sublayer_norm("attn_out", 0) is not None
-    bent_hooks = [*z_hooks, *attn_outs] if bent else []
+    attn_out_has_norm = piece.surface.sublayer_norm("attn_out", 0) is not None
+    hooks_of_each_run = [*z_hooks, *attn_outs] if attn_out_has_norm else []
     base_hooks = [*sender_hooks, *input_hooks, *attn_outs, *receiver_hooks, *read_hooks]
     if verified:
         base_hooks += [
             hook for layer in range(piece.surface.n_layers) for hook in attention_hooks(layer).values()
         ]
-        bent_hooks += z_hooks
+        hooks_of_each_run += z_hooks
     base_run = piece.run(
         piece.base, [hook for hook in dict.fromkeys(base_hooks) if hook in piece.surface.hooks], graph=True
     )
@@ -203,28 +207,11 @@ def _estimates(
     changes = _changes(senders, base_run, gaps)
     arrivals = _arrivals(piece, senders, receivers, base_run, source_activations, changes) if verified else {}
 
-    # Which hooks move together, and the senders whose estimates are those of their line.
-    lines = [(input_hooks, range(len(senders)))]
-    if line == "site":
-        hooks = [sender.hook for sender in senders]  # senders of a hook are adjacent
-        lines = [
-            ([hook], range(hooks.index(hook), hooks.index(hook) + hooks.count(hook))) for hook in sender_hooks
-        ]
-    every, at_base = range(len(senders)), steps is None
-    points: list[tuple[list[str], range, float | None, float]] = [
-        (moving, on_line, fraction, 1 / (steps or 1))
-        for moving, on_line in ([] if at_base else lines)
-        for fraction in midpoints(steps or 1)
-    ]
-    if at_base or verified:
-        points.append(([], every, None, float(at_base)))
-    if verified:
-        points.append((input_hooks, every, 1.0, 0.0))
-
     estimates: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
     extremes: dict[str, dict[str, Extremes]] = {one.name: {} for one in receivers}
     metric_gaps: dict[str, np.ndarray] = {}
     baseline = read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE)
+    points = _integration_points(senders, input_hooks, steps, line, verified)
     for moving, on_line, fraction, weight in points:
         run = base_run
         if fraction is not None:
@@ -232,9 +219,9 @@ def _estimates(
                 hook: between(base_run.activations[hook], source_activations[hook], fraction)
                 for hook in moving
             }
-            recorded = dict.fromkeys([*input_hooks, *receiver_hooks, *bent_hooks])
+            recorded = dict.fromkeys([*input_hooks, *receiver_hooks, *hooks_of_each_run])
             run = piece.run(piece.base, recorded, interpolated, graph=True)
-            changes = _changes(senders, run, gaps) if bent else changes
+            changes = _changes(senders, run, gaps) if attn_out_has_norm else changes
         values = piece.values(run.output, clean)
         if fraction == 1.0:
             at_source = read_values(values, "metric", len(piece.base), BASELINE)
@@ -292,7 +279,34 @@ def _estimates(
     return baseline, estimates, evidence
 
 
-def _read_hook(surface: Surface, receiver: End) -> str:
+def _integration_points(
+    senders: list[Endpoint], input_hooks: list[str], steps: int | None, line: str, verified: bool
+) -> list[tuple[list[str], range, float | None, float]]:
+    """Lists the runs whose gradients are taken: the hooks that move together, the senders whose estimates are those of
+    their line, how far the hooks move (None: the run at base), and the weight of the gradient.
+    """
+    every = range(len(senders))
+    lines = [(input_hooks, every)]
+    if line == "site":
+        hooks = [sender.hook for sender in senders]  # senders of a hook are adjacent
+        lines = [
+            ([hook], range(hooks.index(hook), hooks.index(hook) + hooks.count(hook)))
+            for hook in dict.fromkeys(hooks)
+        ]
+    at_base = steps is None
+    points: list[tuple[list[str], range, float | None, float]] = [
+        (moving, on_line, fraction, 1 / (steps or 1))
+        for moving, on_line in ([] if at_base else lines)
+        for fraction in midpoints(steps or 1)
+    ]
+    if at_base or verified:
+        points.append(([], every, None, float(at_base)))
+    if verified:
+        points.append((input_hooks, every, 1.0, 0.0))
+    return points
+
+
+def _read_hook(surface: Surface, receiver: Endpoint) -> str:
     """Returns the hook of what a receiver reads; of an MLP with more reads than one, that of the stream."""
     if receiver.place.site.name != "mlp_pre":
         return receiver.hook
@@ -306,8 +320,8 @@ def _read_hook(surface: Surface, receiver: End) -> str:
 
 def _arrivals(
     piece: Pair,
-    senders: list[End],
-    receivers: list[End],
+    senders: list[Endpoint],
+    receivers: list[Endpoint],
     run: Run,
     source_activations: dict[str, Tensor],
     changes: Tensor,
@@ -401,7 +415,7 @@ def _refuse_edited_streams(piece: Pair) -> None:
         surface.call(piece.base)
 
 
-def _changes(senders: list[End], run: Run, gaps: dict[str, Tensor]) -> Tensor:
+def _changes(senders: list[Endpoint], run: Run, gaps: dict[str, Tensor]) -> Tensor:
     """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64.
 
     Args:
@@ -437,7 +451,7 @@ def _through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> T
     return changes.double()
 
 
-def _to_stream(run: Run, receivers: Sequence[End], stream: str, gradient: Tensor) -> Tensor:
+def _to_stream(run: Run, receivers: Sequence[Endpoint], stream: str, gradient: Tensor) -> Tensor:
     """Carries the gradient at receivers of one hook (of heads each its own part) back to the residual stream that they
     read: [receiver batch pos d_model].
     """
@@ -454,7 +468,7 @@ def _to_stream(run: Run, receivers: Sequence[End], stream: str, gradient: Tensor
     return vector_jacobian_products(run.activations[hook], run.activations[stream], parts)
 
 
-def _stream(surface: Surface, receiver: End) -> Site:
+def _stream(surface: Surface, receiver: Endpoint) -> Site:
     """Returns the site of the residual stream that a receiver reads."""
     before = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
     return Site(before.get(receiver.place.site.name, "resid_pre"), receiver.layer)
@@ -466,7 +480,7 @@ def _sums(surface: Surface) -> list[Site]:
     return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
 
 
-def _sum_of(surface: Surface, sender: End) -> Site:
+def _sum_of(surface: Surface, sender: Endpoint) -> Site:
     """Returns the site of the sum to which a sender is added."""
     site = sender.place.site.name
     if sender.layer is None:
@@ -475,7 +489,7 @@ def _sum_of(surface: Surface, sender: End) -> Site:
     return between if site == "z" and between.hook() in surface.hooks else Site("resid_post", sender.layer)
 
 
-def _by_sum(surface: Surface, senders: list[End], changes: Tensor) -> Iterator[tuple[Site, Tensor]]:
+def _by_sum(surface: Surface, senders: list[Endpoint], changes: Tensor) -> Iterator[tuple[Site, Tensor]]:
     """Groups changes [sender batch pos d_model] by the sum to which they are added; such senders are adjacent."""
     start = 0
     for sum_site, senders_at_sum in groupby(_sum_of(surface, sender) for sender in senders):
@@ -512,46 +526,46 @@ def _at_sums(
     return gradient_at_sum
 
 
-def _senders(surface: Surface, how: str = "resample") -> list[End]:
+def _senders(surface: Surface, how: str = "resample") -> list[Endpoint]:
     """Lists the senders in the order in which they are computed."""
-    senders: list[End] = []
+    senders: list[Endpoint] = []
     # Any two prompts, and so their mean, have the same position embeddings.
     for site in ("embed", *(["pos_embed"] if how == "zero" else []), "z", "mlp_out"):
         if KINDS[site].hook.format(0) in surface.hooks:
-            senders += _ends(surface, site, SENDERS)
+            senders += _endpoints(surface, site, SENDERS)
     return sorted(senders, key=lambda sender: sender.order)
 
 
-def _receivers(surface: Surface) -> list[End]:
+def _receivers(surface: Surface) -> list[Endpoint]:
     """Returns every place that receives an edge, in the order in which the model computes them."""
-    receivers: list[End] = []
+    receivers: list[Endpoint] = []
     table = receivers_of(surface)
     for site in ("q", "k", "v"):
-        receivers += _ends(surface, site, table)
+        receivers += _endpoints(surface, site, table)
     if KINDS["mlp_pre"].hook.format(0) in surface.hooks:
         # The hook is the MLP's output, because in a gated MLP hook_pre is only one of its reads of the stream.
         receivers += [
             replace(receiver, hook=KINDS["mlp_out"].hook.format(receiver.layer))
-            for receiver in _ends(surface, "mlp_pre", table)
+            for receiver in _endpoints(surface, "mlp_pre", table)
         ]
     last = Site("resid_post", surface.n_layers - 1)
     order = order_of(last.name, last.layer, table)
-    receivers.append(End("output", Place(last), last.layer, last.hook(), order))
+    receivers.append(Endpoint("output", Place(last), last.layer, last.hook(), order))
     return sorted(receivers, key=lambda receiver: receiver.order)
 
 
-def _ends(surface: Surface, name: str, table: dict[str, int]) -> list[End]:
-    ends: list[End] = []
+def _endpoints(surface: Surface, name: str, table: dict[str, int]) -> list[Endpoint]:
+    ends: list[Endpoint] = []
     kind = KINDS[name]
     for layer, hook in surface.at(Site(name)):
         order, site = order_of(name, layer, table), Site(name, layer)
         if kind.head_axis is None:
-            ends.append(End(str(site), Place(site), layer, hook, order))
+            ends.append(Endpoint(str(site), Place(site), layer, hook, order))
             continue
         for index in range(surface.head_count(kind)):
             head = at_index(kind, layer or 0, index, surface)
             label = label_in(head, surface, "" if name == "z" else name)
-            ends.append(End(label, Place(Site(name), HeadSpec(str(head), (head,))), layer, hook, order))
+            ends.append(Endpoint(label, Place(Site(name), HeadSpec(str(head), (head,))), layer, hook, order))
     return ends
 
 
@@ -564,7 +578,7 @@ def _description(sender: str, receiver: str, how: str) -> Row:
     }
 
 
-def _path(sender: End, receiver: End, replacement: Replacement) -> Path:
+def _path(sender: Endpoint, receiver: Endpoint, replacement: Replacement) -> Path:
     """Returns the `patch.path` along one edge."""
     receivers = (None if receiver.name == "output" else receiver.place,)
     return Path(Edit("patch.path", (sender.place,), replacement), receivers, None)

@@ -17,11 +17,11 @@ chunk, on any model that `circuits` supports, with the edits of open `intervene`
 """
 
 from circuits.patterns._classes import Classes, classify
+from circuits.patterns._follow import Following, follow
 from circuits.patterns._mean_maps import Maps, attention
 from circuits.patterns._movement import Movement, movement
 from circuits.patterns._read import Recorded, record
 from circuits.patterns._scores import Scores, bits, scores
-from circuits.patterns._shift import Following, follow
 from circuits.patterns._templates import column, constant, identity, marked, previous, row
 
 __all__ = [

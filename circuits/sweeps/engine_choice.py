@@ -37,7 +37,7 @@ class Part:
     measurements: Measurements
 
 
-def parts_of(
+def assign_engines(
     surface: Surface,
     variants: Sequence[Variant],
     inputs: SweepInputs,

@@ -26,7 +26,7 @@ from circuits.interventions.reference_runs import References
 from circuits.model.record import evaluating
 from circuits.model.state import running_rows, untouched, unwritten
 from circuits.model.surface import Surface
-from circuits.sweeps.engine_choice import FAST, RESUMED, Part, parts_of, refusal
+from circuits.sweeps.engine_choice import FAST, RESUMED, Part, assign_engines, refusal
 from circuits.sweeps.inputs import SweepInputs, Variant
 from circuits.sweeps.measurements import BASELINE, Measurements, titled
 from circuits.sweeps.metrics import Metric, PerExample
@@ -66,7 +66,7 @@ class ModelSweep:
             try:
                 if _sizes(variants, inputs, engine) not in known:
                     meter.start()
-                parts = parts_of(surface, variants, inputs, engine, checkpoint)
+                parts = assign_engines(surface, variants, inputs, engine, checkpoint)
             finally:
                 meter.stop()
         return cls(surface, inputs, variants, engine, References(surface), parts, meter)
@@ -92,7 +92,7 @@ class ModelSweep:
                     if self.asked in failed:
                         raise refusal(self.asked, str(reason)) from reason
                 checkpoint = self.parts[-1].measurements.checkpoint
-                self.parts = parts_of(
+                self.parts = assign_engines(
                     self.surface, self.variants, self.inputs, self.asked, checkpoint, failed
                 )
         peaks = known_peaks(self.surface.model)

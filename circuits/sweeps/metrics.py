@@ -18,8 +18,8 @@ from circuits.model.padding import refuse_padding
 from circuits.model.prompts import Prompts
 from circuits.model.state import untouched
 from circuits.model.surface import Surface
-from circuits.sweeps.answers import bound
 from circuits.sweeps.copies import private
+from circuits.sweeps.logit_difference import bound
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
 from circuits.validate import read_batch
 

@@ -19,10 +19,10 @@ from circuits.model.prompts import Prompts
 from circuits.model.state import inside_block
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
-from circuits.sweeps.answers import LogitDifference
 from circuits.sweeps.checkpoints import measure_checkpoints, read_checkpoints
 from circuits.sweeps.executors import Across
 from circuits.sweeps.inputs import SweepInputs, Variant
+from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import Metric
 from circuits.sweeps.table import SweepResult, Table, read_resampling

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.reproduction.intervals import mean, over_runs
+from interp_tasks.reproduction.intervals import mean, t_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "circuits.json"
 #: Where the page has the table of one NAME or more.
@@ -63,7 +63,7 @@ def over_seeds(found: list[list[dict[str, Any]]]) -> str:
     lines = ["| | each seed | mean [95% CI over seeds] |", "|---|---|---|"]
     for name, key, digits in (("edges", "size", 0), ("faithfulness", "faithfulness", 3)):
         values = [circuit[key] for (circuit,) in found]
-        ends = over_runs(values)
+        ends = t_interval(values)
         between = "" if ends is None else f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
         each = ", ".join(f"{value:.{digits}f}" for value in values)
         lines.append(f"| {name} | {each} | {mean(values):.{digits}f}{between} |")

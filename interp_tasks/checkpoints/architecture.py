@@ -96,7 +96,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path, device: str = "cpu") 
 
 
 def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
-    """Refuse a model that its config does not rebuild: only parameters are stored, the rest comes from there.
+    """Refuses a model that its config does not rebuild: only parameters are stored, the rest comes from there.
 
     Raises:
         UserError: naming the first tensor in which the two differ.

@@ -49,7 +49,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Makes the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,7 +58,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
+    """Writes a new file and waits until the disk has it."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()
@@ -66,7 +66,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Create or overwrite a file: a reader sees the old content or the new, never a part."""
+    """Creates or overwrites a file: a reader sees the old content or the new, never a part."""
     temporary = temporary_beside(path)
     try:
         write_synced(temporary, content)
@@ -107,7 +107,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that no part of it is ever seen under its own name."""
+    """Removes a folder so that no part of it is ever seen under its own name."""
     doomed = temporary_beside(path)
     os.rename(path, doomed)
     sync_folder(path.parent)
@@ -168,7 +168,7 @@ def digest(content: bytes) -> dict[str, Any]:
 
 
 def check_digest(file: Path, content: bytes, expected: Any) -> None:
-    """Refuse content that differs from what ``meta.json`` recorded.
+    """Refuses content that differs from what ``meta.json`` recorded.
 
     Raises:
         UserError: naming the file and both sizes, or that bytes in it have changed.

@@ -1,4 +1,4 @@
-"""Lists the checkpoints of run folders as rows of a table. Knows no torch."""
+"""Lists the checkpoints of run folders as rows of a table. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the drop of a metric: its abrupt change from a plateau to its final level. Knows no torch.
+"""Finds the drop of a metric: its abrupt change from a plateau to its final level. Imports no torch.
 
 The rule, in order:
 

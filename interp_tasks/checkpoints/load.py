@@ -111,7 +111,7 @@ def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Copy stored parameters into a model, in place, after checking that they are exactly the model's.
+    """Copies stored parameters into a model, in place, after checking that they are exactly the model's.
 
     Raises:
         UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
@@ -124,7 +124,7 @@ def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], fil
 
 
 def check_parameters(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Refuse tensors that are not exactly those of a model with parameters of these shapes.
+    """Refuses tensors that are not exactly those of a model with parameters of these shapes.
 
     Raises:
         UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.

@@ -1,6 +1,6 @@
 """The stored steps around a run's drop: ``pre``, ``onset``, ``end``, ``post``.
 
-Knows no torch; only of a run whose ``run.json`` is older than the plateau by theory is the task asked, which does.
+Imports no torch, except for a run whose ``run.json`` is older than the stored plateau: its task is loaded then.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def find_marks(run: str | Path, run_name: str | None = None) -> dict[str, int]:
 
 
 def marks_of(folder: Path, described: dict[str, Any], name: str) -> dict[str, int]:
-    """Return the step of each mark of a run that is described by the content of its ``run.json``.
+    """Returns the step of each mark of a run that is described by the content of its ``run.json``.
 
     Raises:
         UserError: as :func:`find_marks`.

@@ -1,4 +1,4 @@
-"""Reads and writes ``meta.json``, the signed description of a checkpoint. Needs no torch."""
+"""Reads and writes ``meta.json``, the signed description of a checkpoint. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` as its writer sees it: appended line by line, cut back on resume. Knows no torch."""
+"""``metrics.jsonl`` as its writer sees it: appended line by line, cut back on resume. Imports no torch."""
 
 from __future__ import annotations
 

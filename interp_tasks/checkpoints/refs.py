@@ -1,4 +1,4 @@
-"""REFs: how checkpoints are named on the command line and in Python. Knows no torch.
+"""REFs: how checkpoints are named on the command line and in Python. Imports no torch.
 
     RUN@4000  RUN@last  RUN@all  RUN@100,200,last  RUN@0:20000:2000 (end included; every one must be stored)
     RUN@1000: RUN@:5000 RUN@1000:5000 (all that are stored in the range)
@@ -117,7 +117,7 @@ def _split(text: str) -> tuple[list[str], list[str] | None]:
 
 
 def shipped(given: str) -> list[str]:
-    """Return the shipped runs, as ``zoo:NAME``, that a name or glob means; the name itself where it means none."""
+    """Returns the shipped runs, as ``zoo:NAME``, that a name or glob means; the name itself where it means none."""
     # Such a name is refused when it is looked for, by a message that says what is close to it.
     return [ZOO + name for name in zoo_names() if fnmatchcase(ZOO + name, given)] or [given]
 
@@ -132,7 +132,7 @@ def natural_key(text: str) -> list[tuple[int, str]]:
 
 
 def check_selector(selector: str, text: str) -> None:
-    """Refuse what cannot stand after the ``@`` of the REF ``text``, without looking at any run."""
+    """Refuses what cannot stand after the ``@`` of the REF ``text``, without looking at any run."""
     ranged = _RANGE.match(selector)
     if ranged:
         first, last, every = ranged.groups()
@@ -192,7 +192,7 @@ def find_run(name: str) -> Path:
 
 
 def closest(given: str, names: Sequence[str], prefix: str = "") -> str:
-    """Return what to say of a name that is none of these: the closest three."""
+    """Returns what to say of a name that is none of these: the closest three."""
     close = difflib.get_close_matches(given, names, n=3, cutoff=0.3)
     return f": the closest are {', '.join(prefix + each for each in close)}" if close else ""
 

@@ -1,4 +1,4 @@
-"""``run.json``: written once, compared on every later opening of the run. Knows no torch."""
+"""``run.json``: written once, compared on every later opening of the run. Imports no torch."""
 
 from __future__ import annotations
 

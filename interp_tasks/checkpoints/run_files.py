@@ -1,4 +1,4 @@
-"""Paths in a run folder, and readers of its JSON. Knows no torch.
+"""Paths in a run folder, and readers of its JSON. Imports no torch.
 
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
@@ -51,7 +51,7 @@ def is_run(path: Path) -> bool:
 
 
 def check_no_run(folder: Path) -> None:
-    """Refuse the folder of a run where runs are to lie: there would be runs in a run.
+    """Refuses the folder of a run where runs are to lie: there would be runs in a run.
 
     Raises:
         UserError: in one line.
@@ -65,7 +65,7 @@ OTHERS = {"search": "search.json", "grid": "units"}
 
 
 def check_free(folder: Path, kind: str) -> None:
-    """Refuse the folder of a run, or of a search or grid that is not of this kind.
+    """Refuses the folder of a run, or of a search or grid that is not of this kind.
 
     Raises:
         UserError: in one line.

@@ -62,7 +62,7 @@ class ResumePoint:
     parameters: Mapping[str, Tensor]
 
     def restore(self, model: HookedTransformer) -> None:
-        """Copy the stored parameters into a model built by the same task, in place."""
+        """Copies the stored parameters into a model built by the same task, in place."""
         fill_parameters(model, self.parameters, self.path / WEIGHTS_FILE)
 
 
@@ -88,7 +88,7 @@ class RunFolder:
         defaults: Mapping[str, Mapping[str, Any]] | None = None,
         schedule: Schedule | None = None,
     ) -> RunFolder:
-        """Make the folder, or take over the one that the same config made.
+        """Makes the folder, or takes over the one that the same config made.
 
         Args:
             config: resolved ``{"task": {"name": ..., ...}, "model": {...}, "train": {...}}``, compared whole.
@@ -133,7 +133,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Flush the log and let the next writer in."""
+        """Flushes the log and lets the next writer in."""
         try:
             self._metrics.close()
             self._clock.close()
@@ -181,7 +181,7 @@ class RunFolder:
         return point
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Append a line to ``metrics.jsonl``; it needs an integer ``step``. NaN and infinities become null.
+        """Appends a line to ``metrics.jsonl``; it needs an integer ``step``. NaN and infinities become null.
 
         Log what belongs to step s before saving the checkpoint of step s: on resume, lines up to that of the
         checkpoint are kept.
@@ -189,7 +189,7 @@ class RunFolder:
         self._metrics.append(line)
 
     def log_time(self, step: int, seconds: float) -> None:
-        """Append a line to ``clock.jsonl``."""
+        """Appends a line to ``clock.jsonl``."""
         self._clock.append({"step": step, "seconds": round(seconds, 6)})
 
     def time_at(self, step: int) -> float | None:
@@ -197,7 +197,7 @@ class RunFolder:
         return read_clock(self.path).get(step)
 
     def finish(self, peaks: Mapping[str, int]) -> None:
-        """Note in ``run.json`` the peaks of memory in bytes; of several openings the largest."""
+        """Notes in ``run.json`` the peaks of memory in bytes; of several openings the largest."""
         run = read_run(self.path)
         before = run.get("peak_memory") or {}
         highest = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
@@ -251,7 +251,7 @@ class RunFolder:
             remove_folder(self._stopped)
 
     def _prune(self, newest: int) -> None:
-        """Drop training states beyond the newest few; a checkpoint without its one still loads."""
+        """Drops training states beyond the newest few; a checkpoint without its one still loads."""
         holding = [
             file
             for step in stored_steps(self.path)

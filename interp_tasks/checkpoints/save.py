@@ -42,7 +42,7 @@ def save_checkpoint(
     metrics: Mapping[str, Any] | None = None,
     training_state: TrainingState | None = None,
 ) -> Path:
-    """Write a checkpoint folder that appears whole or not at all; any ``HookedTransformer`` will do.
+    """Writes a checkpoint folder that appears whole or not at all; any ``HookedTransformer`` will do.
 
     Args:
         path: the folder to make; one that exists is refused.

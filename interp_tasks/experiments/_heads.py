@@ -176,7 +176,7 @@ def heads(
 
 
 def check_controls(by_class: bool, least: int, random: int, random_size: int | None) -> None:
-    """Refuse numbers of heads and draws that mean nothing.
+    """Refuses numbers of heads and draws that mean nothing.
 
     Raises:
         UserError: in one line.

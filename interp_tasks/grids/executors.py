@@ -37,7 +37,7 @@ class Workplace:
         return self.executor.submit(call, *arguments)
 
     def renew(self) -> bool:
-        """Put a new executor in the place of a broken one; whether there is one."""
+        """Puts a new executor in the place of a broken one; whether there is one."""
         if self.make is None:
             return False
         self.executor.shutdown(wait=False, cancel_futures=True)
@@ -65,7 +65,7 @@ def is_here(executor: str | Executor) -> bool:
 
 
 def check_executor(name: str, jobs: int | None, threads: int) -> None:
-    """Refuse a name that is none, and more work at a time than there are cores.
+    """Refuses a name that is none, and more work at a time than there are cores.
 
     Raises:
         UserError: in one line.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,8 @@ from interp_tasks.grids.unit import (
     write_record,
 )
 from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, naming_experiment, plan
-from interp_tasks.measurement.subjects import check_device
+from interp_tasks.measurement.subjects import Progress, check_device
 from interp_tasks.recipes.spec import Spec, read_spec, spec_of
-
-#: Called as progress(done, total, what).
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def grid(
 
 
 def check_devices(units: Sequence[Unit], device: str) -> None:
-    """Refuse a device that is not there before a unit waits for it.
+    """Refuses a device that is not there before a unit waits for it.
 
     Raises:
         UserError: in one line.

@@ -156,7 +156,7 @@ def write_record(root: Path, record: Record) -> None:
 
 
 def write_unit(file: Path, content: bytes) -> None:
-    """Write a file of a unit.
+    """Writes a file of a unit.
 
     Raises:
         UserError: naming it, if the file system refuses.

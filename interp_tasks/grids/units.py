@@ -93,7 +93,7 @@ class Plan:
 
 
 def check(spec: Spec) -> None:
-    """Refuse what can be refused without torch: settings, presets, experiments and their arguments.
+    """Refuses what can be refused without torch: settings, presets, experiments and their arguments.
 
     Raises:
         UserError: in one line.
@@ -118,7 +118,7 @@ def check(spec: Spec) -> None:
 
 
 def check_given(run: str, experiment_specs: Sequence[ExperimentSpec]) -> None:
-    """Refuse a run that is not there, and marks or steps that it does not have."""
+    """Refuses a run that is not there, and marks or steps that it does not have."""
     if not Path(run).is_dir():
         resolve(run)
     for mark in dict.fromkeys(mark for each in experiment_specs for mark in each.at):
@@ -162,7 +162,7 @@ def check_experiment(experiment_spec: ExperimentSpec) -> None:
 
 
 def rehearse(experiment_spec: ExperimentSpec, experiment: Callable[..., Any]) -> None:
-    """Refuse arguments before the runs are trained that they are for.
+    """Refuses arguments before the runs are trained that they are for.
 
     Experiments look at their arguments before they look for their runs: of one that is not there, they say so last.
     """

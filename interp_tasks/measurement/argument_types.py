@@ -53,7 +53,7 @@ def checked(experiment: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_types(experiment: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse values that are not of the types an experiment says.
+    """Refuses values that are not of the types an experiment says.
 
     Raises:
         UserError: naming the argument, its types and the value.

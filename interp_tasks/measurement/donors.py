@@ -86,7 +86,7 @@ def resolve_source(source: str) -> list[ResolvedCheckpoint]:
 
 
 def check_architecture(donors: Sequence[Donor], refs: References) -> None:
-    """Refuse lenders that are not of the architecture of every REF."""
+    """Refuses lenders that are not of the architecture of every REF."""
     receivers = [(named.label, read_meta(named.resolved.path)["model"]) for named in refs.named]
     for donor in donors:
         donor_sizes = read_meta(donor.resolved.path)["model"]

@@ -15,7 +15,7 @@ FAMILIES = {
 
 
 def check_family(group: str, command: str, tasks: Mapping[str, str]) -> None:
-    """Refuse checkpoints of another group's tasks; whether a task of the user's own fits, the experiment says.
+    """Refuses checkpoints of another group's tasks; whether a task of the user's own fits, the experiment says.
 
     Args:
         tasks: REF or run -> name of its task.

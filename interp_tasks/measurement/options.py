@@ -206,6 +206,18 @@ def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
     return check_positions("--keys", spec) if isinstance(spec, str) else tuple(spec)
 
 
+def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Returns the kinds that are asked for, in the order of those there are; all where none is."""
+    for kind in kinds:
+        check_choice("--kind", kind, known)
+    return tuple(kind for kind in known if not kinds or kind in kinds)
+
+
+def check_level(level: float) -> None:
+    if not 0 < level <= 1:
+        raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
+
+
 def check_samples(samples: int | None) -> None:
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least one example is needed")

@@ -1,4 +1,4 @@
-"""Reads whole runs: resolves their names, their logs and their drops. Needs no torch."""
+"""Reads whole runs: resolves their names, their logs and their drops. Imports no torch."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse what names a checkpoint of a run, or a checkpoint folder."""
+    """Refuses what names a checkpoint of a run, or a checkpoint folder."""
     if "@" in name:
         raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
     if not name.startswith(ZOO) and is_checkpoint(Path(name)):
@@ -141,7 +141,7 @@ def check_run_name(name: str) -> None:
 
 
 def with_logs(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the runs that a name or glob means; shipped ones need no checkpoints, some being logs alone."""
+    """Yields the runs that a name or glob means; shipped ones need no checkpoints, some being logs alone."""
     if name.startswith(ZOO):
         yield from ((run, find_run(run)) for run in shipped(name))
         return

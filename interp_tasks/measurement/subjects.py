@@ -240,7 +240,7 @@ def subjects(
     progress: Progress | None = None,
     check: Callable[[Planned], object] | None = None,
 ) -> Iterator[Subject]:
-    """Load the checkpoints one after the other, each with its examples.
+    """Loads the checkpoints one after the other, each with its examples.
 
     Two checkpoints of equal tasks get the same batch; the task decides what a seed draws.
 
@@ -408,13 +408,15 @@ def check_tokens_fit(tokens: Tensor, sizes: Any, ref: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device this machine does not have."""
+    """Refuses a device this machine does not have."""
     import torch
 
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"device {device!r} is not there: this machine has {', '.join(devices())}") from None
+        raise UserError(
+            f"device {device!r} is not available: this machine has {', '.join(devices())}"
+        ) from None
 
 
 def devices() -> list[str]:

@@ -12,7 +12,7 @@ from interp_tasks.errors import UserError
 
 
 def check_writable_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to; makes nothing.
+    """Refuses a folder that cannot be made or written to; makes nothing.
 
     Raises:
         UserError: naming the folder and the reason.
@@ -29,7 +29,7 @@ def check_writable_folder(folder: Path) -> None:
 
 
 def check_writable_file(path: Path) -> None:
-    """Refuse a file that could not be written or replaced; makes nothing.
+    """Refuses a file that could not be written or replaced; makes nothing.
 
     Raises:
         UserError: naming the file and the reason.
@@ -42,7 +42,7 @@ def check_writable_file(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Write beside the target, then rename: a reader sees the old file or the new one, never half of one.
+    """Writes beside the target, then renames: a reader sees the old file or the new one, never half of one.
 
     Raises:
         UserError: if the file system refuses.
@@ -51,7 +51,7 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
 
 
 def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = ()) -> list[Path]:
-    """Write files that belong together; where one of them cannot be written, none is, and the old ones stay.
+    """Writes files that belong together; where one of them cannot be written, none is, and the old ones stay.
 
     Args:
         stale: files of an earlier writing that would disagree with these; they are removed.

@@ -91,7 +91,7 @@ class Page:
         )
 
     def write(self, path: str | Path) -> Path:
-        """Write the page, whole or not at all.
+        """Writes the page, whole or not at all.
 
         Raises:
             UserError: if the file system refuses. Call ``check_writable_file`` before slow work.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,8 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PRESETS = ("cpu", "reference", "paper")
 Preset = Literal["cpu", "reference", "paper"]
+PRESETS: tuple[str, ...] = get_args(Preset)
 #: A model that should not pass what is said of a trained one.
 Control = Literal["untrained", "shuffled"]
 #: What a row of a table is picked by: a column and its value, or several values.
@@ -27,6 +27,8 @@ Filter = dict[str, Any]
 
 
 class Entry(BaseModel):
+    """A section of the file: frozen, without unknown keys or infinite numbers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -53,7 +55,7 @@ class TrainingRun(Entry):
             at a constant rate, the length) are one condition: a claim is decided on all of them together.
         preset: the scale of ``reproduce`` at which it is used.
         task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
-        seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
+        seeds: ``"0:8"`` or ``"0,2"``, a run each, in ``NAME/seed-0``, ...
         recipe: the one that trains and ships it under its name, which then says task, preset and settings.
         hours: estimated training time, on two cores or (preset paper) on one large GPU.
         untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
@@ -69,6 +71,13 @@ class TrainingRun(Entry):
     recipe: str = ""
     hours: float = Field(gt=0)
     untestable: str = ""
+
+    @field_validator("seeds")
+    @classmethod
+    def _names_seeds(cls, given: str | None) -> str | None:
+        if given is not None:
+            seed_numbers(given)
+        return given
 
     def command(self, folder: str) -> str:
         """Returns the command that trains it."""
@@ -115,7 +124,7 @@ class Study(Entry):
     controls: tuple[Control, ...] | None = None
     shuffled: str | None = None
 
-    def controlled(self) -> tuple[Control, ...]:
+    def control_names(self) -> tuple[Control, ...]:
         """Returns the controls of its claims, but where a claim says otherwise."""
         if self.controls is not None:
             return self.controls
@@ -138,11 +147,11 @@ class Bounds(Entry):
             raise ValueError(f"nothing lies above {self.above:g} and below {self.below:g}")
         return self
 
-    def hold(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
-    def hold_between(self, low: float, high: float) -> bool | None:
-        """Judges a number that is only known to lie between two: ``None`` where the rule may hold and may not."""
+    def contains_between(self, low: float, high: float) -> bool | None:
+        """Returns whether a number strictly between the two is within the bounds; ``None`` if it may or may not be."""
         if (self.above is None or low >= self.above) and (self.below is None or high <= self.below):
             return True
         none = (self.above is not None and high <= self.above) or (
@@ -216,7 +225,8 @@ class Claim(Entry):
 
     @field_validator("scale", mode="before")
     @classmethod
-    def _a_reason_alone_is_of_every_preset_but_the_papers(cls, given: Any) -> Any:
+    def _one_reason_for_cpu_and_reference(cls, given: Any) -> Any:
+        """Reads a single text as the reason at every preset but ``paper``."""
         if isinstance(given, str):
             return dict.fromkeys(("cpu", "reference"), given) if given else {}
         return given
@@ -234,9 +244,9 @@ class Claim(Entry):
             raise ValueError("a bound that is not above 0 has no logarithm")
         return self
 
-    def controlled(self, study: Study) -> tuple[Control, ...]:
+    def control_names(self, study: Study) -> tuple[Control, ...]:
         """Returns the controls whose number stands beside that of the trained models."""
-        return study.controlled() if self.controls is None else self.controls
+        return study.control_names() if self.controls is None else self.controls
 
     @property
     def what(self) -> str:
@@ -314,7 +324,10 @@ class Paper(Entry):
                 raise ValueError(f"claim {claim.id!r}: no study {claim.study!r}")
             if claim.row not in studies[claim.study].rows:
                 raise ValueError(f"claim {claim.id!r} is of row {claim.row}, its study is not")
-            if "shuffled" in claim.controlled(studies[claim.study]) and studies[claim.study].shuffled is None:
+            if (
+                "shuffled" in claim.control_names(studies[claim.study])
+                and studies[claim.study].shuffled is None
+            ):
                 raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
         return self
 
@@ -358,7 +371,7 @@ FROM_RECIPE = ("task", "train_preset", "settings")
 
 
 def with_recipes(entries: Sequence[Any]) -> list[Any]:
-    """Return runs with task, preset and settings from their recipes, where they name one.
+    """Returns runs with task, preset and settings from their recipes, where they name one.
 
     Raises:
         UserError: for a recipe that is none or ships no such run, or a run that says itself what its recipe says.

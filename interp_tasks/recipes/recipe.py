@@ -17,7 +17,7 @@ RECIPES = "recipes"
 
 
 def recipe_names() -> list[str]:
-    """List the recipes that ship with the package."""
+    """Lists the recipes that ship with the package."""
     return sorted(file.stem for file in (zoo_folder() / RECIPES).glob("*.toml"))
 
 
@@ -56,7 +56,7 @@ class Ordered:
 
 
 def ordered_runs(recipe: str | Path) -> list[Ordered]:
-    """Lists the runs that a recipe ships, in the order of its file. Needs no torch.
+    """Lists the runs that a recipe ships, in the order of its file. Imports no torch.
 
     Raises:
         UserError: for a recipe that is none, ships a seed that it does not train, or two runs under one name.
@@ -88,7 +88,7 @@ def _of_block(block: Training, recipe: str) -> Iterator[Ordered]:
 
 
 def name_of(shipment: Shipment, seed: int, settings: Mapping[str, Any]) -> str:
-    """Return the name of a run in the zoo, its seed and settings filled in.
+    """Returns the name of a run in the zoo, its seed and settings filled in.
 
     Raises:
         UserError: for braces around what the block does not set, or a name that no wheel can hold.

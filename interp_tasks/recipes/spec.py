@@ -221,7 +221,7 @@ def read_spec(path: str | Path) -> Spec:
 
 
 def with_base(block: Any, path: Path) -> Any:
-    """Return a block with task, preset and settings of the grid beside its file that it names as its base.
+    """Returns a block with task, preset and settings of the grid beside its file that it names as its base.
 
     Raises:
         UserError: if there is no such grid, it has not one block, or that has a base itself.

@@ -79,10 +79,10 @@ def slider(views: Sequence[View]) -> Section:
         }
         label = f"step {step:,}" + (f" ({', '.join(names)})" if names else "")
         labels.append(" beside ".join([label, *sorted(others)]))
-    return Slider(labels, marks, start=len(labels) - 1, meanings=meanings(views))
+    return Slider(labels, marks, start=len(labels) - 1, meanings=mark_descriptions(views))
 
 
-def meanings(views: Sequence[View]) -> dict[str, str]:
+def mark_descriptions(views: Sequence[View]) -> dict[str, str]:
     """Returns what the marks of a run's drop are, for the buttons beside the slider."""
     curve = views[0].source.curve
     drop = "drop" if curve is None else change(curve.metric)
@@ -107,8 +107,8 @@ def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
         if key not in placed:
             shown = pandas.concat(
                 [
-                    view.snapshots[effects].effects.assign(run=view.name)
-                    for view, effects in zip(views, key, strict=True)
+                    view.snapshots[at].effects.assign(run=view.name)
+                    for view, at in zip(views, key, strict=True)
                 ]
             )
             parts.append(shown)

@@ -107,7 +107,7 @@ def report(
     views: list[View] = []
     before = 0
     for source in sources:
-        progress = shifted(options.get("progress"), before, total)
+        progress = offset_progress(options.get("progress"), before, total)
         views += measured_views(source, options, progress, circuit=circuit)
         before += len(source.checkpoints)
     steps = views[0].steps
@@ -121,10 +121,10 @@ def report(
     return Report(views, published, config)
 
 
-def shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Returns a callback for the progress over the checkpoints of all runs."""
-    return None if progress is None else partial(_report_shifted, progress, before, total)
+def offset_progress(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """Returns a callback that counts from ``before`` of ``total`` checkpoints."""
+    return None if progress is None else partial(_report_offset, progress, before, total)
 
 
-def _report_shifted(progress: Progress, before: int, total: int, done: int, _: int, text: str) -> None:
+def _report_offset(progress: Progress, before: int, total: int, done: int, _: int, text: str) -> None:
     progress(before + done, total, text)

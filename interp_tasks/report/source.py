@@ -1,4 +1,4 @@
-"""The source of a report: checkpoints of a run, with its log and its drop where there is one. Knows no torch."""
+"""The source of a report: checkpoints of a run, with its log and its drop where there is one. Imports no torch."""
 
 from __future__ import annotations
 

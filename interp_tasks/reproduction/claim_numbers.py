@@ -175,7 +175,7 @@ def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
         return (low, high) if claim.reduce == "mean" else (len(cells) * low, len(cells) * high)
     join = REDUCTIONS_OF_BOUNDS[claim.reduce]
     wide = [
-        intervals.widened(interval, cell.value, len(cells))
+        intervals.bonferroni_interval(interval, cell.value, len(cells))
         for cell, interval in zip(cells, several, strict=True)
     ]
     lows, highs = zip(*wide, strict=True)
@@ -230,8 +230,10 @@ def row_number(
         low, high = sorted(end / divisor for end in interval)
         over_examples = low, high
     elif interval is not None and divisor_interval is not None and not math.isnan(value):
-        value_interval = intervals.widened(interval, value, 2)
-        over_examples = intervals.quotient(value_interval, intervals.widened(divisor_interval, divisor, 2))
+        value_interval = intervals.bonferroni_interval(interval, value, 2)
+        over_examples = intervals.quotient(
+            value_interval, intervals.bonferroni_interval(divisor_interval, divisor, 2)
+        )
     return Number("", value / divisor, None, over_examples)
 
 

@@ -1,4 +1,4 @@
-"""Computes 95% intervals over a few training runs, their p-values, and Holm's correction. Needs no torch."""
+"""Computes 95% intervals over a few training runs, and their p-values. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from statistics import NormalDist
 
-#: What lies outside an interval, on both sides together.
+#: Two-sided significance level: intervals cover 1 − ALPHA.
 ALPHA = 0.05
 #: An interval over fewer runs is hardly bounded.
 MIN_RUNS = 3
@@ -18,18 +18,18 @@ MAX_CORNERS = 12
 Interval = tuple[float, float]
 
 
-def t_share(t: float, df: int) -> float:
+def t_cdf(t: float, df: int) -> float:
     """Returns the share of Student's t distribution below ``t``."""
-    beyond = beta_share(df / (df + t * t), df / 2, 0.5) / 2
+    beyond = regularised_incomplete_beta(df / (df + t * t), df / 2, 0.5) / 2
     return 1 - beyond if t > 0 else beyond
 
 
-def beta_share(x: float, a: float, b: float) -> float:
+def regularised_incomplete_beta(x: float, a: float, b: float) -> float:
     """Returns the regularised incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
-        return 1 - beta_share(1 - x, b, a)
+        return 1 - regularised_incomplete_beta(1 - x, b, a)
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
@@ -55,11 +55,11 @@ def t_quantile(share: float, df: int) -> float:
     if share < 0.5:
         return -t_quantile(1 - share, df)
     low, high = 0.0, 2.0
-    while t_share(high, df) < share:
+    while t_cdf(high, df) < share:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if t_share(middle, df) < share else (low, middle)
+        low, high = (middle, high) if t_cdf(middle, df) < share else (low, middle)
     return (low + high) / 2
 
 
@@ -85,7 +85,7 @@ def standard_error(values: Sequence[float]) -> float:
     return math.sqrt(spread / len(values))
 
 
-def over_runs(values: Sequence[float]) -> Interval | None:
+def t_interval(values: Sequence[float]) -> Interval | None:
     """Returns Student's t interval of a mean over runs; ``None`` for fewer than two."""
     if len(values) < 2:
         return None
@@ -93,7 +93,7 @@ def over_runs(values: Sequence[float]) -> Interval | None:
     return mean(values) - half, mean(values) + half
 
 
-def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval | None:
+def fieller_interval(above: Sequence[float], below: Sequence[float]) -> Interval | None:
     """Returns Fieller's interval of the ratio of two means over independent runs.
 
     The degrees of freedom are of the smaller group, which is the careful choice. ``None`` where the divisor cannot be
@@ -112,23 +112,24 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval |
     return (ratio - half) / (1 - g), (ratio + half) / (1 - g)
 
 
-def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
+def bounded_t_interval(bounds: Sequence[Interval]) -> Interval | None:
     """Returns an interval that covers the t interval wherever in their bounds the runs' numbers lie.
 
     It is ``None`` for open bounds, for fewer than two runs and for too many corners.
 
-    The ends of a t interval are convex (concave) in the numbers, so that corners are their extremes.
+    The upper end is convex in the numbers and the lower end concave, so both are extreme at corners of the box of
+    bounds.
     """
     ends = [tuple(dict.fromkeys(pair)) for pair in bounds]
     if any(math.isinf(end) for pair in ends for end in pair):
         return None
     if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MAX_CORNERS:
         return None
-    corner_intervals = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
+    corner_intervals = [interval for corner in product(*ends) if (interval := t_interval(corner)) is not None]
     return min(low for low, _ in corner_intervals), max(high for _, high in corner_intervals)
 
 
-def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
+def median_interval(bounds: Sequence[Interval]) -> Interval | None:
     """Returns an interval of the median from order statistics, distribution-free; ``None`` below six runs.
 
     Of numbers that are known between bounds alone the lower ones give the lower end, the upper ones the upper.
@@ -145,7 +146,7 @@ def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
     return lows[rank], highs[n - 1 - rank]
 
 
-def widened(interval: Interval, value: float, looks: int) -> Interval:
+def bonferroni_interval(interval: Interval, value: float, looks: int) -> Interval:
     """Returns an interval for one of several looks that are to hold together (Bonferroni, normal)."""
     factor = z_quantile(1 - ALPHA / 2 / looks) / z_quantile(1 - ALPHA / 2)
     return value - factor * (value - interval[0]), value + factor * (interval[1] - value)
@@ -159,7 +160,7 @@ def quotient(above: Interval, below: Interval) -> Interval | None:
     return min(ends), max(ends)
 
 
-def p_of_bound(value: float, error: float, df: int | None, bound: float) -> float:
+def p_value_at_bound(value: float, error: float, df: int | None, bound: float) -> float:
     """Returns the share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
 
     One-sided: small where the number is well below the bound.
@@ -167,14 +168,4 @@ def p_of_bound(value: float, error: float, df: int | None, bound: float) -> floa
     if error == 0:
         return float(value >= bound)
     t = (bound - value) / error
-    return 1 - (NormalDist().cdf(t) if df is None else t_share(t, df))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns Holm's adjusted p-values, in the given order."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted, so_far = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = so_far
-    return adjusted
+    return 1 - (NormalDist().cdf(t) if df is None else t_cdf(t, df))

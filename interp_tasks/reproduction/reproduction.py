@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions, write_atomically
 from interp_tasks.published import Claim, Paper, read_paper
-from interp_tasks.published.paper import PRESETS
+from interp_tasks.published.paper import PRESETS, as_typed
+from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
-from interp_tasks.reproduction.intervals import ALPHA, holm
+from interp_tasks.reproduction.intervals import ALPHA
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
-from interp_tasks.reproduction.runs import Located, as_text, locate_all
+from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
 from interp_tasks.reproduction.verdicts import Outcome, judge
 
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     import pandas
 
     from interp_tasks.pages import Page
-
-#: Called as progress(done, total, what is being done).
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ def reproduce(
 def check(
     paper: str | Paper, preset: str, runs: str | Path, rows: Sequence[int]
 ) -> tuple[Paper, list[Located]]:
-    """Refuses what cannot be reproduced before slow work."""
+    """Returns the paper and its located runs; refuses, before slow work, what cannot be reproduced."""
     paper = read_paper(paper) if isinstance(paper, str) else paper
     check_choice("--preset", preset, PRESETS)
     numbers = [row.number for row in paper.row]
@@ -279,14 +278,18 @@ def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
     given = [each["run"] for each in filters if "run" in each]
     ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
-    called = (each.run.name + ("/seed-0" if each.run.seeds else "") for each in lacking)
+    called = (
+        f"{each.run.name}{seed}"
+        for each in lacking
+        for seed in ([f"/seed-{seed}" for seed in seed_numbers(each.run.seeds)] if each.run.seeds else [""])
+    )
     return any(has_ending(name, ends) for name in called)
 
 
 def decide(
     claim: Claim, paper: Paper, done: Sequence[Done], preset: str, folder: str, seeds: Seeds
 ) -> list[Outcome]:
-    """Returns a claim on every condition that its study was to be done on."""
+    """Returns the outcome of a claim on each condition of its study."""
     study = next(each for each in paper.study if each.id == claim.study)
     study_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is None]
     control_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is not None]
@@ -307,14 +310,14 @@ def decide(
         return [Outcome(claim, name, 0, "not testable", reason=claim.scale[preset])]
     if not conditions:
         return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
-    controls = claim.controlled(study)
+    controls = claim.control_names(study)
     return [
         decide_on(
             claim,
             condition_runs,
             names[key],
             folder,
-            seeds,
+            with_shuffled(seeds, condition_runs, control_runs),
             controls_of(claim, controls, key, condition_runs, control_runs),
         )
         for key, condition_runs in conditions.items()
@@ -323,6 +326,17 @@ def decide(
 
 def runs_of(done: Sequence[Done]) -> list[Located]:
     return [each for one in done for each in one.job.on]
+
+
+def with_shuffled(seeds: Seeds, done: Sequence[Done], control_runs: Sequence[Done]) -> Seeds:
+    """Returns the identities of runs, where those on shuffled labels are seeds of the condition they stand for."""
+    bases = [base for each in runs_of(done) for base in each.bases.values()]
+    if not bases:
+        return seeds
+    condition = seeds[bases[0]].condition
+    shuffled = runs_of([one for one in control_runs if one.job.control == "shuffled"])
+    others = [base for each in shuffled for base in each.bases.values() if base not in bases]
+    return {**seeds, **{base: Seed(condition, seeds[base].seed) for base in others}}
 
 
 def decide_on(
@@ -388,11 +402,10 @@ def controls_of(
         frames = [one.result.frame for one in runs_of_control if one.result is not None]
         if control == "shuffled":
             # They stand for the runs themselves, whose names claims and their divisors may ask for.
+            # Where fewer runs are there, the others keep their names, as further seeds (`with_shuffled`).
             runs = [one.job.on[0].base for one in runs_of_control if one.result is not None]
-            frames = [
-                frame.assign(run=frame["run"].replace({run: base}))
-                for frame, run, base in zip(frames, runs, bases, strict=False)
-            ]
+            stand_in = dict(zip(runs, bases, strict=False))
+            frames = [frame.assign(run=frame["run"].replace(stand_in)) for frame in frames]
         if frames:
             tables[control] = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
         else:
@@ -403,9 +416,14 @@ def controls_of(
 
 def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     """Adjusts the headline p-values by Holm; a verdict that is not significant then becomes undecided."""
+    import numpy
+
+    from circuits.statistics import holm
+
     tested = [index for index, each in enumerate(outcomes) if each.claim.headline and each.p is not None]
     adjusted = list(outcomes)
-    for index, p in zip(tested, holm([outcomes[each].p or 0.0 for each in tested]), strict=True):
+    p_values = numpy.array([outcomes[each].p for each in tested], float)
+    for index, p in zip(tested, holm(p_values).tolist(), strict=True):
         one = replace(adjusted[index], p_holm=p)
         if p >= ALPHA and one.verdict in ("held", "failed"):
             reason = f"not after Holm's correction over {len(tested)} headline verdicts: {one.verdict} alone"
@@ -441,13 +459,12 @@ def train_missing(
         run = each.run
         if each.base is not None or run.name not in wanted:
             continue
-        settings = {key: as_text(value) for key, value in run.settings.items()}
+        settings = {key: as_typed(value) for key, value in run.settings.items()}
         resolved = resolve_config(run.task, run.train_preset, settings)
         folder = Path(runs) / run.name
         folders = {resolved.train.seed: folder}
         if run.seeds is not None:
-            first, last = map(int, run.seeds.split(":"))
-            folders = {seed: folder / f"seed-{seed}" for seed in range(first, last)}
+            folders = {seed: folder / f"seed-{seed}" for seed in seed_numbers(run.seeds)}
         for seed, out in folders.items():
             line = None if progress is None else progress(out.as_posix())
             trained.append(train_resolved(resolved, out, seed=seed, device=device, progress=line))

@@ -20,6 +20,8 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
+from interp_tasks.published.paper import as_typed
+from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.training.config import SECTIONS, resolve_config
 
 
@@ -47,7 +49,7 @@ class Located:
 
         A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
         """
-        settings = {key: as_text(value) for key, value in self.run.settings.items()}
+        settings = {key: as_typed(value) for key, value in self.run.settings.items()}
         resolved = resolve_config(self.run.task, self.run.train_preset, settings)
         train = resolved.train.model_dump(mode="json", exclude=ONLY_RECORDED | {"seed"})
         if train.get("schedule", "constant") == "constant":
@@ -118,11 +120,11 @@ ONLY_RECORDED = {
 
 
 def check_settings(run: TrainingRun, path: Path) -> None:
-    """Refuse a folder that holds another run: a claim would be decided on the wrong model."""
+    """Refuses a folder that holds another run: a claim would be decided on the wrong model."""
     from tasks import get  # imports torch
 
     stored_config = config_there(path)
-    settings = {key: as_text(value) for key, value in run.settings.items()}
+    settings = {key: as_typed(value) for key, value in run.settings.items()}
     resolved = resolve_config(run.task, run.train_preset, settings)
     compare(run, path, "task.name", run.task, stored_config["task"].pop("name", None))
     task = get(run.task, **resolved.task)
@@ -159,12 +161,6 @@ def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) ->
         )
 
 
-def as_text(value: Any) -> str:
-    from interp_tasks.published.paper import as_typed
-
-    return as_typed(value)
-
-
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
     """Returns every run of a scale, in the paper's order; of several seeds those that lack follow one by one."""
     return [
@@ -181,7 +177,7 @@ def seeds_lacking(located: Located) -> list[Located]:
     run = located.run
     if run.seeds is None or located.base is None:
         return []
-    first, last = map(int, run.seeds.split(":"))
+    seeds = seed_numbers(run.seeds)
     return [
         Located(
             run.model_copy(
@@ -189,12 +185,12 @@ def seeds_lacking(located: Located) -> list[Located]:
                     "name": f"{run.name}/seed-{seed}",
                     "seeds": None,
                     "settings": {**run.settings, "train.seed": seed},
-                    "hours": run.hours / (last - first),
+                    "hours": run.hours / len(seeds),
                 }
             ),
             None,
         )
-        for seed in range(first, last)
+        for seed in seeds
         if seed not in located.bases
     ]
 

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.published import Paper, Study, TrainingRun
-from interp_tasks.published.paper import Control
-from interp_tasks.reproduction.runs import Located, as_text
+from interp_tasks.published.paper import Control, as_typed
+from interp_tasks.reproduction.runs import Located
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
@@ -125,7 +125,7 @@ def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] =
         claims = [
             claim for claim in paper.claim if claim.study == study.id and (not rows or claim.row in rows)
         ]
-        controls = {name for claim in claims for name in claim.controlled(study)}
+        controls = {name for claim in claims for name in claim.control_names(study)}
         playing = [each for each in located if each.run.role == study.role and each.base is not None]
         if "untrained" in controls and playing:
             if study.together:
@@ -304,7 +304,7 @@ def untrained(run: TrainingRun, seed: int, scratch: Path) -> str:
 
     out = scratch / run.name / f"seed-{seed}"
     if not out.exists():
-        settings = {key: as_text(value) for key, value in run.settings.items()}
+        settings = {key: as_typed(value) for key, value in run.settings.items()}
         resolved = resolve_config(run.task, run.train_preset, settings)
         out.parent.mkdir(parents=True, exist_ok=True)
         # Another process may make the same one: what stands at its place is whole, whoever is first.

@@ -91,7 +91,7 @@ def judge(
             number = None
         control_numbers.append((name, number))
     passing_controls = [
-        name for name, number in control_numbers if number is not None and claim.holds.hold(number)
+        name for name, number in control_numbers if number is not None and claim.holds.contains(number)
     ]
     outcome = replace(outcome, controls=tuple(control_numbers))
     if passing_controls and not claim.uncontrolled:
@@ -209,7 +209,7 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> tuple[Interval | 
         counts = f"{len(numbers)} and {len(claimed.against)} runs"
         if any(each.known is not None for each in claimed.numbers):
             return None, "a run ends too soon, and cannot be paired with those it is divided by", None
-        interval = intervals.ratio_of_means(numbers, claimed.against)
+        interval = intervals.fieller_interval(numbers, claimed.against)
         if interval is None:
             return None, f"the divisor over {len(claimed.against)} runs cannot be told from 0", None
         return interval, f"Fieller, over {counts}", None
@@ -218,7 +218,7 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> tuple[Interval | 
         scaled = log_scale(claim, numbers)
         if scaled is None:
             return None, "a number that is not above 0 has no logarithm", None
-        interval = intervals.over_runs(scaled)
+        interval = intervals.t_interval(scaled)
         assert interval is not None
         basis = f"t, over {n_runs} runs" + (", of the logarithm" if claim.log else "")
         error = intervals.standard_error(scaled)
@@ -226,11 +226,11 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> tuple[Interval | 
     unknown = sum(each.known is not None for each in claimed.numbers)
     closed = [log_scale(claim, pair) for pair in bounds]
     if all(pair is not None for pair in closed):
-        interval = intervals.over_bounded_runs([(pair[0], pair[1]) for pair in closed if pair is not None])
+        interval = intervals.bounded_t_interval([(pair[0], pair[1]) for pair in closed if pair is not None])
         if interval is not None:
             basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
             return from_log_scale(claim, interval), basis, None
-    interval = intervals.median_over_runs(bounds)
+    interval = intervals.median_interval(bounds)
     if interval is None:
         lacking = f"{unknown} of {n_runs} runs end too soon to have the number"
         return (
@@ -273,11 +273,11 @@ def decision(bounds: Bounds, interval: Interval, closed: bool = True) -> dict[st
     """Returns the verdict on an interval as fields of an outcome; an open interval does not hold its ends."""
     low, high = interval
     if closed:
-        held = bounds.hold(low) and bounds.hold(high)
+        held = bounds.contains(low) and bounds.contains(high)
         above, below = bounds.above, bounds.below
         failed = (above is not None and high <= above) or (below is not None and low >= below)
     else:
-        known = bounds.hold_between(low, high)
+        known = bounds.contains_between(low, high)
         held, failed = known is True, known is False
     if held:
         return {"verdict": "held"}
@@ -304,7 +304,7 @@ def two_sided(bounds: Bounds, value: float, error: float, df: int | None) -> flo
     """
 
     def beyond(bound: float, sign: int) -> float:
-        return intervals.p_of_bound(sign * value, error, df, sign * bound)
+        return intervals.p_value_at_bound(sign * value, error, df, sign * bound)
 
     # Small where the number is well above ``above`` and well below ``below``.
     within = [beyond(bounds.above, -1)] if bounds.above is not None else []

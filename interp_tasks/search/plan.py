@@ -75,7 +75,7 @@ class Plan:
         }
 
     def check_values(self, valid: Callable[[Resolved], Any]) -> None:
-        """Refuse a value that is valid together with no value of the others.
+        """Refuses a value that is valid together with no value of the others.
 
         Args:
             valid: raises ``ValueError`` for a configuration that cannot be.

@@ -56,7 +56,7 @@ def check_storage(url: str) -> None:
 
 
 def check_reachable(url: str) -> None:
-    """Refuse a database that cannot be connected to; makes nothing.
+    """Refuses a database that cannot be connected to; makes nothing.
 
     Raises:
         UserError: in one line.

@@ -13,6 +13,7 @@ from optuna.trial import Trial, TrialState
 from interp_tasks.checkpoints.atomic import folder_of
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.subjects import Progress
 from interp_tasks.search.locks import Claim, claim, claim_if_free
 from interp_tasks.search.plan import Plan
 from interp_tasks.search.result import SearchResult
@@ -22,8 +23,8 @@ from interp_tasks.search.storage import (
     default_storage,
     opened,
 )
-from interp_tasks.search.trials import Progress, built, carry_out, resolve_objective, run_name
-from interp_tasks.training.trainer import check_place
+from interp_tasks.search.trials import built, carry_out, resolve_objective, run_name
+from interp_tasks.training.trainer import check_device_exists
 from tasks.seeds import derive_seed
 
 #: The claim under which trials are dealt out and results written.
@@ -58,7 +59,7 @@ def search(
     """
     if trials < 1:
         raise UserError(f"--trials {trials}: at least 1")
-    check_place(device)
+    check_device_exists(device)
     out = folder_of(out)
     url = storage or default_storage(out)
     check_free(out, "search")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from interp_tasks.checkpoints.run_files import METRICS_FILE, log_file, read_metrics
 from interp_tasks.errors import Diverged, UserError
+from interp_tasks.measurement.subjects import Progress
 from interp_tasks.search.plan import LAST, Direction, Objective, Plan
 from interp_tasks.training.config import Resolved
 from interp_tasks.training.forward import HookedForward
@@ -23,9 +24,6 @@ from tasks import get
 from tasks.base import Task, pool_parts
 from tasks.errors import TaskError
 from tasks.settings import ModelSettings
-
-#: Called as progress(step, steps, text).
-Progress = Callable[[int, int, str], None]
 
 
 def run_name(number: int) -> str:
@@ -80,7 +78,7 @@ def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
 def carry_out(
     plan: Plan, study: Study, trial: Trial, out: Path, key: str, device: str, progress: Progress | None
 ) -> None:
-    """Train the run of a trial, from where it was if it was interrupted, and tell the study.
+    """Trains the run of a trial, from where it was if it was interrupted, and tells the study.
 
     A combination that was tried before is not trained again: training is deterministic, so its value is taken. One
     that cannot be built is told as failed, and one that diverges as pruned, which the sampler learns from. Any other

@@ -92,7 +92,7 @@ def read_source(config: TrainConfig) -> Source | None:
     return Source(resolved[0].ref, tensors, meta["weights"]["sha256"], meta["model"].get("norm", "pre"))
 
 
-def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
+def copy_weights(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
     """Copies the weights to start from into a model.
 
     Raises:

@@ -20,6 +20,8 @@ SECTIONS = ("task", "model", "train")
 Part = Literal["attn", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 MAX_CHECKPOINTS = 1_000_000
+#: More threads than a machine has; torch crashes where it cannot start them all.
+MAX_THREADS = 1024
 #: What says how the learning rate falls. A run may be given another schedule while no step taken is changed by it.
 SCHEDULE = ("schedule", "schedule_start", "schedule_end", "schedule_floor")
 
@@ -99,7 +101,7 @@ class TrainConfig(BaseModel):
     observe: tuple[str, ...] = ()
     observe_every: int = Field(100, ge=1)
     observe_samples: int = Field(64, ge=1)
-    threads: int | None = Field(None, ge=1, le=1024)  # torch crashes where it cannot start them all
+    threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     deterministic: bool = False
 
     @model_validator(mode="after")

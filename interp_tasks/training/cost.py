@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from interp_tasks.training.components import freeze_others, put_in, read_source
+from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Forward, FusedForward, HookedForward, why_not_fused
 from interp_tasks.training.observers import check_observed
@@ -126,7 +126,7 @@ def cost(
     model = task.build_model(config.seed, settings)
     source = read_source(config)
     if source is not None:
-        put_in(model, source, config)
+        copy_weights(model, source, config)
     check_observed(config.observe, model)
     freeze_others(model, config)
     forward = forward_of(model, task)

@@ -31,7 +31,7 @@ class GradientFilter(ABC):
 
     @abstractmethod
     def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` gave of one parameter; the keys are without its name."""
+        """Puts back what :meth:`state` gave of one parameter; the keys are without its name."""
 
 
 class GrokfastEMA(GradientFilter):

@@ -38,7 +38,7 @@ class Launch:
         return f"cuda:{self.local_rank}"
 
     def check_batch(self, examples: int) -> None:
-        """Refuse a batch that some process would have nothing of.
+        """Refuses a batch that some process would have nothing of.
 
         Raises:
             UserError: in one line.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
 #: Called as progress(step, steps, line) with every logged line.
-Progress = Callable[[int, int, Mapping[str, Any]], None]
+StepProgress = Callable[[int, int, Mapping[str, Any]], None]
 
 
 class Loop:
@@ -39,7 +39,7 @@ class Loop:
         config: TrainConfig,
         device: str,
         observers: Sequence[Observer],
-        progress: Progress | None,
+        progress: StepProgress | None,
         processes: Processes | None = None,
     ) -> None:
         """Draws the data that stay, chooses the fastest forward that is the model's, and makes the optimiser."""
@@ -162,11 +162,11 @@ class Loop:
         return TrainingState(self.updater.state())
 
     def load_training_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`training_state` gave."""
+        """Puts back what :meth:`training_state` gave."""
         self.updater.load_state(tensors)
 
     def store_stop(self, folder: RunFolder | Follower, step: int) -> None:
-        """Store all that is needed to go on from ``step`` updates, where no checkpoint is due."""
+        """Stores all that is needed to go on from ``step`` updates, where no checkpoint is due."""
         self.clock.stop()
         if self.clock.seconds is not None:
             folder.log_time(step, self.clock.seconds)

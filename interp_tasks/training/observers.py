@@ -29,7 +29,7 @@ class Observer(Protocol):
 
 
 def check_observed(names: Sequence[str], model: HookedTransformer) -> None:
-    """Refuse names that the model has no hook for.
+    """Refuses names that the model has no hook for.
 
     Raises:
         UserError: naming some that it has.

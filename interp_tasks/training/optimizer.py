@@ -86,7 +86,7 @@ class Updater:
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` gave."""
+        """Puts back what :meth:`state` gave."""
         torch.set_rng_state(tensors[RANDOM])
         for name, parameter in self.parameters.items():
             moments = _kept(f"optimizer/{name}", tensors, parameter.device)

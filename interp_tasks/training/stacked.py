@@ -21,12 +21,19 @@ from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.cost import state_bytes, weight_bytes
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.launch import launched
-from interp_tasks.training.loop import Loop, Progress, stopped
+from interp_tasks.training.loop import Loop, StepProgress, stopped
 from interp_tasks.training.observers import GradientNorms
 from interp_tasks.training.optimizer import RANDOM
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
-from interp_tasks.training.trainer import opening, prepared, reproducible, resolved, train, with_threads
+from interp_tasks.training.trainer import (
+    open_run_folder,
+    prepare_model,
+    reproducible,
+    resolve_settings,
+    train,
+    with_threads,
+)
 from tasks.base import Batch, Task
 from tasks.seeds import derive_seed
 from tasks.settings import ModelSettings
@@ -49,7 +56,7 @@ def train_stacked(
     settings: ModelSettings | Mapping[str, Any] | None = None,
     config: TrainConfig | Mapping[str, Any] | None = None,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[Path]:
     """Train a run for each seed, all at once on one device, into ``out/seed-0`` and so on.
@@ -75,7 +82,7 @@ def train_stacked(
     """
     out = folder_of(out)
     check_no_run(out)
-    task, settings, config = resolved(task, preset, settings, config)
+    task, settings, config = resolve_settings(task, preset, settings, config)
     if launched().count > 1:
         raise UserError(
             "stacked seeds train in one process: leave out torchrun, or train them one after another"
@@ -98,7 +105,7 @@ def train_stacked(
         runs: list[Seed] = []
         described: list[dict[str, Any]] = []
         for seed in open_seeds:
-            model, content = prepared(task, settings, configs[seed], device)
+            model, content = prepare_model(task, settings, configs[seed], device)
             if not runs:
                 check_memory(model, config, len(open_seeds), free_memory(device))
             runs.append(Seed(task, model, configs[seed], device, open_seeds, progress))
@@ -108,7 +115,7 @@ def train_stacked(
         order = sorted(range(len(runs)), key=lambda index: not places[open_seeds[index]].exists())
         opened = {
             index: folders.enter_context(
-                opening(places[open_seeds[index]], described[index], runs[index], preset)
+                open_run_folder(places[open_seeds[index]], described[index], runs[index], preset)
             )
             for index in order
         }
@@ -184,7 +191,7 @@ class Seed(Loop):
         config: TrainConfig,
         device: str,
         seeds: Sequence[int],
-        progress: Progress | None,
+        progress: StepProgress | None,
     ) -> None:
         self.seeds = seeds
         torch.manual_seed(derive_seed(config.seed, "global"))
@@ -213,7 +220,7 @@ class Seed(Loop):
         self.stored = tensors
         torch.set_rng_state(tensors[RANDOM])
 
-    def _named(self, progress: Progress) -> Progress:
+    def _named(self, progress: StepProgress) -> StepProgress:
         return lambda step, steps, line: progress(step, steps, {"seed": self.config.seed, **line})
 
 
@@ -358,7 +365,7 @@ class Stack:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Compare with each model by itself, on the first batch; a loss that cannot be mapped is taken one by one."""
+        """Compares with each model by itself, on the first batch; a loss that cannot be mapped is taken one by one."""
         tensors = self._batch(0)
         outputs = self.forward(tensors[0])
         for index, run in enumerate(self.runs):

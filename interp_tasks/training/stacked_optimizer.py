@@ -72,7 +72,7 @@ class StackedUpdater(Updater):
         }
 
     def load_states(self, states: Sequence[Mapping[str, Tensor]]) -> None:
-        """Put back what :meth:`state_of` gave of every seed at one step."""
+        """Puts back what :meth:`state_of` gave of every seed at one step."""
         self.load_state(
             {
                 name: tensor

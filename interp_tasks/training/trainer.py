@@ -17,11 +17,18 @@ from interp_tasks.checkpoints.run_config import Schedule
 from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.errors import UserError
-from interp_tasks.training.components import freeze_others, put_in, read_source
-from interp_tasks.training.config import SCHEDULE, Resolved, TrainConfig, presets_of, train_config
+from interp_tasks.training.components import copy_weights, freeze_others, read_source
+from interp_tasks.training.config import (
+    MAX_THREADS,
+    SCHEDULE,
+    Resolved,
+    TrainConfig,
+    presets_of,
+    train_config,
+)
 from interp_tasks.training.distributed import Processes, join
 from interp_tasks.training.launch import launched
-from interp_tasks.training.loop import Loop, Progress
+from interp_tasks.training.loop import Loop, StepProgress
 from interp_tasks.training.observers import Observer
 from interp_tasks.training.provenance import run_info
 from tasks.base import Task
@@ -43,10 +50,10 @@ def train(
     model: HookedTransformer | None = None,
     device: str = "cpu",
     observers: Sequence[Observer] = (),
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Train a task's model into a run folder; on a folder that is there, continue or extend that run.
+    """Train a task's model into a run folder, or continue or extend the run that the folder holds.
 
     In processes that torchrun started, all train this one run: each computes its share of every batch, and the first
     one writes.
@@ -56,17 +63,20 @@ def train(
         out: the run folder.
         preset: a preset of the task, whose sections the other arguments then override key by key.
             With a task *instance* its ``task`` section is not used.
-        settings: architecture, for ``task.build_model``.
-        config: how to train.
+        settings: architecture, for ``task.build_model``; keys of ``task.Model``.
+        config: how to train; keys of ``TrainConfig``.
         model: a ``HookedTransformer`` of your own to train instead of ``task.build_model``; it is trained in place.
             To resume, pass one of the same configuration.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"mps"``.
+        observers: called after each update whose number their ``every`` divides; what they return joins that log line.
+        progress: called as progress(step, steps, line) with every logged line.
         stop: asked after each update whether to stop there.
 
     Returns:
         The run folder.
 
     Raises:
-        UserError: before any work, for a config that cannot be, weights to start from that do not fit or have
+        UserError: before any work, for an impossible config, weights to start from that do not fit or have
             changed, a folder that holds another run or lies in one, or one that is being written; during
             training, if the weights are no longer finite.
         Stopped: where ``stop`` said so, once all is stored that the same call goes on from.
@@ -74,16 +84,16 @@ def train(
     """
     out = folder_of(out)
     check_no_run(out.resolve().parent)
-    task, settings, config = resolved(task, preset, settings, config)
+    task, settings, config = resolve_settings(task, preset, settings, config)
     launch = launched()
     device = launch.device(device)
-    check_place(device)
+    check_device_exists(device)
     processes = join(launch, device)
-    config = threads_of_the_first(config, out, processes)
-    model, described = prepared(task, settings, config, device, model)
+    config = share_thread_count(config, out, processes)
+    model, described = prepare_model(task, settings, config, device, model)
     with reproducible(config):
         loop = Loop(task, model, config, device, observers, progress, processes)
-        with processes.folder(lambda: opening(out, described, loop, preset)) as folder:
+        with processes.folder(lambda: open_run_folder(out, described, loop, preset)) as folder:
             loop.run(folder, stop)
     return out
 
@@ -95,7 +105,7 @@ def train_resolved(
     seed: int | None = None,
     steps: int | None = None,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
     """Trains a resolved configuration in a run folder; ``seed`` and ``steps`` replace its own."""
@@ -112,7 +122,7 @@ def train_resolved(
     )
 
 
-def prepared(
+def prepare_model(
     task: Task,
     settings: ModelSettings,
     config: TrainConfig,
@@ -126,7 +136,7 @@ def prepared(
     task.check_model(model)
     source = read_source(config)
     if source is not None:
-        put_in(model, source, config)
+        copy_weights(model, source, config)
         if not own_model:
             task.constrain(model, settings)
     freeze_others(model, config)
@@ -142,7 +152,7 @@ def prepared(
     return model, described
 
 
-def opening(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | None) -> RunFolder:
+def open_run_folder(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | None) -> RunFolder:
     """Returns the run folder, locked."""
     info = run_info(loop.task, loop.config, preset, loop.device) | loop.described()
     return RunFolder.open(
@@ -154,7 +164,7 @@ def opening(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | N
     )
 
 
-def resolved(
+def resolve_settings(
     task: str | Task,
     preset: str | None,
     settings: ModelSettings | Mapping[str, Any] | None,
@@ -190,7 +200,7 @@ def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
 
 
 def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
-    """Sums depend on the number of threads, so a run keeps the number it began with."""
+    """Returns the config with the run's stored number of threads, else the current one: sums depend on it."""
     if config.threads is not None:
         return config
     threads = torch.get_num_threads()
@@ -198,18 +208,18 @@ def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
         config_there = read_run(out).get("config")
         section = config_there.get("train") if isinstance(config_there, dict) else None
         stored = section.get("threads") if isinstance(section, dict) else None
-        threads = stored if type(stored) is int and 1 <= stored <= 1024 else threads
+        threads = stored if type(stored) is int and 1 <= stored <= MAX_THREADS else threads
     return config.model_copy(update={"threads": threads})
 
 
-def threads_of_the_first(config: TrainConfig, out: Path, processes: Processes) -> TrainConfig:
+def share_thread_count(config: TrainConfig, out: Path, processes: Processes) -> TrainConfig:
     """Returns the config with the threads of the first process, which alone needs to see the run folder."""
     shared = processes.lead(lambda: with_threads(config, out)) or config
     return shared.model_copy(update={"threads": processes.number(shared.threads or 0)})
 
 
-def check_place(device: str) -> None:
-    """Refuse a device that torch does not see.
+def check_device_exists(device: str) -> None:
+    """Refuses a device that torch does not see.
 
     Raises:
         UserError: in one line.
@@ -219,16 +229,16 @@ def check_place(device: str) -> None:
     except RuntimeError:
         raise UserError(f"no device {device!r}: devices are cpu, cuda, cuda:1, mps") from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {device!r} is not there: torch sees no CUDA GPU; use --device cpu")
+        raise UserError(f"device {device!r} is not available: torch sees no CUDA GPU; use --device cpu")
 
 
 def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
-    check_place(device)
+    check_device_exists(device)
     if device != "cpu":
         try:
             model.to(device, print_details=False)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise UserError(f"device {device!r} is not there: {' '.join(str(error).split())}") from None
+            raise UserError(f"device {device!r} is not available: {' '.join(str(error).split())}") from None
     return model
 
 

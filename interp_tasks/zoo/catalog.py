@@ -1,4 +1,4 @@
-"""The shipped runs as rows of a table. Knows no torch."""
+"""The shipped runs as rows of a table. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEED = re.compile(r"^(?:seed-)?(\d+)$")
 
 
 def catalog() -> list[dict[str, Any]]:
-    """Return one row per shipped run, seeds of one folder together.
+    """Returns one row per shipped run, seeds of one folder together.
 
     Each has ``name`` (as REFs take it), ``task``, ``size`` (of its matrices and their rank, or its modulus), ``model``
     (layers, heads, width), ``seeds``, ``steps`` trained, ``checkpoints`` stored, ``bytes``, ``drop`` (onset and end, of

@@ -40,7 +40,7 @@ SAMPLES = 10_000
 def stored_metrics(
     task: Task, model: Any, samples: int = SAMPLES, seed: int = 0, split: Split = "test"
 ) -> dict[str, float | None]:
-    """Return pooled metrics over examples of a split; of a mixture over as many of each kind."""
+    """Returns pooled metrics over examples of a split; of a mixture over as many of each kind."""
     metrics = {}
     for name, part in (task.parts() or {"": task}).items():
         batch = part.sample(samples, seed=seed, split=split)
@@ -50,7 +50,7 @@ def stored_metrics(
 
 
 def shortened(log: str) -> str:
-    """Return the lines of a log with its numbers to nine digits, as many as tell single-precision numbers apart."""
+    """Returns the lines of a log with its numbers to nine digits, as many as tell single-precision numbers apart."""
     lines = [
         json.loads(line, parse_float=lambda text: float(f"{float(text):.9g}")) for line in log.splitlines()
     ]
@@ -106,7 +106,7 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
 
 
 def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:
-    """Return the stored steps that a mark or a step of a run names, its drop being as ``described``."""
+    """Returns the stored steps that a mark or a step of a run names, its drop being as ``described``."""
     if at in MARKS:
         return [marks_of(run, described, run.as_posix())[str(at)]]
     return [checkpoint.step for checkpoint in resolve(f"{run}@{at}")]

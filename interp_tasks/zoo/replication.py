@@ -84,7 +84,7 @@ def replicate(name: str, steps: int, out: Path | None = None) -> Replication:
 
 
 def difference(one: Any, other: Any) -> float:
-    """Return the largest relative difference between the numbers of two JSON values; infinite where one lacks some."""
+    """Returns the largest relative difference between the numbers of two JSON values; infinite where one lacks some."""
     if isinstance(one, dict) and isinstance(other, dict) and set(one) == set(other):
         return max((difference(one[key], other[key]) for key in one), default=0.0)
     if one == other:

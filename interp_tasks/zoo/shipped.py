@@ -30,7 +30,7 @@ class ShippedRun:
 
 
 def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
-    """List the runs that a recipe ships. Knows torch: tasks fill in their defaults.
+    """Lists the runs that a recipe ships. Imports torch: tasks fill in their defaults.
 
     Raises:
         UserError: as :func:`ordered_runs`.
@@ -44,7 +44,7 @@ def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
 
 
 def recipe_of(name: str) -> ShippedRun:
-    """Return the recipe's run behind a shipped model.
+    """Returns the recipe's run behind a shipped model.
 
     Raises:
         UserError: if no recipe ships it.

@@ -200,9 +200,9 @@ class MatrixCompletion(Matrices):
                 values.device
             )
         else:
-            steps = max(1, round(shift / self.grid_step)) * self.grid_step
+            offset = max(1, round(shift / self.grid_step)) * self.grid_step
             up = torch.rand(values.shape, generator=generator(seed, self.name, "shift")) < 0.5
-            changed = self.decode(self.encode(values + steps * (2 * up.to(values.device) - 1)))
+            changed = self.decode(self.encode(values + offset * (2 * up.to(values.device) - 1)))
         hidden = batch.extras["hidden"]
         cells = (x.unflatten(1, (self.n, self.columns)) for x in (values, hidden))
         kinds, derivative = pairs_of_entries(*cells)

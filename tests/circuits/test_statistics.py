@@ -267,6 +267,12 @@ def test_holm_by_hand():
     assert len(holm(np.array([]))) == 0
 
 
+def test_holm_errs_in_no_more_than_one_family_in_twenty():
+    families = np.random.default_rng(3).uniform(size=(4000, 8))
+    wrong = [holm(p_values).min() < 0.05 for p_values in families]
+    assert np.mean(wrong) < 0.05 + 4 * np.sqrt(0.95 * 0.05 / len(families))
+
+
 def test_ratio_of_nothing():
     np.testing.assert_array_equal(ratio(np.array([1.0, 2.0]), np.array([0.0, 4.0])), [np.nan, 0.5])
 

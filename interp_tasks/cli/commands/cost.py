@@ -52,10 +52,10 @@ class CostCommand(RecipeCommand):
         self.import_tasks()
         resolved = resolve_config(self.task, self.preset, read_settings(self.settings))
         from interp_tasks.training.cost import cost
-        from interp_tasks.training.trainer import check_place
+        from interp_tasks.training.trainer import check_device_exists
         from tasks import get
 
-        check_place(self.device)
+        check_device_exists(self.device)
         estimate = cost(
             get(resolved.task_name, **resolved.task),
             settings=resolved.model,

@@ -171,7 +171,7 @@ def judged(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: f
         "ours": f"{number(row['baseline'])} -> {ours}",
         "rule": f"{claim.column} {claim.holds} of the variance {number(guess)}",
         "judged": f"{claim.column} / variance: {with_interval(number(share), low, high)}",
-        "verdict": verdict(claim.holds.hold_between(low, high)),
+        "verdict": verdict(claim.holds.contains_between(low, high)),
     }
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.errors import UserError
 from interp_tasks.experiments._generalisation.reaches import (
     ACCURACY,
     LEVEL,
@@ -19,6 +18,7 @@ from interp_tasks.experiments._generalisation.reaches import (
 )
 from interp_tasks.experiments._generalisation.seeds import groups_of, opponents, pooled, ratio_rows
 from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import check_level
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, named, read_runs
 from interp_tasks.measurement.table import tidy
@@ -157,11 +157,6 @@ def curves_of(runs: Sequence[Run], kind: str) -> pandas.DataFrame:
         for step, value in zip(*run.points(name, split), strict=True)
     ]
     return pandas.DataFrame(rows, columns=["run", "metric", "split", "step", "value"])
-
-
-def check_level(level: float) -> None:
-    if not 0 < level <= 1:
-        raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
 
 
 def notes(logged_runs: Sequence[Run], compared: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._order.quantities import QUANTITIES, RunEnd
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.options import check_choice, check_kinds
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
@@ -106,7 +106,7 @@ def order(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds)
+    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_choice("--start", start, STARTS)
     if options.get("tokens") is not None:
         raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
@@ -142,12 +142,6 @@ def order(
     )
     curves = {run: one.made(plateaus[run]) for run, one in followed.items()}
     return OrderResult.of(result, config=config, notes=notes, curves=curves)
-
-
-def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    for kind in kinds:
-        check_choice("--kind", kind, KINDS)
-    return tuple(kind for kind in KINDS if not kinds or kind in kinds)
 
 
 def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
@@ -193,7 +187,7 @@ class RunQuantities:
         return self.named[-1]
 
     def add(self, subject: Subject, kinds: Sequence[str]) -> list[dict[str, Any]]:
-        """Measure one checkpoint; its rows."""
+        """Measures one checkpoint; its rows."""
         from interp_tasks.measurement.embeddings.tables import interval
 
         assert subject.task is not None

@@ -11,6 +11,7 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import check_level
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
 from interp_tasks.measurement.table import tidy
@@ -128,11 +129,6 @@ def prime_order(
         "A prime that does not get there is later than all that do.",
     )
     return PrimeOrderResult("prime-order", frame, config, notes, points=points)
-
-
-def check_level(level: float) -> None:
-    if not 0 < level <= 1:
-        raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
 
 
 def points_of(run: Run, level: float) -> list[Point]:

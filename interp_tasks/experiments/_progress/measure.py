@@ -11,7 +11,7 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
-from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.options import check_kinds
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
@@ -147,7 +147,7 @@ def progress(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
     name, number = read_key_rule(rule, keys)
-    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds)
+    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     wanted = [answers] if isinstance(answers, str) else list(answers)
     if keys is not None and not all(isinstance(key, int) for key in keys):
         raise UserError(f"keys {keys!r}: give frequencies, whole numbers from 1, such as (3, 24)")
@@ -203,12 +203,6 @@ def progress(
         keys={run: one.keys for run, one in followed.items()},
         runs_of={ref: run for run, one in followed.items() for ref in one.coefficients},
     )
-
-
-def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    for kind in kinds:
-        check_choice("--kind", kind, KINDS)
-    return tuple(kind for kind in KINDS if not kinds or kind in kinds)
 
 
 def read_key_rule(rule: str, keys: Sequence[int] | None = None) -> tuple[str, float]:

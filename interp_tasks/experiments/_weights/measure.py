@@ -207,7 +207,7 @@ def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) 
 
 
 def check_control(refs: References, controls: References) -> None:
-    """Refuse a control that is the checkpoint itself."""
+    """Refuses a control that is the checkpoint itself."""
     named = {each.resolved.path for each in refs.named}
     for each in controls.named:
         if each.resolved.path in named:

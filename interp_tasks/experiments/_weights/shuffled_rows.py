@@ -44,7 +44,7 @@ class Relabelled:
 
 
 def relabelled(table: Array, draws: int, seed: int) -> Relabelled:
-    """Compare the frequencies of a table ``[row d]`` with those of its rows in ``draws`` random orders.
+    """Compares the frequencies of a table ``[row d]`` with those of its rows in ``draws`` random orders.
 
     The maximum over frequencies is what is compared (Westfall and Young 1993): if the rows are exchangeable, the chance
     that any frequency is significant is ``LEVEL`` at most, whatever the table's own covariance is.

@@ -153,7 +153,7 @@ class HeadChoice:
 
     @classmethod
     def read(cls, spec: Any, option: str = "--heads", words: Sequence[str] = WORDS) -> HeadChoice:
-        """Read a spec, or a list of (layer, head).
+        """Reads a spec, or a list of (layer, head).
 
         Raises:
             UserError: in one line.

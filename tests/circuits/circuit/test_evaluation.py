@@ -272,7 +272,7 @@ def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens,
     ):
         results = []
         for size in (512, 3):
-            monkeypatch.setattr(_measurement, "_EXAMPLES", size)
+            monkeypatch.setattr(_measurement, "EXAMPLES_PER_PIECE", size)
             results.append(
                 circuit.evaluate(
                     model, circuit.edges(CHAIN), tokens, source, pair, batch=torch.arange(8), how=how, **asked

@@ -219,9 +219,11 @@ def test_the_folder_of_something_else_is_none_of_a_grid(tmp_path, entry, kind):
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
     there = {**ABLATION, "settings": {**ABLATION["settings"], "device": "cuda:99"}}
-    with pytest.raises(UserError, match=r"^experiment ablation: device 'cuda:99' is not there: this machine"):
+    with pytest.raises(
+        UserError, match=r"^experiment ablation: device 'cuda:99' is not available: this machine"
+    ):
         grid(small(experiment=[there]), tmp_path, executor="serial")
-    with pytest.raises(UserError, match=r"^device 'cuda:99' is not there: this machine has cpu"):
+    with pytest.raises(UserError, match=r"^device 'cuda:99' is not available: this machine has cpu"):
         grid(small(), tmp_path, executor="serial", device="cuda:99")
     assert not (tmp_path / "runs").exists()
     found = grid(small(seeds="0", experiment=()), tmp_path, executor="serial")

@@ -7,9 +7,8 @@ import pytest
 from interp_tasks import experiments
 from interp_tasks.errors import UserError
 from interp_tasks.published import papers, read_paper
-from interp_tasks.published.paper import parse_paper
+from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.recipes.recipe import recipe_names
-from interp_tasks.reproduction.runs import as_text
 from interp_tasks.settings import read_seeds
 from interp_tasks.training.config import resolve_config
 from interp_tasks.zoo.shipped import shipped_runs
@@ -49,7 +48,7 @@ def test_every_paper_reads_and_names_what_there_is(name):
     for study in found.study:
         assert callable(getattr(experiments, study.experiment)), study.id
     for run in found.run:
-        settings = {key: as_text(value) for key, value in run.settings.items()}
+        settings = {key: as_typed(value) for key, value in run.settings.items()}
         resolve_config(run.task, run.train_preset, settings)
     for claim in found.claim:
         assert claim.says.endswith("."), claim.id
@@ -91,7 +90,7 @@ def test_runs_that_a_recipe_ships_are_those_that_it_trains(name):
         assert recipes == {run.recipe}, run.name
         for each in names if run.recipe else ():
             unit = SHIPPED[each].unit.resolved
-            settings = {key: as_text(value) for key, value in run.settings.items()}
+            settings = {key: as_typed(value) for key, value in run.settings.items()}
             if seeds is not None:
                 settings["train.seed"] = each.rpartition("-")[2]
             found = resolve_config(run.task, run.train_preset, settings)
@@ -177,7 +176,7 @@ def test_published_numbers_lie_where_their_rule_says(name):
         numbers += claim.number is not None
         if claim.number is None:
             continue
-        assert claim.holds.hold(claim.number), claim.id
+        assert claim.holds.contains(claim.number), claim.id
         shares = re.findall(r"([\d.e-]+), (?:by )?([\d.]+) of the variance", claim.published)
         for absolute, share in shares:
             if claim.column == "value":
@@ -211,6 +210,8 @@ def test_every_run_is_read_by_a_study():
         (entry("claim", holds={}), "a rule needs above, below, or both"),
         (entry("claim", holds={"above": 1, "below": 0}), "nothing lies above 1 and below 0"),
         (entry("claim", verdict="held"), "claim.0.verdict"),
+        (entry("run", seeds="3:1"), "run.0.seeds: --seeds '3:1' names no seed"),
+        (entry("run", seeds="0:x"), "run.0.seeds: --seeds '0:x': write 0:8 for seeds 0 to 7, or 0,2,5"),
         ({"claim": paper()["claim"] * 2}, "two entries of claim are called c"),
     ],
 )

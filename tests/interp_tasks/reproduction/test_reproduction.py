@@ -13,12 +13,12 @@ from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
-from interp_tasks.published.paper import parse_paper
+from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.reproduction import reproduce, train_missing
 from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
 from interp_tasks.reproduction.reproduction import about, corrected
-from interp_tasks.reproduction.runs import Located, as_text, locate_all
+from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
 from interp_tasks.training import trainer
@@ -68,7 +68,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     paper = parse_paper(content(), "small.toml")
     (first, _) = paper.run
-    settings = {key: as_text(value) for key, value in first.settings.items()}
+    settings = {key: as_typed(value) for key, value in first.settings.items()}
     from interp_tasks.training.config import resolve_config
 
     resolved = resolve_config(first.task, "cpu", settings)
@@ -358,13 +358,21 @@ def test_a_share_of_nothing_shows_none_and_decides_nothing(table):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "named"), [(None, "sweeps/b"), ("0:3", "sweeps/b/seed-*"), ("0:3", ["a", "b/seed-*"])]
+    ("seeds", "named"),
+    [
+        (None, "sweeps/b"),
+        ("0:3", "sweeps/b/seed-*"),
+        ("0:3", ["a", "b/seed-*"]),
+        ("3:6", "b/seed-4"),
+        ("2,5", "b/seed-5"),
+    ],
 )
 def test_a_claim_is_about_a_missing_run_by_the_name_that_its_table_has(seeds, named):
     (_, run) = parse_paper(content(), "small.toml").run
     missing = Located(run.model_copy(update={"name": "sweeps/b", "seeds": seeds}), None)
     assert about(claim(where={"run": named}), [missing])
     assert not about(claim(where={"run": "c"}), [missing])
+    assert not about(claim(where={"run": "b/seed-7"}), [missing])
 
 
 def test_a_paper_on_one_run_of_two(runs):
@@ -503,6 +511,22 @@ def test_a_shuffled_run_stands_for_the_run_that_is_claimed_about(runs, table):
     given["study"][0] |= {"shuffled": "mixed"}
     (outcome,) = reproduce(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
     assert outcome.controls == (("shuffled", pytest.approx(row_of(table)["value"])),)
+
+
+def test_every_shuffled_run_counts_where_fewer_runs_are_there(runs, table, tmp_path):
+    given = content(claim(controls=["shuffled"]).model_dump())
+    mixed = {"role": "mixed", "settings": SETTINGS | {"train.weight_decay": 0.1}}
+    given["run"].append(given["run"][0] | mixed | {"name": "c", "seeds": "1,4"})
+    given["study"][0] |= {"shuffled": "mixed"}
+    shutil.copytree(runs / "a", tmp_path / "a")
+    paper = parse_paper(given, "x")
+    given["study"][0] |= {"role": "mixed"}
+    train_missing(parse_paper(given, "x"), runs=tmp_path, rows=[1])
+    (outcome,) = reproduce(paper, runs=tmp_path, rows=[1]).outcomes
+    shuffled = [f"{tmp_path}/c/seed-{seed}@4" for seed in (1, 4)]
+    values = [row_of(experiments.ablation([ref], samples=8).frame)["value"] for ref in shuffled]
+    assert values[0] != pytest.approx(values[1])
+    assert outcome.controls == (("shuffled", pytest.approx(sum(values) / 2)),)
 
 
 def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
@@ -659,6 +683,17 @@ def test_what_only_recorded_a_run_may_differ(runs):
     given = content(claim().model_dump())
     given["run"][0]["settings"] = SETTINGS | {"train.log_every": 2, "train.checkpoint_every": 2}
     assert reproduce(parse_paper(given, "x"), runs=runs).outcomes[0].n_runs == 1
+
+
+def test_seeds_that_are_listed_are_trained_and_read_one_by_one(runs, tmp_path):
+    given = content(claim().model_dump())
+    given["run"] = [{**given["run"][0], "seeds": "0,2"}]
+    paper = parse_paper(given, "x")
+    assert train_missing(paper, runs=tmp_path, rows=[1]) == [tmp_path / "a/seed-0", tmp_path / "a/seed-2"]
+    assert [each.count for each in locate_all(paper, "cpu", tmp_path)] == [2]
+    shutil.rmtree(tmp_path / "a/seed-2")
+    found, lacking = locate_all(paper, "cpu", tmp_path)
+    assert (found.count, lacking.run.name, lacking.run.hours) == (1, "a/seed-2", 0.25)
 
 
 def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):

@@ -432,7 +432,7 @@ def test_divergence_is_one_line(matrices, tmp_path):
         ({"settings": {"d_model": 10, "n_heads": 4}}, "does not divide into 4 heads"),
         ({"device": "cuda"}, "torch sees no CUDA GPU"),
         ({"device": "gpu"}, "no device 'gpu': devices are cpu, cuda"),
-        ({"device": "mps:7"}, "device 'mps:7' is not there: "),
+        ({"device": "mps:7"}, "device 'mps:7' is not available: "),
     ],
 )
 def test_refusals_are_one_line_and_leave_nothing(addition, tmp_path, arguments, message):
