@@ -53,9 +53,7 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
         _add_nodes(
             figure, places, dict(zip(frame["name"], map(_hover, frame.to_dict("records")), strict=True))
         )
-        return _finished(
-            figure, places, _title(len(frame), "node"), "", "Hover for what is known of a node."
-        )
+        return _finished(figure, places, _title(len(frame), "node"), "", "Hover for what is known of a node.")
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
     # Without any effect all lines are of one width, and the first are drawn.
     order = np.argsort(-size.fillna(0).to_numpy(), kind="stable")[:DRAWN]

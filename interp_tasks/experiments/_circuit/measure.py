@@ -181,9 +181,7 @@ def circuit(
     ] = 20,
     curve: Annotated[
         bool | None,
-        typer.Option(
-            "--curve/--no-curve", help="Measure faithfulness over sizes too.", show_default="curve"
-        ),
+        typer.Option("--curve/--no-curve", help="Measure faithfulness over sizes too.", show_default="curve"),
     ] = None,
     keep: Annotated[
         str | Path | None,
@@ -215,10 +213,10 @@ def circuit(
         rank_by: the metric whose effects rank members. Default: the same, or the task's first that has a gradient.
         kind: ``"edges"`` (default) or ``"nodes"``.
         method: members are ranked by estimates of their effects, from the ``"gradient"`` or ``"integrated"`` gradients
-            (default); by ``"exact"`` effects, one forward pass each; or (``"verified"``) by estimates of which the most doubtful
-            are measured: see ``circuits.patch.edges``.
-        rank: by the size of the ``"mean"`` effect over examples (default), or by the mean ``"size"``, where signs differ between
-            examples.
+            (default); by ``"exact"`` effects, one forward pass each; or (``"verified"``) by estimates of which the most
+            doubtful are measured: see ``circuits.patch.edges``.
+        rank: by the size of the ``"mean"`` effect over examples (default), or by the mean ``"size"``, where signs
+            differ between examples.
         budget: effects that ``"verified"`` measures.
         faithfulness: what the circuit has at least, on the half it is found on. Default: 0.9.
         random: random circuits of its size.
@@ -320,7 +318,8 @@ def check_given(keep: str | Path, finding: Mapping[str, Any], write: str | Path 
     options = [f"--{name.replace('_', '-')}" for name, value in finding.items() if value is not False]
     if options:
         raise UserError(
-            f"{', '.join(options)} with --keep {keep}: the circuit is given, and none is sought; leave one or the other out"
+            f"{', '.join(options)} with --keep {keep}: the circuit is given, and none is sought; leave out one "
+            "or the other"
         )
     if write is not None:
         raise UserError(f"--write {write} with --keep: nothing is found that could be written")

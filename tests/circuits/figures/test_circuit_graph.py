@@ -164,7 +164,9 @@ def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
 
 def test_a_line_into_a_head_passes_beside_the_mlp_between():
     """It would read as two edges otherwise, into the MLP and out of it."""
-    inputs = [f"0.{sender} -> 1.{receiver}.{site}" for sender in (0, 1) for receiver in (0, 1) for site in "qkv"]
+    inputs = [
+        f"0.{sender} -> 1.{receiver}.{site}" for sender in (0, 1) for receiver in (0, 1) for site in "qkv"
+    ]
     figure = circuit.edges([*inputs, "embed -> mlp0", "1.0 -> output"]).plot()
     x, y = nodes_of(figure)["mlp0"]
     lines = [trace for trace in lines_of(figure) if trace.name in ("into q", "into k", "into v")]

@@ -80,7 +80,10 @@ def test_a_click_on_a_node_fades_all_edges_but_its_own(kind, tmp_path):
         page.goto(file.as_uri())
         page.wait_for_selector(".js-plotly-plot .nsewdrag", state="attached")
         # The key stays as it is, whatever fades.
-        others = {"nodes": 1, **dict.fromkeys((f"key: into {name}" for name in ("q", "k", "v", "MLP", "output")), 1)}
+        others = {
+            "nodes": 1,
+            **dict.fromkeys((f"key: into {name}" for name in ("q", "k", "v", "MLP", "output")), 1),
+        }
         whole = {**dict.fromkeys(NAMES, SHOWN), **others}
 
         def shown_after(node):
