@@ -211,9 +211,8 @@ class Circuit:
 
     def __repr__(self) -> str:
         shown = ", ".join(name for name, _ in zip(self, range(6), strict=False)) or self.note
-        return (
-            f"Circuit({len(self)} {self.kind}{': ' * bool(shown)}{shown}{', ...' if len(self) > 6 else ''})"
-        )
+        members = self.kind.removesuffix("s") if len(self) == 1 else self.kind
+        return f"Circuit({len(self)} {members}{': ' * bool(shown)}{shown}{', ...' if len(self) > 6 else ''})"
 
 
 def full_of(graph: Graph, kind: str) -> Circuit:

@@ -22,8 +22,8 @@ INPUTS = {
 }
 #: Edges that are drawn, the largest of a larger circuit; and the opacity of edges, and of those that are faded.
 DRAWN, SHOWN, FADED = 400, 0.85, 0.08
-#: Pixels: widest and narrowest line, height of a row, width of a column and of the narrowest figure.
-_WIDEST, _NARROWEST, _ROW, _COLUMN, _NARROW = 6.0, 1.2, 84, 120, 560
+#: Pixels: widest and narrowest line, those of the key, height of a row, width of a column and of the narrowest figure.
+_WIDEST, _NARROWEST, _KEY, _ROW, _COLUMN, _NARROW = 6.0, 1.2, 2.0, 84, 120, 560
 #: Pixels above the graph, and of the menu there; rows around it.
 _TOP, _MENU, _AROUND = 30, 40, 0.35
 #: Pixels of a node, in which "output" has room; and its radius in rows.
@@ -53,9 +53,7 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
         _add_nodes(
             figure, places, dict(zip(frame["name"], map(_hover, frame.to_dict("records")), strict=True))
         )
-        return _finished(
-            figure, places, f"A circuit of {len(frame)} nodes", "", "Hover for what is known of a node."
-        )
+        return _finished(figure, places, _title(len(frame), "node"), "", "Hover for what is known of a node.")
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
     # Without any effect all lines are of one width, and the first are drawn.
     order = np.argsort(-size.fillna(0).to_numpy(), kind="stable")[:DRAWN]
@@ -63,11 +61,15 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
     largest = float(size.max()) if size.notna().any() else 0.0
     nodes = {row["sender"] for row in rows} | {_component(row["receiver"]) for row in rows}
     places = _places(nodes)
-    shown: set[str] = set()
+    # The key has lines of its own: those of edges are faded.
+    ended = {_input(row["receiver"]) for row in rows}
+    for group in (group for group in INPUTS if group in ended):
+        figure.add_scatter(
+            x=[None], y=[None], mode="lines", name=f"into {group}", legendgroup=group, line=_line(group, _KEY)
+        )
     for row in rows:
         start, end = places[row["sender"]], places[_component(row["receiver"])]
         group = _input(row["receiver"])
-        colour, dash = INPUTS[group]
         width = _NARROWEST + (_WIDEST - _NARROWEST) * (
             row["size"] / largest if largest and row["size"] > 0 else 0.0
         )
@@ -76,23 +78,32 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
             x=xs,
             y=ys,
             mode="lines",
-            line={"color": COLOURS["light"][colour], "width": width, "dash": dash, "shape": "spline"},
+            line=_line(group, width),
             name=f"into {group}",
             legendgroup=group,
-            showlegend=group not in shown,
+            showlegend=False,
             opacity=SHOWN,
             meta={"ends": [row["sender"], _component(row["receiver"])]},
             text=[_hover(row)] * len(xs),
             hovertemplate="%{text}<extra></extra>",
         )
-        shown.add(group)
     _add_nodes(figure, places, {name: name for name in places})
     _add_menu(figure, places)
     still = "Width: size of the effect, where known."
     if len(frame) > DRAWN:
         still += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
     moving = "Hover for effects; click a node to fade the edges of others."
-    return _finished(figure, places, f"A circuit of {len(frame)} edges", still, moving)
+    return _finished(figure, places, _title(len(frame), "edge"), still, moving)
+
+
+def _title(size: int, member: str) -> str:
+    return f"A circuit of {size} {member}{'s' * (size != 1)}"
+
+
+def _line(group: str, width: float) -> dict[str, Any]:
+    """Returns how lines into a kind of input are drawn."""
+    colour, dash = INPUTS[group]
+    return {"color": COLOURS["light"][colour], "width": width, "dash": dash, "shape": "spline"}
 
 
 def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) -> None:
@@ -156,7 +167,7 @@ def _finished(figure: Any, places: dict[str, _Place], title: str, still: str, mo
         height=int(_TOP + menu + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
         margin={"l": 20, "r": 20, "b": 40, "t": _TOP + menu},
         meta={**(figure.layout.meta or {}), STILL_KEY: still},
-        legend={"groupclick": "togglegroup", "itemsizing": "constant", "y": 0, "yanchor": "top"},
+        legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
         hovermode="closest",
     )
     return finished(figure, title, f"{still} {moving}".strip())
@@ -214,8 +225,7 @@ def _curve(
     # From the top of one node to the bottom of the other.
     start = _Place(start.x, start.y + _RADIUS)
     end = _Place(end.x + 0.6 * side * _RADIUS * _ROW / _COLUMN, end.y - (0.8 if side else 1.0) * _RADIUS)
-    if group not in ("q", "k", "v"):
-        bend = _clear(start, end, bend, places)
+    bend = _clear(start, end, bend, places)
     share = np.linspace(0, 1, 9)
     xs = start.x + (end.x - start.x) * share + bend * np.sin(np.pi * share)
     ys = start.y + (end.y - start.y) * share

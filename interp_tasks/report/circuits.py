@@ -67,8 +67,9 @@ def circuits_section(views: Sequence[View]) -> list[Section]:
     caption = (
         f"Edges of the smallest circuit, along the ranking by integrated gradients, that has faithfulness {least:g} on "
         f"one half of the examples; faithfulness on the other half ({n} examples), with 95% intervals. All other edges "
-        "carry a source's values. Gaps: the metric of clean and source run does not surely differ there, so that there "
-        "is nothing to be faithful to. A click goes to the nearest checkpoint."
+        "carry a source's values. No point: the metric of clean and source run does not surely differ on the half that "
+        "finds, so that there is nothing to be faithful to. Each checkpoint has a circuit of its own: whether the last "
+        "one is at work earlier, interp-run circuit --keep tests. A click goes to the nearest checkpoint."
     )
     columns = [
         *([Column("run", "run")] if frame["run"].nunique() > 1 else []),

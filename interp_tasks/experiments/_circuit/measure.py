@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -145,26 +145,44 @@ def circuit(
             "--rank-by", metavar="NAME", help="Metric that ranks; has a gradient.", show_default="as --metric"
         ),
     ] = None,
-    kind: Annotated[str, typer.Option("--kind", help="edges or nodes.")] = "edges",
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="edges or nodes.", show_default="edges")
+    ] = None,
     method: Annotated[
-        str, typer.Option("--method", help="Ranking: gradient, integrated, exact or verified.")
-    ] = "integrated",
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="Ranking: gradient, integrated, exact or verified.",
+            show_default="integrated",
+        ),
+    ] = None,
     rank: Annotated[
-        str, typer.Option("--rank", help="By the mean effect, or by the mean size of effects.")
-    ] = "mean",
+        str | None,
+        typer.Option(
+            "--rank",
+            metavar="RANK",
+            help="By the mean effect, or by the mean size of effects.",
+            show_default="mean",
+        ),
+    ] = None,
     budget: Annotated[
         int | None,
         typer.Option("--budget", metavar="N", help="Effects that verified measures.", show_default="a third"),
     ] = None,
     faithfulness: Annotated[
-        float, typer.Option("--faithfulness", help="What the circuit has at least.")
-    ] = 0.9,
+        float | None,
+        typer.Option(
+            "--faithfulness", metavar="SHARE", help="What the circuit has at least.", show_default="0.9"
+        ),
+    ] = None,
     random: Annotated[
         int, typer.Option("--random", help="Random circuits of its size to compare with.")
     ] = 20,
     curve: Annotated[
-        bool, typer.Option("--curve/--no-curve", help="Measure faithfulness over sizes too.")
-    ] = True,
+        bool | None,
+        typer.Option("--curve/--no-curve", help="Measure faithfulness over sizes too.", show_default="curve"),
+    ] = None,
     keep: Annotated[
         str | Path | None,
         typer.Option("--keep", metavar="FILE.json", help="Test this circuit instead of finding one."),
@@ -193,17 +211,19 @@ def circuit(
             ``"swapped"``). Default: ``"values"`` where there is one, else ``"resample"``.
         metric: the metric that faithfulness is of.
         rank_by: the metric whose effects rank members. Default: the same, or the task's first that has a gradient.
-        kind: ``"edges"`` or ``"nodes"``.
-        method: members are ranked by estimates of their effects, from the ``"gradient"`` or ``"integrated"`` gradients;
-            by ``"exact"`` effects, one forward pass each; or (``"verified"``) by estimates of which the most doubtful
-            are measured: see ``circuits.patch.edges``.
-        rank: by the size of the ``"mean"`` effect over examples, or by the mean ``"size"``, where signs differ between
-            examples.
+        kind: ``"edges"`` (default) or ``"nodes"``.
+        method: members are ranked by estimates of their effects, from the ``"gradient"`` or ``"integrated"`` gradients
+            (default); by ``"exact"`` effects, one forward pass each; or (``"verified"``) by estimates of which the most
+            doubtful are measured: see ``circuits.patch.edges``.
+        rank: by the size of the ``"mean"`` effect over examples (default), or by the mean ``"size"``, where signs
+            differ between examples.
         budget: effects that ``"verified"`` measures.
-        faithfulness: what the circuit has at least, on the half it is found on.
+        faithfulness: what the circuit has at least, on the half it is found on. Default: 0.9.
         random: random circuits of its size.
         curve: whether faithfulness over about 20 sizes is measured, on the half that tests, beside a random order.
-        keep: the file of a circuit that is tested instead, on the half that tests.
+            Default: yes.
+        keep: the file of a circuit that is tested instead, on the half that tests; options that say how one is found
+            are refused beside it.
         write: a file for the circuit of the one checkpoint, as ``circuits.circuit.read`` reads it.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
@@ -219,14 +239,22 @@ def circuit(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    search = Search(source, metric, rank_by, kind, method, rank, budget, faithfulness, random, curve)
-    search.check()
+    finding = {
+        "rank_by": rank_by,
+        "kind": kind,
+        "method": method,
+        "rank": rank,
+        "budget": budget,
+        "faithfulness": faithfulness,
+        "curve": curve,
+    }
+    finding = {name: value for name, value in finding.items() if value is not None}
     if keep is not None:
-        check_file(Path(keep), "--keep")
+        check_given(keep, finding, write)
+    search = Search(source, metric, random=random, **finding)
+    search.check()
     if write is not None:
         check_writable_file(Path(write))
-        if keep is not None:
-            raise UserError(f"--write {write} with --keep: nothing is found that could be written")
     kept = None if keep is None else read_circuit(Path(keep))
     examples = Examples.of(options)
     refs = resolve_refs(refs, examples)
@@ -238,7 +266,8 @@ def circuit(
         raise UserError(
             f"--write {write}: one circuit, and --ckpt names {len(refs.named)} checkpoints; name one"
         )
-    search = Search(source, metric, rank_by, kind, method, rank, budget, faithfulness, random, curve, kept)
+    if kept is not None:
+        search = replace(search, kind=kept.kind, keep=kept)
     found: dict[str, FoundCircuit] = {}
     progress = options.get("progress")
 
@@ -261,7 +290,7 @@ def circuit(
         refs,
         options | {"samples": options.get("samples") or (SAMPLES if examples.tokens is None else None)},
         measure_checkpoint,
-        config=search.describe() | {"method": "given" if kept is not None else method},
+        config=search.describe() | {"method": "given" if kept is not None else search.method},
         check=search.check_planned,
     )
     circuits = {ref: each.circuit for ref, each in found.items() if each.circuit is not None}
@@ -277,6 +306,24 @@ def circuit(
         curves={ref: each.curve for ref, each in found.items() if each.curve is not None},
         metrics={ref: each.metric for ref, each in found.items()},
     )
+
+
+def check_given(keep: str | Path, finding: Mapping[str, Any], write: str | Path | None) -> None:
+    """Refuses what says how a circuit is found, or where to write it, beside one that is given.
+
+    Raises:
+        UserError: in one line.
+    """
+    # Of a circuit that is given there is no curve anyway.
+    options = [f"--{name.replace('_', '-')}" for name, value in finding.items() if value is not False]
+    if options:
+        raise UserError(
+            f"{', '.join(options)} with --keep {keep}: the circuit is given, and none is sought; leave out one "
+            "or the other"
+        )
+    if write is not None:
+        raise UserError(f"--write {write} with --keep: nothing is found that could be written")
+    check_file(Path(keep), "--keep")
 
 
 def notes(found: Mapping[str, FoundCircuit], search: Search) -> tuple[str, ...]:

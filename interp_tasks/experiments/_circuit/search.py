@@ -50,7 +50,7 @@ class Search:
         faithfulness: what the smallest circuit has at least, on the half it is found on.
         random: circuits of the same size, drawn at random.
         curve: whether faithfulness over sizes is measured.
-        keep: a circuit to test instead of finding one.
+        keep: a circuit of this kind to test instead of finding one.
     """
 
     source: str | None = None
@@ -176,7 +176,7 @@ def found_in(
 
     gap = tested(finding, empty, 0).baseline.iloc[0]
     name = str(gap["metric"])
-    total = len(candidates(subject.model, search.keep.kind if search.keep is not None else search.kind))
+    total = len(candidates(subject.model, search.kind))
     if not has_gap(gap):
         ends = tested(testing, empty, 0)
         return FoundCircuit(None, total, name, None, ends_rows(ends.baseline.iloc[0], total, search))
@@ -324,7 +324,7 @@ def metrics_of(subject: Subject, search: Search) -> tuple[str | None, str | None
     """Returns the metric that faithfulness is of, and one with a gradient that ranks; ``None`` without a task.
 
     By default the first is the task's own; it also ranks, unless it has no gradient, as an accuracy; then the first
-    that has one does.
+    that has one does. Beside a circuit that is given none ranks.
 
     Raises:
         UserError: for a metric that the task does not have, or that cannot rank.
@@ -341,6 +341,8 @@ def metrics_of(subject: Subject, search: Search) -> tuple[str | None, str | None
     metric = search.metric or (own if own in values else next(iter(values)))
     if metric not in values:
         raise refused_metric("--metric", metric, list(values))
+    if search.keep is not None:
+        return metric, None
     smooth = [name for name, value in values.items() if has_gradient(value)]
     if search.rank_by is not None and search.rank_by not in values:
         raise refused_metric("--rank-by", search.rank_by, list(values))

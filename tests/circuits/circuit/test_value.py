@@ -222,7 +222,7 @@ def test_an_empty_circuit_says_what_the_largest_effect_was(found):
     said = f"none reaches {2 * size:g}, the largest is {largest['variant']} with {size:.3g}"
     assert repr(empty) == f"Circuit(0 edges: {said})"
     assert repr(found.top(0)) == "Circuit(0 edges)"
-    assert repr(empty | found.top(1)) == repr(found.top(1)) == f"Circuit(1 edges: {largest['variant']})"
+    assert repr(empty | found.top(1)) == repr(found.top(1)) == f"Circuit(1 edge: {largest['variant']})"
 
 
 @pytest.mark.parametrize("kind", ["edges", "nodes"])
@@ -326,7 +326,7 @@ def test_frame_and_description(found):
     assert frame.loc[frame["positions"] == "2,3", "name"].tolist() == ["embed -> 0.0.q"]
     assert c.describe()["size"] == 4
     assert circuit.nodes([]).frame.empty
-    assert repr(circuit.edges(["0.1 -> 1.3.q"])) == "Circuit(1 edges: 0.1 -> 1.3.q)"
+    assert repr(circuit.edges(["0.1 -> 1.3.q"])) == "Circuit(1 edge: 0.1 -> 1.3.q)"
 
 
 @pytest.mark.parametrize("kind", ["edges", "nodes", "screened", "empty"])

@@ -33,6 +33,11 @@ def nodes_of(figure):
     return dict(zip(trace.text, zip(trace.x, trace.y, strict=True), strict=True))
 
 
+def lines_of(figure):
+    """The traces of edges: between those of the key and that of the nodes."""
+    return [trace for trace in figure.data if trace.meta is not None]
+
+
 def test_rows_go_up_in_the_order_of_computation(c):
     places = nodes_of(c.plot())
     assert set(places) == {"embed", "pos_embed", "0.1", "1.2", "mlp1", "output"}
@@ -50,7 +55,7 @@ def test_rows_go_up_in_the_order_of_computation(c):
 
 def test_lines_lead_from_sender_to_receiver_as_wide_as_their_effects(c):
     figure = c.plot()
-    places, lines = nodes_of(figure), figure.data[:-1]
+    places, lines = nodes_of(figure), lines_of(figure)
     sizes = {}
     for trace, row in zip(lines, c.frame.to_dict("records"), strict=True):
         start = places[row["sender"]]
@@ -69,9 +74,19 @@ def test_lines_lead_from_sender_to_receiver_as_wide_as_their_effects(c):
 
 def test_the_legend_has_each_kind_of_input_once(c):
     figure = c.plot()
-    named = [trace.name for trace in figure.data if trace.showlegend]
-    assert sorted(named) == ["into MLP", "into k", "into output", "into q", "into v"]
-    assert {trace.legendgroup for trace in figure.data[:-1]} == set(circuit_graph.INPUTS)
+    key = {trace.name: trace for trace in figure.data if trace.showlegend is not False}
+    assert list(key) == ["into q", "into k", "into v", "into MLP", "into output"]
+    assert {trace.legendgroup for trace in key.values()} == set(circuit_graph.INPUTS)
+    for trace in lines_of(figure):
+        same = key[trace.name]
+        assert (same.legendgroup, same.line.color, same.line.dash) == (
+            trace.legendgroup,
+            trace.line.color,
+            trace.line.dash,
+        )
+        # Without places of its own it is drawn in the key alone, and all are of one width there.
+        assert same.x == (None,)
+        assert same.line.width == circuit_graph._KEY
 
 
 def test_the_menu_fades_all_edges_but_those_of_a_node(c):
@@ -80,11 +95,13 @@ def test_the_menu_fades_all_edges_but_those_of_a_node(c):
     assert next(iter(buttons)) == "all edges"
     opacity, indices = buttons["edges of 1.2"]
     assert list(indices) == list(range(len(figure.data)))
-    for value, (edge, _) in zip(opacity["opacity"][:-1], c.members, strict=True):
+    by_trace = list(zip(opacity["opacity"], figure.data, strict=True))
+    assert all(value == 1 for value, trace in by_trace if trace.meta is None)
+    of_edges = [value for value, trace in by_trace if trace.meta is not None]
+    for value, (edge, _) in zip(of_edges, c.members, strict=True):
         assert isinstance(edge, Edge)
         touches = "1.2" in (str(edge.sender), edge.receiver.node)
         assert (value > 0.5) == touches
-    assert opacity["opacity"][-1] == 1
 
 
 def test_nodes_empty_circuits_groups_and_large_ones(monkeypatch):
@@ -92,11 +109,13 @@ def test_nodes_empty_circuits_groups_and_large_ones(monkeypatch):
     assert set(nodes_of(figure)) == {"embed", "0.1", "mlp0", "1.2"}
     assert "at 3" in figure.data[0].customdata[list(figure.data[0].text).index("mlp0")]
     assert circuit.edges([]).plot().layout.title.text == "A circuit of 0 edges"
+    assert circuit.edges(["embed -> mlp0"]).plot().layout.title.text == "A circuit of 1 edge"
+    assert circuit.nodes(["0.1"]).plot().layout.title.text == "A circuit of 1 node"
     grouped = nodes_of(circuit.edges(["0.1 -> 1.k0.v", "0.1 -> 1.3.q", "1.3 -> output"]).plot())
     assert grouped["1.k0"][1] == grouped["1.3"][1] < grouped["output"][1]
     monkeypatch.setattr(circuit_graph, "DRAWN", 4)
     figure = circuit.edges(NAMES).plot()
-    assert len(figure.data) == 5
+    assert len(lines_of(figure)) == 4
     assert "the 4 largest of 6 edges" in figure.layout.title.subtitle.text.replace("<br>", " ")
 
 
@@ -133,7 +152,7 @@ def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
     into = [f"embed -> 0.{head}.v" for head in range(heads)]
     figure = circuit.edges([*into, "embed -> mlp0", "embed -> output", "mlp0 -> output"]).plot()
     places = nodes_of(figure)
-    lines = {trace.text[0].partition("</b>")[0].removeprefix("<b>"): trace for trace in figure.data[:-1]}
+    lines = {trace.text[0].partition("</b>")[0].removeprefix("<b>"): trace for trace in lines_of(figure)}
     for name in ("embed -> mlp0", "embed -> output"):
         line = lines[name]
         between = {node: (x, y) for node, (x, y) in places.items() if line.y[0] < y < line.y[-1]}
@@ -143,5 +162,15 @@ def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
             assert abs(at - x) * 65 > circuit_graph._NODE / 2 + 3, node
 
 
-def test_the_legend_is_of_one_width(c):
-    assert c.plot().layout.legend.itemsizing == "constant"
+def test_a_line_into_a_head_passes_beside_the_mlp_between():
+    """It would read as two edges otherwise, into the MLP and out of it."""
+    inputs = [
+        f"0.{sender} -> 1.{receiver}.{site}" for sender in (0, 1) for receiver in (0, 1) for site in "qkv"
+    ]
+    figure = circuit.edges([*inputs, "embed -> mlp0", "1.0 -> output"]).plot()
+    x, y = nodes_of(figure)["mlp0"]
+    lines = [trace for trace in lines_of(figure) if trace.name in ("into q", "into k", "into v")]
+    assert len(lines) == len(inputs)
+    for line in lines:
+        at = float(np.interp(y, line.y, line.x))
+        assert abs(at - x) * 65 > circuit_graph._NODE / 2 + 3, line.text[0]

@@ -303,7 +303,7 @@ def test_what_is_written_is_kept(copier, folders, tmp_path, found):
     experiments.circuit(copier, write=file, **asked)
     (circuit,) = found.circuits.values()
     assert circuits.read(file) == circuit
-    kept_again = experiments.circuit([copier, folders[0]], keep=file, random=3, **SHARED)
+    kept_again = experiments.circuit([copier, folders[0]], keep=file, random=3, curve=False, **SHARED)
     own = rows_of(found, "circuit")
     again = kept_again.frame[(kept_again.frame["ref"] == copier) & (kept_again.frame["variant"] == "circuit")]
     again = again.set_index("metric")
@@ -337,6 +337,19 @@ def test_bare_tokens_have_the_distance_between_the_first_two_choices(tmp_path):
         ({"metric": "accuracy"}, "--metric 'accuracy': the metrics are mse_all, mse_masked, mse_observed$"),
         ({"rank_by": "all"}, "--rank-by 'all': the metrics are"),
         ({"keep": "nowhere.json"}, "nowhere.json"),
+        *(
+            ({"keep": "c.json", name: value}, f"^--{name.replace('_', '-')} with --keep c.json: the circuit is given")
+            for name, value in {
+                "kind": "edges",
+                "method": "integrated",
+                "rank": "mean",
+                "rank_by": "mse_all",
+                "budget": 3,
+                "faithfulness": 0.9,
+                "curve": True,
+            }.items()
+        ),
+        ({"keep": "c.json", "kind": "nodes", "rank": "size"}, "^--kind, --rank with --keep c.json"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_before_a_model_is_loaded(copier, asked, message, monkeypatch):

@@ -52,10 +52,16 @@ def click(page, node):
 
 
 def opacities(page):
-    """The opacity of each edge, by its name, and of the nodes."""
+    """The opacity of each edge, by its name, of the nodes, and of each line of the key as it is drawn."""
     drawn = page.evaluate(
-        """() => document.querySelector(".js-plotly-plot").data.map((trace) => [
-            trace.name === "nodes" ? "nodes" : trace.text[0], trace.opacity ?? 1])"""
+        """() => [
+            ...document.querySelector(".js-plotly-plot").data.filter(({ name, meta }) => meta || name === "nodes").map(
+                (trace) => [trace.name === "nodes" ? "nodes" : trace.text[0], trace.opacity ?? 1]),
+            ...[...document.querySelectorAll(".legend .traces")].map((entry) => [
+                `key: ${entry.querySelector(".legendtext").textContent}`,
+                Number(getComputedStyle(entry.querySelector(".layers")).opacity)
+                    * Number(getComputedStyle(entry).opacity)]),
+        ]"""
     )
     return {text.split("<b>")[-1].split("</b>")[0]: opacity for text, opacity in drawn}
 
@@ -73,7 +79,12 @@ def test_a_click_on_a_node_fades_all_edges_but_its_own(kind, tmp_path):
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(file.as_uri())
         page.wait_for_selector(".js-plotly-plot .nsewdrag", state="attached")
-        whole = {**dict.fromkeys(NAMES, SHOWN), "nodes": 1}
+        # The key stays as it is, whatever fades.
+        others = {
+            "nodes": 1,
+            **dict.fromkeys((f"key: into {name}" for name in ("q", "k", "v", "MLP", "output")), 1),
+        }
+        whole = {**dict.fromkeys(NAMES, SHOWN), **others}
 
         def shown_after(node):
             click(page, node)
@@ -82,7 +93,7 @@ def test_a_click_on_a_node_fades_all_edges_but_its_own(kind, tmp_path):
         kept = {"mlp1": {"0.1 -> mlp1", "mlp1 -> output"}, "1.2": {"0.0 -> 1.2.k", "1.2 -> output"}}
         assert opacities(page) == whole
         for node in ("mlp1", "1.2"):
-            expected = {name: SHOWN if name in kept[node] else FADED for name in NAMES} | {"nodes": 1}
+            expected = {name: SHOWN if name in kept[node] else FADED for name in NAMES} | others
             assert shown_after(node) == expected
         assert shown_after("1.2") == whole
         # What the click does needs no menu beside it.
