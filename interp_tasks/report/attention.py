@@ -98,7 +98,7 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
             zeroline=False,
             ticks="",
             constrain="domain",
-            title_text=f"{kind}, and in its map the {'key' if kind == 'head' else 'query'}",
+            title_text="head · key" if kind == "head" else "layer · query",
         )
     cell = min((width - MARGIN["l"] - MARGIN["r"]) / across, MAP / length)
     top = MARGIN["t"] if view.beside else 15
