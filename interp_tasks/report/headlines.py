@@ -141,7 +141,8 @@ def task_line(view: View) -> str:
     if name in SUMS:
         return f"(a {SUMS[name]} b) mod {task.p}"
     if name == "matrix-completion":
-        return f"blanks of {task.n}×{task.m or task.n} matrices of rank {task.rank}"
+        sizes = f"{task.n}×{task.m or task.n} matrices of rank {task.rank}"
+        return f"{sizes} with blanks (mse_masked: the mean squared error there)"
     return task_text(view)
 
 
