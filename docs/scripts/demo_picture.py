@@ -21,7 +21,8 @@ PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 CHROMIUM = "/usr/bin/chromium"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDTH, SCALE, CURVE, MATRICES = 1060, 1.55, 200, 300
-#: Which of the matrices of the demo, and the steps of the checkpoints before and after the drop.
+#: Which of the matrices of the demo, the first of which has the median error, and the steps of the checkpoints before
+#: and after the drop.
 MATRIX, BEFORE, AFTER = 0, 4_000, 44_000
 
 
@@ -54,7 +55,19 @@ def matrices(filled: Filled) -> Beside:
     figures = []
     for title, values in shown.items():
         figure = draw.matrix(values, filled.hidden[MATRIX], largest)
-        figure.update_layout(title_text=title, margin={"t": 56})
+        # A title of two lines would begin above the figure's top.
+        figure.add_annotation(
+            text=title,
+            showarrow=False,
+            font={"size": 14},
+            x=0.5,
+            xref="paper",
+            xanchor="center",
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+        )
+        figure.update_layout(margin={"t": 56})
         # At the width of a page of text numbers could not be read; blanks have an outline in place of bold ones.
         figure.update_traces(texttemplate="")
         for row, column in zip(*filled.hidden[MATRIX].nonzero(), strict=True):

@@ -92,12 +92,13 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
             type="category",
             tickmode="array",
             tickvals=[index * (length + gap) + (length - 1) / 2 for index in range(count)],
-            ticktext=[f"{kind} {index}" for index in range(count)],
+            # With the word before each, those of eight heads would run into each other on a narrow page.
+            ticktext=[str(index) for index in range(count)],
             showgrid=False,
             zeroline=False,
             ticks="",
             constrain="domain",
-            title_text="key" if kind == "head" else "query",
+            title_text="head · key" if kind == "head" else "layer · query",
         )
     cell = min((width - MARGIN["l"] - MARGIN["r"]) / across, MAP / length)
     top = MARGIN["t"] if view.beside else 15

@@ -141,7 +141,8 @@ def task_line(view: View) -> str:
     if name in SUMS:
         return f"(a {SUMS[name]} b) mod {task.p}"
     if name == "matrix-completion":
-        return f"blanks of {task.n}×{task.m or task.n} matrices of rank {task.rank}"
+        sizes = f"{task.n}×{task.m or task.n} matrices of rank {task.rank}"
+        return f"{sizes} with blanks (mse_masked: the mean squared error there)"
     return task_text(view)
 
 
@@ -290,7 +291,9 @@ def published_section(published_by_view: Mapping[str, Published]) -> list[Sectio
         Column("where", "source", sentences=True),
         Column("published", "published", sentences=True),
         Column(
-            "ours [95% CI]", "ours", lambda row: with_interval(number(row["ours"]), row["low"], row["high"])
+            "ours, as the rule has it [95% CI]",
+            "ours",
+            lambda row: with_interval(number(row["ours"]), row["low"], row["high"]),
         ),
         Column("rule", "rule", sentences=True),
     ]
@@ -308,8 +311,9 @@ def published_section(published_by_view: Mapping[str, Published]) -> list[Sectio
     above = f"{', '.join(alike)}. " if alike else ""
     caption = above + (
         "A claim about training needs at least three training runs, and this page shows one. Ours is the number that "
-        "the rule is about, often a share; the rules were written before any trained model was measured. It comes from "
-        "the examples of this page; interp-run reproduce decides claims on more of them."
+        "the rule is about: where the rule divides, it is a share, not in the unit of what is published. The rules "
+        "were written before any trained model was measured. Ours comes from the examples of this page; interp-run "
+        "reproduce decides claims on more of them."
     )
     return [Table(frame, "Published beside ours", caption, columns, name="report-published")]
 

@@ -14,6 +14,7 @@ from interp_tasks.report.head_effects import ablation_section, effects_section
 from interp_tasks.report.headlines import (
     change,
     headline_section,
+    is_share,
     metrics_frame,
     published_section,
     settings_section,
@@ -128,13 +129,19 @@ def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
     table = Table(
         pandas.concat(parts, ignore_index=True),
         "Effects of heads at the slider's step",
-        "p adj.: sign-flip test, Holm's adjustment over the rows of a checkpoint. The download has all checkpoints.",
+        "p adj.: sign-flip test, Holm's adjustment over the rows of a checkpoint. The download has all checkpoints."
+        + shares(frame),
         columns,
         name="report-head-effects",
         download=frame.reindex(columns=list(COLUMNS)),
         tall=True,
     )
     return SteppedTable(table, ends)
+
+
+def shares(frame: pandas.DataFrame) -> str:
+    """Returns what numbers of a table are shares, where there are such."""
+    return " Accuracies are shares, 0 to 1." if any(map(is_share, frame["metric"].unique())) else ""
 
 
 def metrics_table(frame: pandas.DataFrame) -> Section:
@@ -151,7 +158,7 @@ def metrics_table(frame: pandas.DataFrame) -> Section:
     return Table(
         frame,
         "Metrics at every checkpoint",
-        "The unedited model.",
+        "The unedited model." + shares(frame),
         columns,
         "report-metrics",
         frame[kept_columns],

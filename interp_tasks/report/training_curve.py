@@ -52,10 +52,12 @@ def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
             " Its buttons: pre, well before the shaded span; onset and end, the checkpoints on either side of it; "
             "post, the last."
         )
-    return Beside([training_curve(logged, marks, views[0])], TITLE, " ".join([caption, *missing]))
+    return Beside([training_curve(logged, marks, views[0], " ".join([caption, *missing]))], TITLE)
 
 
-def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], leading: View) -> Section:
+def training_curve(
+    logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], leading: View, caption: str
+) -> Section:
     """Draws the logged metrics over training, losses above accuracies, with the drops and the slider's step marked."""
     from plotly.subplots import make_subplots
 
@@ -94,7 +96,10 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
     )
     alt = f"{', '.join(metrics)} over training of {' and '.join(view.name for view in logged)}"
     return Stepped(
-        Figure(figure, alt=alt, height=height), move_line(leading), leading.at, picks=leading.steps
+        Figure(figure, caption=caption, alt=alt, height=height),
+        move_line(leading),
+        leading.at,
+        picks=leading.steps,
     )
 
 
@@ -126,8 +131,10 @@ def add_panel(
             if mark.metric in logged_metrics and mark.of_curve:
                 add_mark(figure, mark)
                 figure.data[-1].update(xaxis=f"x{row if row > 1 else ''}", yaxis=f"y{row if row > 1 else ''}")
+    # Of mse_masked and mse_observed it is mse.
+    families = {metric.partition("_")[0] for metric in panel}
     figure.update_yaxes(
-        title_text=panel[0] if len(panel) == 1 else "metric",
+        title_text=panel[0] if len(panel) == 1 else families.pop() if len(families) == 1 else "metric",
         row=row,
         col=1,
         **value_axis(panel[0], extremes),

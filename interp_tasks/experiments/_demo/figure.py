@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 #: Pixels.
-CURVE, MATRIX, BARS, RING, ATTENTION = 288, 316, 306, 346, 286
+CURVE, MATRIX, BARS, RING, ATTENTION = 250, 316, 306, 346, 286
 #: What the unedited model and the edited one are called, and their colours, on the whole page.
 TRAINED, UNIFORM = "as trained", "uniform attention"
 BLUE, ORANGE, GREEN, GREY = (COLOURS["light"][index] for index in (0, 1, 2, 6))
@@ -195,6 +195,11 @@ def bars(
         # An error five hundred times smaller would be no bar at all on the axis of the other.
         largest = max(top(point) for points in edits.values() for point in points)
         largest = max(level, largest) if column == 1 else largest
+        power = small_power(largest)
+        if power:
+            figure.layout.annotations[column - 1].text += f", {in_powers(power)}"
+            edits = {name: [larger(point, 10.0**power) for point in points] for name, points in edits.items()}
+            largest *= 10.0**power
         figure.update_yaxes(range=[0, 1.18 * largest or 1], row=1, col=column)
         for index, (name, points) in enumerate(edits.items()):
             values = [point["value"] for point in points]
@@ -220,7 +225,11 @@ def bars(
                     "arrayminus": [whisker(point, "ci_low") for point in points],
                     "thickness": 1.3,
                 },
-                hovertemplate="%{x}, " + name + ": %{y:.4g}<extra></extra>",
+                hovertemplate="%{x}, "
+                + name
+                + ": %{y:.4g}"
+                + (f" {in_powers(power)}" if power else "")
+                + "<extra></extra>",
                 row=1,
                 col=column,
             )
@@ -237,6 +246,20 @@ def bars(
         legend={"y": 1.12},
         bargap=0.15,
     )
+
+
+def small_power(largest: float) -> int:
+    """Returns by which power of ten numbers on an axis are multiplied: of those below 0.001 a bar has no room for."""
+    return -math.floor(math.log10(largest)) if 0 < largest < 1e-3 else 0
+
+
+def in_powers(power: int) -> str:
+    """Returns what numbers that were so multiplied are to be multiplied by: ×10⁻⁴."""
+    return "×10⁻" + str(power).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def larger(point: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    return {key: factor * point[key] for key in ("value", "ci_low", "ci_high")}
 
 
 def label(point: Mapping[str, Any], largest: float, percent: bool) -> str:
@@ -263,7 +286,9 @@ def is_low(point: Mapping[str, Any], largest: float) -> bool:
 
 
 def short(value: float) -> str:
-    """Returns a number with two significant digits, zeros included, and no exponent: 0.20, 0.000055."""
+    """Returns a number with two significant digits, zeros included, and no exponent: 0.20, 0.000055; a dash for NaN."""
+    if value != value:
+        return "–"
     if value == 0 or abs(value) >= 10:
         return f"{value:.0f}"
     rounded = float(f"{value:.1e}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Matrices that the page shows, the first of the sample.
+#: Matrices that the page shows.
 SHOWN = 8
 
 
@@ -41,25 +41,45 @@ class Filled:
         return float(((outputs[checkpoint, matrix] - self.truth[matrix]) ** 2)[blank].mean())
 
 
+def spread(errors: NDArray[np.floating]) -> list[int]:
+    """Returns which matrices are shown: evenly spaced by rank of their errors, from the median on.
+
+    After the largest of these errors comes the smallest; a matrix without an error, as it has no blanks, counts as
+    one of the largest.
+    """
+    import numpy as np
+
+    count = min(SHOWN, len(errors))
+    ranked = np.argsort(errors, kind="stable")
+    spaced = [int(ranked[part * len(errors) // count]) for part in range(count)]
+    return [*spaced[count // 2 :], *spaced[: count // 2]]
+
+
 def fill_in(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> Filled:
-    """Returns the completions of the first matrices of a sample by every checkpoint of a run."""
+    """Returns completions of some matrices of a sample, chosen by the last checkpoint's errors, by every checkpoint."""
     import numpy as np
 
     from circuits import ablate
     from circuits import run as run_model
 
+    examples = Examples(samples=samples, seed=seed)
+    (last,) = subjects(f"{run}@last", examples)
+    assert last.task is not None
+    assert last.batch is not None
+    sums, counts = last.task.metrics(run_model(last.model, last.tokens), last.batch)["mse_masked"]
+    shown = spread((sums / counts).double().numpy())
     trained, uniform, steps = [], [], []
     subject: Subject | None = None
-    for subject in subjects(f"{run}@all", Examples(samples=samples, seed=seed)):
+    for subject in subjects(f"{run}@all", examples):
         tell(subject.name)
-        tokens = subject.tokens[:SHOWN]
+        tokens = subject.tokens[shown]
         steps.append(subject.checkpoint.step)
         trained.append(run_model(subject.model, tokens)[..., 0].double().numpy())
         uniform.append(run_model(subject.model, tokens, ablate.uniform("all"))[..., 0].double().numpy())
     assert subject is not None
     assert subject.batch is not None
     shape = tuple(len(axis.values) for axis in subject.task.grid_axes()) if subject.task is not None else ()
-    batch = subject.batch[:SHOWN]
+    batch = subject.batch[shown]
     truth, hidden = batch.targets.double().numpy(), batch.extras["hidden"].numpy()
     return Filled(
         steps,

@@ -52,12 +52,29 @@ MARKS = {"pre": "before the {}", "onset": "{} begins", "end": "{} ends", "post":
 def demo_page(found: Demo) -> Page:
     """Returns a page with a chapter for each model."""
     results = {each.title: each.result.config for each in (found.matrices, found.sums)}
-    opening = Text(
-        "Move through their training step by step, and make every head look at all positions equally, which is called "
-        "uniform attention. The curves come from the training logs; `interp-run demo` has just measured everything "
-        "else, on two models that ship with this package."
+    opening = Text(f"{finding(found)} Move the sliders to see how that came about.")
+    closing = Text(
+        "The curves come from the training logs; `interp-run demo` has just measured everything else, on two models "
+        "that ship with this package."
     )
-    return Page(TITLE, [opening, matrix_chapter(found), sum_chapter(found)], results)
+    return Page(TITLE, [opening, matrix_chapter(found), sum_chapter(found), closing], results)
+
+
+def finding(found: Demo) -> str:
+    """Returns what uniform attention does to both models after their training, in numbers."""
+    blanks = found.matrices.row("post", "mse_masked")
+    answers = found.sums.row("post", "accuracy")
+    meaning = (
+        ", as much as always answering 0; what it is given it still copies"
+        if holds_throughout(found.matrices)
+        else ""
+    )
+    return (
+        f"The first fills in the blanks of matrices, with an error of {draw.short(blanks['baseline'])} after training. "
+        "When every head is made to look at all positions equally (uniform attention) it errs by "
+        f"{draw.short(blanks['value'])}{meaning}. The second adds numbers: {answers['baseline']:.0%} of its answers "
+        f"are right, {answers['value']:.0%} under uniform attention."
+    )
 
 
 def matrix_chapter(found: Demo) -> Section:
@@ -70,10 +87,9 @@ def matrix_chapter(found: Demo) -> Section:
     # The defaults of the task's model are the paper's.
     published, own = tasks.get("matrix-completion").Model().d_model, width(outcome)
     intro = Text(
-        f"The model sees a {rows}×{columns} matrix with about {hidden:.0%} of its entries blank and has to fill them "
-        f"in, which is possible because the matrices have rank {outcome.config['rank']}. This model is {own} wide; the "
-        f"one that Gopalani, Lubana and Hu (NeurIPS 2024) studied is {published} wide: Abrupt Learning in "
-        "Transformers: A Case Study on Matrix Completion.",
+        f"The model sees a {rows}×{columns} matrix of rank {outcome.config['rank']} with about {hidden:.0%} of its "
+        f"entries blank, and fills these in. It is {own} wide; the one that Gopalani, Lubana and Hu (NeurIPS 2024) "
+        f"studied is {published} wide: Abrupt Learning in Transformers: A Case Study on Matrix Completion.",
         links=PAPERS,
     )
     slider = checkpoints(filled.steps, outcome, STEP)
@@ -85,11 +101,6 @@ def matrix_chapter(found: Demo) -> Section:
             intro,
             Controls([slider, choice]),
             loss_curve(found),
-            Text(
-                "Given entries are pale, blanks are in strong colours; the error above a picture is that of its own "
-                "blanks. Move the slider to see the model learn, and compare the last picture: the same model with "
-                "uniform attention."
-            ),
             matrix_pictures(found),
             error_bars(found),
             Fold("The paper's claims, each by a rule that was written beforehand", [claims_table(outcome)]),
@@ -172,14 +183,10 @@ def loss_curve(found: Demo) -> Section:
         told = "The error shows no drop."
     else:
         told = (
-            f"The error at the blanks stays near {number(drop.plateau)} until step {drop.onset:,}, has made nine "
-            f"tenths of its fall by step {drop.end:,} (grey), and ends at {number(log.points('mse_masked')[1][-1])}, "
-            f"all on the same {counted(log, 'matrices')} of the training log, never trained on."
+            f"On {counted(log, 'new matrices')} the error at the blanks stays near {number(drop.plateau)} until step "
+            f"{drop.onset:,} and has made nine tenths of its fall by step {drop.end:,} (grey)."
         )
-    caption = (
-        f"{told} The dotted line is theory: "
-        f"a model that answers 0 at every blank errs by the variance of the entries, {number(level)}."
-    )
+    caption = f"{told} Dotted: the variance of the entries, which is the error of answering 0."
     return along(figure, caption, "error over training", steps, STEP)
 
 
@@ -218,13 +225,19 @@ def matrix_pictures(found: Demo) -> Section:
             "data.1.z": [hidden for _, hidden in pairs],
         }
         moves["layout.title.text"] = [
-            f"{title}: error {number(filled.error(outputs, step, index))}" for step, index in frames
+            f"{title}: error {draw.short(filled.error(outputs, step, index))}" for step, index in frames
         ]
         return Stepped(Figure(figure, alt=alt), moves, range(len(frames)), follows=(STEP, MATRIX))
 
     def blanks(index: int) -> str:
         return f"Given: {int(filled.hidden[index].sum())} of {filled.hidden[index].size} are blank"
 
+    total = outcome_count(found.matrices)
+    caption = (
+        "Given entries are pale, blanks strong; the error above a picture is that at its own blanks. "
+        f"{count} of {total} test matrices can be seen, evenly spaced in the order of their error after training; the "
+        "first has the median error."
+    )
     return Beside(
         [
             Beside(
@@ -242,8 +255,14 @@ def matrix_pictures(found: Demo) -> Section:
                 narrowest=14,
             ),
         ],
+        caption=caption,
         narrowest=32,
     )
+
+
+def outcome_count(outcome: Outcome) -> int:
+    """Returns over how many matrices an outcome is."""
+    return int(outcome.row("post", "mse_masked")["n"])
 
 
 def moments(outcome: Outcome, metric: str) -> list[str]:
@@ -269,7 +288,7 @@ def error_bars(found: Demo) -> Section:
     level = guessing(outcome.config)
     panels = {
         "at the blanks; dashed: always 0": points(outcome, "mse_masked", ["uniform"]),
-        "at the given entries, on a finer axis": points(outcome, "mse_observed", ["uniform"]),
+        "at the given entries": points(outcome, "mse_observed", ["uniform"]),
     }
     before, after, given = (
         outcome.row(mark, metric)
