@@ -82,9 +82,8 @@ def sweep(
         draws: see `seed`.
         flips: see `seed`.
         memory: bytes that tensors of the sweep may take beside the model, an error where one example takes more.
-            Default: together with the model half as much again as a loop over the variants, or what stacks need to be
-            worth their calls.
-            `settings["bytes"]` is what it took.
+            Default: together with the model half as much again as a loop over the variants, or 8 MiB beside the model
+            (256 MiB on an accelerator) where that is more. `settings["bytes"]` is what it took.
         executor: where units of the sweep run, in place of this process: an executor of `concurrent.futures`, or
             Dask's `client.get_executor()`. `model` is then a function that returns the model, called once in every
             process; it, the variants and the metric must be such that they can be pickled. The table is the one that
