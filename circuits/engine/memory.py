@@ -125,7 +125,9 @@ class Division:
     not_replayed: str | None = None
 
 
-def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, given: bool) -> Division:
+def divided(
+    surface: Surface, prompts: Prompts, most: int, memory: int | None, given: bool, sources: int = 0
+) -> Division:
     """Divides a sweep so that it keeps to a bound.
 
     Without `memory`, it gets half as much again as a loop over the variants takes, the model included, or `FLOOR`.
@@ -134,6 +136,7 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
         most: the number of tokens in a forward that is not exceeded, but for one example.
         memory: the bytes that a sweep may take beside the model.
         given: whether `most` is the user's choice, which is kept to where there is no `memory`.
+        sources: bytes that are kept of the sources of patches.
     """
     examples, length = prompts.shape[:2]
     out = _output_size(surface)
@@ -143,11 +146,11 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
     kept = _STREAMS_KEPT * surface.n_layers * stream * itemsize
     heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
     copied = surface.n_layers * stream * heads * itemsize
-    guard = kept_to_compare(surface.model)
+    beside = sources + kept_to_compare(surface.model)
 
     def needed(step: int) -> float:
         # The checks run two examples, each beside another copy.
-        return guard + length * (step * kept + max(step, 2 * min(2, step)) * token)
+        return beside + length * (step * kept + max(step, 2 * min(2, step)) * token)
 
     not_replayed: str | None = None
     if memory is None:
@@ -169,16 +172,17 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
             )
             room = memory
         if room < least:
+            of_sources = f", {sources} of them the sources of patches, of all examples" if sources else ""
             raise CircuitsError(
-                f"sweep, memory={memory}: one example at a time takes about {least} bytes beside the model; give at "
-                "least that, or shorter prompts"
+                f"sweep, memory={memory}: one example at a time takes about {least} bytes beside the "
+                f"model{of_sources}; give at least that, or {'fewer examples' if sources else 'shorter prompts'}"
             )
     step = max(1, min(examples, most // length))
     while step > 1 and needed(step) > room:
         step -= max(1, step // 16)
     # Of equal size, as far as that goes.
     step = -(-examples // -(-examples // step))
-    room -= step * length * kept + guard
+    room -= step * length * kept + beside
     tokens = max(step * length, min(most, int(room / in_blocks)))
     # Beside the streams of the last layer.
     outputs = int((room - tokens * stream * itemsize) / (_OUTPUTS_HELD * out * itemsize))

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from circuits.engine.memory import divided
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import planned
+from circuits.interventions.apply import planned, wanted
+from circuits.interventions.reference_runs import kept_bytes
 from circuits.interventions.variants import Draws
 from circuits.model.inputs import read_prompts
 from circuits.model.locks import exclusive
@@ -136,9 +137,15 @@ def swept(
     across: Across | None = None,
 ) -> SweepResult:
     """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
-    division = divided(surface, prompts, _read_chunk(chunk), _read_memory(memory), chunk != "auto")
+    read, bound = _read_variants(variants), _read_memory(memory)
+    kept = 0
+    if bound is not None:
+        with exclusive(surface.model):
+            kept = kept_bytes(surface, (one for each in _planned(read, surface) for one in wanted(each.plan)))
+    division = divided(surface, prompts, _read_chunk(chunk), bound, chunk != "auto", kept)
+    per_pass = None if bound is None else min(division.tokens, division.outputs)
     inputs = SweepInputs(
-        prompts, metric, division.step, division.tokens, division.outputs, division.not_replayed
+        prompts, metric, division.step, division.tokens, division.outputs, division.not_replayed, per_pass
     )
     settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
@@ -147,7 +154,6 @@ def swept(
     engines: dict[str, dict[str, str]] = {}
     settings |= {"naive": naive, "engines": engines, "bytes": 0, "stacked": 1}
 
-    read = _read_variants(variants)
     if checkpoints is not None:
         # Before one is loaded, so that what does not fit the model shows at once.
         with exclusive(surface.model):

@@ -119,6 +119,28 @@ def test_a_bound_is_kept_to(make_model, hooked_only, name):
         sweep(model, tokens, given, metric=mean, memory=-1, **FEW)
 
 
+def test_a_bound_holds_for_the_sources_of_patches(make_model, hooked_only):
+    sizes = {
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_model": 32,
+        "d_head": 8,
+        "d_mlp": 128,
+        "n_ctx": 16,
+        "d_vocab": 200,
+    }
+    model = make_model(0, hooked_only, **sizes)
+    tokens = torch.randint(0, 200, (48, 16), generator=torch.Generator().manual_seed(0))
+    given = {head: patch.activations("z", tokens.flip(0), heads=head) for head in ("0.1", "1.2")}
+    found, taken = peak(lambda: sweep(model, tokens, given, metric=mean, memory=2 * 10**6, **FEW))
+    assert taken <= 2 * 10**6
+    assert found.settings["bytes"] == pytest.approx(taken, rel=0.2)
+    # Two layers' z, in float64, and one of them twice while its pieces are put together.
+    kept = 3 * 48 * 16 * 32 * 8
+    with pytest.raises(CircuitsError, match=f", {kept} of them the sources of patches, .* or fewer examples"):
+        sweep(model, tokens, given, metric=mean, memory=kept, **FEW)
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
