@@ -1,7 +1,7 @@
 """A sweep over every head, against the same sweep written as a loop.
 
     python benchmarks/sweep.py [--only 4L8H] [--batch 64] [--repeats 5] [--device cpu] [--checkpoints 100]
-        [--kind zero] [--peers hooks] [--engine resumed] [--dtype bfloat16] [--times-only] [--clock cpu]
+        [--kind zero] [--peers hooks [--share 12]] [--engine resumed] [--dtype bfloat16] [--times-only] [--clock cpu]
 
 Peers run in one process, with the same threads, the same model and tokens, without gradients, and read the same
 positions; repeats are interleaved, and a time is the median with its range. "hooks" is a loop of `run_with_hooks`, one
@@ -127,6 +127,7 @@ class Setting:
     model: Any
     tokens: Tensor
     source: Tensor
+    share: int = 1  # of the loops' forwards one in so many is run
 
     def metric(self, output: Tensor) -> Tensor:
         """The mean of what is read, per example."""
@@ -135,7 +136,8 @@ class Setting:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        return [(x, y) for x in range(self.case.n_layers) for y in range(self.case.n_heads)]
+        every = [(x, y) for x in range(self.case.n_layers) for y in range(self.case.n_heads)]
+        return every[:: self.share]
 
 
 def zero_by_hooks(setting: Setting) -> list[float]:
@@ -324,7 +326,7 @@ def exact(setting: Setting) -> float:
     return float(whole + case.n_heads * heads_from) / 1e9
 
 
-def settings(only: str | None, device: str, engine: str, dtype: torch.dtype) -> Iterator[Setting]:
+def settings(only: str | None, device: str, engine: str, dtype: torch.dtype, share: int) -> Iterator[Setting]:
     for case in CASES:
         if only is not None and only not in case.name:
             continue
@@ -334,7 +336,7 @@ def settings(only: str | None, device: str, engine: str, dtype: torch.dtype) -> 
             tokens, source = (
                 draw(generator=torch.Generator().manual_seed(seed)).to(device) for seed in (1, 2)
             )
-            yield Setting(case, engine, model, tokens, source)
+            yield Setting(case, engine, model, tokens, source, share)
 
 
 def over_checkpoints(setting: Setting, count: int) -> dict[str, Callable[[], list[float]]]:
@@ -374,7 +376,10 @@ def compare(setting: Setting, given: argparse.Namespace) -> None:
         values, times = timed(peers, given.repeats, given.device, CLOCKS[given.clock])
         mine = torch.tensor(values["fast"])
         for name, theirs in values.items():
-            apart = (mine - torch.tensor(theirs)).abs().max() / (mine - mine.mean()).abs().max().clamp(
+            looped = name == "hooks" and setting.share > 1
+            times[name] = [setting.share * one for one in times[name]] if looped else times[name]
+            ours_here = mine[:: setting.share] if looped else mine
+            apart = (ours_here - torch.tensor(theirs)).abs().max() / (mine - mine.mean()).abs().max().clamp(
                 min=1e-12
             )
             assert apart < (1e-3 if given.dtype == "float32" else 0.2), f"{name} differs by {apart:.1e}"
@@ -415,10 +420,16 @@ def main() -> None:
     parser.add_argument("--engine", choices=["auto", "fast", "resumed"], default="auto", help="of our sweep")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--share", type=int, default=1, help="time one in so many forwards of the loop, for all of them"
+    )
     given = parser.parse_args()
+    if given.share > 1 and not (given.peers == "hooks" and given.times_only and not given.checkpoints):
+        parser.error("--share is of --peers hooks --times-only, of one checkpoint")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.device}, {given.clock} time")
     with torch.no_grad():
-        for setting in settings(given.only, given.device, given.engine, getattr(torch, given.dtype)):
+        dtype = getattr(torch, given.dtype)
+        for setting in settings(given.only, given.device, given.engine, dtype, given.share):
             if given.batch is None or len(setting.tokens) == given.batch:
                 compare(setting, given)
 

@@ -17,20 +17,21 @@ from torch.utils._pytree import tree_leaves
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
-from circuits.model.state import parameters_of
+from circuits.model.state import kept_to_compare, parameters_of
 from circuits.model.surface import Surface
 
 #: What calling the modules of a block costs whatever their input, in multiplications of weights that take as long.
 CALL = {"cpu": 10**7}
 CALL_ON_DEVICE = 10**10
-# With this many times `call_in_tokens` tokens a forward is nearly as fast per token as a larger one.
-_CALLS_WORTH = 16
 #: Outputs of a stack are computed in pieces of at most this many numbers.
 OUTPUTS = 2**25
 # As many tensors of the size of an output are there together: itself, its difference from the clean one, the metric's.
 _OUTPUTS_HELD = 3
-# The memory that a sweep may take by default, as a multiple of what a loop over the variants takes.
+# The memory that a sweep may take by default, as a multiple of what a loop over the variants takes, the model included;
 _LOOP_MEMORY = 1.5
+# and the bytes beside the model that it may take at least, so that forwards of small models are worth their calls.
+FLOOR = {"cpu": 2**23}
+_FLOOR_ON_DEVICE = 2**28
 # Residual streams that a clean pass keeps of each layer, at most.
 _STREAMS_KEPT = 3
 # Memory of edits and the metric beside that of a forward, as a factor of it.
@@ -124,16 +125,18 @@ class Division:
     not_replayed: str | None = None
 
 
-def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, given: bool) -> Division:
+def divided(
+    surface: Surface, prompts: Prompts, most: int, memory: int | None, given: bool, sources: int = 0
+) -> Division:
     """Divides a sweep so that it keeps to a bound.
 
-    Without `memory`, it gets half as much again as a loop over the variants takes, the model included, or what stacks
-    need to be worth their calls.
+    Without `memory`, it gets half as much again as a loop over the variants takes, the model included, or `FLOOR`.
 
     Args:
         most: the number of tokens in a forward that is not exceeded, but for one example.
         memory: the bytes that a sweep may take beside the model.
         given: whether `most` is the user's choice, which is kept to where there is no `memory`.
+        sources: bytes that are kept of the sources of patches.
     """
     examples, length = prompts.shape[:2]
     out = _output_size(surface)
@@ -143,10 +146,11 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
     kept = _STREAMS_KEPT * surface.n_layers * stream * itemsize
     heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
     copied = surface.n_layers * stream * heads * itemsize
+    beside = sources + kept_to_compare(surface.model)
 
     def needed(step: int) -> float:
         # The checks run two examples, each beside another copy.
-        return length * (step * kept + max(step, 2 * min(2, step)) * token)
+        return beside + length * (step * kept + max(step, 2 * min(2, step)) * token)
 
     not_replayed: str | None = None
     if memory is None:
@@ -156,7 +160,8 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
         kept += 2 * out * itemsize
         weights = sum(weight.nbytes for weight in parameters_of(surface.model))
         loop = weights + int(token * examples * length)
-        room = max(_LOOP_MEMORY * loop - weights - copied, _CALLS_WORTH * call_in_tokens(surface) * in_blocks)
+        floor = FLOOR.get(surface.device.type, _FLOOR_ON_DEVICE)
+        room = max(_LOOP_MEMORY * loop - weights, floor) - copied
     else:
         token = in_blocks = _MARGIN * _forward_bytes(surface, prompts[:1]) / length
         least = int(needed(1))
@@ -167,16 +172,17 @@ def divided(surface: Surface, prompts: Prompts, most: int, memory: int | None, g
             )
             room = memory
         if room < least:
+            of_sources = f", {sources} of them the sources of patches, of all examples" if sources else ""
             raise CircuitsError(
-                f"sweep, memory={memory}: one example at a time takes about {least} bytes beside the model; give at "
-                "least that, or shorter prompts"
+                f"sweep, memory={memory}: one example at a time takes about {least} bytes beside the "
+                f"model{of_sources}; give at least that, or {'fewer examples' if sources else 'shorter prompts'}"
             )
     step = max(1, min(examples, most // length))
     while step > 1 and needed(step) > room:
         step -= max(1, step // 16)
     # Of equal size, as far as that goes.
     step = -(-examples // -(-examples // step))
-    room -= step * length * kept
+    room -= step * length * kept + beside
     tokens = max(step * length, min(most, int(room / in_blocks)))
     # Beside the streams of the last layer.
     outputs = int((room - tokens * stream * itemsize) / (_OUTPUTS_HELD * out * itemsize))

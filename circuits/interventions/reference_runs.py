@@ -93,8 +93,9 @@ class Reference:
 class References:
     """Runs clean passes, each distinct reference once."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: Surface, tokens_per_pass: int | None = None) -> None:
         self._surface = surface
+        self._tokens_per_pass = TOKENS_PER_PASS if tokens_per_pass is None else tokens_per_pass
         self._results: dict[Reference, Tensor] = {}
 
     def __getitem__(self, reference: Reference) -> Tensor:
@@ -115,7 +116,7 @@ class References:
             needed = [] if edits is None else list(dict.fromkeys(edits.needed(self._surface)))
             on_the_way = [each for each in needed if each not in self._results]
             if any(each.prompts != prompts or each.reduction is None for each in on_the_way) or (
-                len(prompts) > _examples_per_pass(prompts)
+                len(prompts) > self._examples_per_pass(prompts)
             ):
                 self.fetch(on_the_way)
                 on_the_way = []
@@ -132,7 +133,7 @@ class References:
         """
         surface = self._surface
         surface.check_prompts(prompts, "reference or source tokens")
-        step = _examples_per_pass(prompts)
+        step = self._examples_per_pass(prompts)
         pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))
         with suspended(surface.model), evaluating(surface.model), torch.no_grad():
@@ -157,12 +158,15 @@ class References:
                         # A reduction is kept as one running sum, as it is there to save memory.
                         activation = activations.pop() + activation if activations else activation
                     activations.append(activation)
-        for reference, activations in pieces.items():
+        for reference in list(pieces):
             if reference.reduction is None:
-                self._results[reference] = torch.cat(activations)
+                self._results[reference] = torch.cat(pieces.pop(reference))
             else:
-                finish = reference.reduction.finish
-                self._results[reference] = finish(activations[0], prompts, reference.kind)
+                total = pieces.pop(reference)[0]
+                self._results[reference] = reference.reduction.finish(total, prompts, reference.kind)
+
+    def _examples_per_pass(self, prompts: Prompts) -> int:
+        return max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))
 
     def _reduce(self, reference: Reference, activation: Tensor) -> None:
         """Keeps the reduction of the activations of all examples."""
@@ -171,8 +175,21 @@ class References:
         self._results[reference] = reference.reduction.finish(total, reference.prompts, reference.kind)
 
 
-def _examples_per_pass(prompts: Prompts) -> int:
-    return max(1, TOKENS_PER_PASS // max(1, prompts.tokens[0].numel()))
+def kept_bytes(surface: Surface, wanted: Iterable[Reference]) -> int:
+    """Returns about how many bytes the activations that references keep of all examples take, from one example's."""
+    sizes: list[int] = []
+    by_prompts: dict[Prompts, list[Reference]] = {}
+    for reference in dict.fromkeys(wanted):
+        if reference.reduction is None:
+            by_prompts.setdefault(reference.prompts, []).append(reference)
+    with suspended(surface.model), evaluating(surface.model), torch.no_grad():
+        for prompts, references in by_prompts.items():
+            surface.check_prompts(prompts, "reference or source tokens")
+            with recording(surface, list(dict.fromkeys(one.hook for one in references))) as seen:
+                surface.call(prompts[:1])
+            sizes += [len(prompts) * seen[one.hook].nbytes for one in references if one.hook in seen]
+    # Pieces of one are put together at a time.
+    return sum(sizes) + max(sizes, default=0)
 
 
 def _never_fired(reference: Reference) -> CircuitsError:

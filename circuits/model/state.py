@@ -167,6 +167,8 @@ def _name_of(model: nn.Module, tensor: Tensor) -> str:
 #: Tensors of fewer bytes are compared with a copy, larger ones by sums over rows and columns of so many words: odd, as
 #: an even number of signs that change would change no sum.
 _FEW, _WORDS = 2**16, 1021
+# Of small tensors that are compared together: they are copied once more for that.
+_GROUP = 2**18
 
 
 class Contents:
@@ -183,8 +185,13 @@ class Contents:
         # Another thread may have a block open that replaces weights.
         with exclusive(model):
             self._version = {tensor: _version(tensor) for tensor in _versions(model)[0]}
+            small: dict[torch.device, int] = {}
             for tensor in self._version:
-                groups.setdefault(tensor.device if tensor.nbytes < _FEW else id(tensor), []).append(tensor)
+                key: Any = id(tensor)
+                if tensor.nbytes < _FEW:
+                    small[tensor.device] = small.get(tensor.device, 0) + tensor.nbytes
+                    key = tensor.device, small[tensor.device] // _GROUP
+                groups.setdefault(key, []).append(tensor)
             self._held = [
                 (group, [tensor.nbytes for tensor in group], _summary(group)) for group in groups.values()
             ]
@@ -223,6 +230,13 @@ def _summary(group: list[Tensor]) -> tuple[Tensor, ...]:
     # Words are compared several times faster than bytes.
     parts.append(parts[0].new_zeros(-sum(tensor.nbytes for tensor in group) % 8))
     return (torch.cat(parts).view(torch.int64),)
+
+
+def kept_to_compare(model: nn.Module) -> int:
+    """Returns about how many bytes `Contents` holds of a model, with what a comparison takes."""
+    sizes = [tensor.nbytes for tensor in dict.fromkeys(_versions(model)[0])]
+    copied = sum(size for size in sizes if size < _FEW)
+    return copied + min(copied, _GROUP) + sum(8 * _WORDS + size // _WORDS for size in sizes if size >= _FEW)
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class SweepInputs:
     chunk: int  # tokens per forward, of all variants in it
     outputs: int  # tokens whose outputs are in memory together
     not_replayed: str | None = None  # why there is no room for a replay
+    per_pass: int | None = None  # tokens per forward of sources; None: as many as they take by themselves
     rows: slice | None = None  # the examples that are measured; None: all
 
     @property

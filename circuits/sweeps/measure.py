@@ -69,7 +69,7 @@ class ModelSweep:
                 parts = assign_engines(surface, variants, inputs, engine, checkpoint)
             finally:
                 meter.stop()
-        return cls(surface, inputs, variants, engine, References(surface), parts, meter)
+        return cls(surface, inputs, variants, engine, References(surface, inputs.per_pass), parts, meter)
 
     def run(self) -> list[Measurements]:
         """Returns the measurements, those of plain forwards last."""
@@ -122,7 +122,7 @@ class ModelSweep:
         parts = [
             replace(part, measurements=part.measurements.again(checkpoint=checkpoint)) for part in self.parts
         ]
-        return replace(self, references=References(self.surface), parts=parts)
+        return replace(self, references=References(self.surface, self.inputs.per_pass), parts=parts)
 
     def max_stacked(self) -> int:
         """Returns with how many checkpoints of its shape, itself included, it can be stacked."""

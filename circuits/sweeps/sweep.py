@@ -11,7 +11,8 @@ from torch import Tensor
 
 from circuits.engine.memory import divided
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import planned
+from circuits.interventions.apply import planned, wanted
+from circuits.interventions.reference_runs import kept_bytes
 from circuits.interventions.variants import Draws
 from circuits.model.inputs import read_prompts
 from circuits.model.locks import exclusive
@@ -82,9 +83,8 @@ def sweep(
         draws: see `seed`.
         flips: see `seed`.
         memory: bytes that tensors of the sweep may take beside the model, an error where one example takes more.
-            Default: together with the model half as much again as a loop over the variants, or what stacks need to be
-            worth their calls.
-            `settings["bytes"]` is what it took.
+            Default: together with the model half as much again as a loop over the variants, or 8 MiB beside the model
+            (256 MiB on an accelerator) where that is more. `settings["bytes"]` is what it took.
         executor: where units of the sweep run, in place of this process: an executor of `concurrent.futures`, or
             Dask's `client.get_executor()`. `model` is then a function that returns the model, called once in every
             process; it, the variants and the metric must be such that they can be pickled. The table is the one that
@@ -137,9 +137,15 @@ def swept(
     across: Across | None = None,
 ) -> SweepResult:
     """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
-    division = divided(surface, prompts, _read_chunk(chunk), _read_memory(memory), chunk != "auto")
+    read, bound = _read_variants(variants), _read_memory(memory)
+    kept = 0
+    if bound is not None:
+        with exclusive(surface.model):
+            kept = kept_bytes(surface, (one for each in _planned(read, surface) for one in wanted(each.plan)))
+    division = divided(surface, prompts, _read_chunk(chunk), bound, chunk != "auto", kept)
+    per_pass = None if bound is None else min(division.tokens, division.outputs)
     inputs = SweepInputs(
-        prompts, metric, division.step, division.tokens, division.outputs, division.not_replayed
+        prompts, metric, division.step, division.tokens, division.outputs, division.not_replayed, per_pass
     )
     settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
@@ -148,7 +154,6 @@ def swept(
     engines: dict[str, dict[str, str]] = {}
     settings |= {"naive": naive, "engines": engines, "bytes": 0, "stacked": 1}
 
-    read = _read_variants(variants)
     if checkpoints is not None:
         # Before one is loaded, so that what does not fit the model shows at once.
         with exclusive(surface.model):

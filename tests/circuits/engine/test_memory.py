@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from circuits import CircuitsError, ablate, heads, patch, sweep
+from circuits.engine.memory import FLOOR
 
 FEW = {"draws": 5, "flips": 5}
 
@@ -118,6 +119,28 @@ def test_a_bound_is_kept_to(make_model, hooked_only, name):
         sweep(model, tokens, given, metric=mean, memory=-1, **FEW)
 
 
+def test_a_bound_holds_for_the_sources_of_patches(make_model, hooked_only):
+    sizes = {
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_model": 32,
+        "d_head": 8,
+        "d_mlp": 128,
+        "n_ctx": 16,
+        "d_vocab": 200,
+    }
+    model = make_model(0, hooked_only, **sizes)
+    tokens = torch.randint(0, 200, (48, 16), generator=torch.Generator().manual_seed(0))
+    given = {head: patch.activations("z", tokens.flip(0), heads=head) for head in ("0.1", "1.2")}
+    found, taken = peak(lambda: sweep(model, tokens, given, metric=mean, memory=2 * 10**6, **FEW))
+    assert taken <= 2 * 10**6
+    assert found.settings["bytes"] == pytest.approx(taken, rel=0.2)
+    # Two layers' z, in float64, and one of them twice while its pieces are put together.
+    kept = 3 * 48 * 16 * 32 * 8
+    with pytest.raises(CircuitsError, match=f", {kept} of them the sources of patches, .* or fewer examples"):
+        sweep(model, tokens, given, metric=mean, memory=kept, **FEW)
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -127,9 +150,26 @@ def test_a_bound_is_kept_to(make_model, hooked_only, name):
     ids=["GPT-2 small but for its depth", "large vocabulary"],
 )
 def test_half_as_much_again_as_a_loop(make_model, hooked_only, sizes):
-    model = make_model(0, hooked_only, **sizes, n_ctx=16, act_fn="gelu_new").float()
+    loop, ours = taken_by_loop_and_sweep(make_model(0, hooked_only, **sizes, n_ctx=16, act_fn="gelu_new"), 4)
+    assert ours <= 1.5 * loop
+
+
+@pytest.mark.parametrize(("examples", "least"), [(4, 1.5), (128, 0)], ids=["few examples", "many"])
+def test_small_models_may_take_a_few_megabytes(make_model, hooked_only, examples, least):
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": 32, "d_head": 8, "d_mlp": 128, "d_vocab": 200}
+    model = make_model(0, hooked_only, **sizes, n_ctx=16)
+    loop, ours = taken_by_loop_and_sweep(model, examples)
+    beside = ours - sum(weight.nbytes for weight in model.parameters())
+    # Of few examples more than half as much again, as forwards of a few rows would be mostly calls.
+    assert least * loop < ours
+    assert beside <= FLOOR["cpu"] or ours <= 1.5 * loop
+
+
+def taken_by_loop_and_sweep(model, examples):
+    """Bytes of a loop of hooks over all heads, and of a sweep, in float32, the model included."""
+    model = model.float()
     model.cfg.dtype = torch.float32
-    tokens = torch.randint(0, 200, (4, 16), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, 200, (examples, 16), generator=torch.Generator().manual_seed(0))
     given = ablate.each(ablate.zero, heads("all", model))
 
     def loop():
@@ -145,4 +185,4 @@ def test_half_as_much_again_as_a_loop(make_model, hooked_only, sizes):
     weights = sum(weight.nbytes for weight in model.parameters())
     _, theirs = peak(loop)
     _, taken = peak(lambda: sweep(model, tokens, given, metric=mean, **FEW))
-    assert weights + taken <= 1.5 * (weights + theirs)
+    return weights + theirs, weights + taken

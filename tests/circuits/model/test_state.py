@@ -58,16 +58,18 @@ def test_a_buffer_that_a_forward_fills_is_no_write():
         contents.refuse_writes("sweep")
 
 
-def test_of_many_small_tensors_the_one_that_was_written_is_named():
+@pytest.mark.parametrize("scale", [1, 3200], ids=["one group", "two groups"])
+def test_of_many_small_tensors_the_one_that_was_written_is_named(scale):
     """They are compared together, of any sizes; what a forward has filled beside them is no write."""
     model = nn.Module()
-    for name, size in (("a", 3), ("b", 1), ("c", 5)):
-        model.register_parameter(name, nn.Parameter(torch.arange(size).to(torch.float32)))
+    sizes = {"a": 3, "b": 1, "c": 5, "d": 5, "e": 5, "f": 5, "g": 4, "h": 1}
+    for name, size in sizes.items():
+        model.register_parameter(name, nn.Parameter(torch.arange(scale * size).to(torch.float32)))
     model.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
     contents = Contents(model)
     model.seen |= True
     contents.refuse_writes("sweep")
-    for name in ("a", "b", "c"):
+    for name in sizes:
         getattr(model, name).data[-1] += 1
         with pytest.raises(CircuitsError, match=rf"weights \({name}\)"):
             contents.refuse_writes("sweep")
