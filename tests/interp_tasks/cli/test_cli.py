@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy
 import pytest
@@ -706,6 +707,17 @@ def test_an_old_name_is_answered_with_the_new_one(call, path):
     new = f"interp-run {' '.join(path)}"
     assert (code, out) == (2, "")
     assert err == f"interp-run: {path[-1]} is now {new}; see {new} --help\n"
+
+
+def test_the_changelog_has_every_old_name():
+    changes = (Path(__file__).parents[3] / "CHANGELOG.md").read_text(encoding="utf-8")
+    table = changes.partition("| before | now |")[2].partition("\n\n")[0]
+    before, now = zip(*(line.split("|")[1:3] for line in table.splitlines()[2:]), strict=True)
+    # A list of tasks was had by their name alone.
+    old = program().moved.keys() - {"list"}
+    assert set(re.findall(r"`([\w-]+)", "".join(before))) == old | {"tasks"}
+    groups = {words[0] for words in COMMANDS if len(words) > 1}
+    assert {name.split()[0] for name in re.findall(r"`([^`]+)`", "".join(now))} == groups | {"interp-run"}
 
 
 def test_a_misspelled_command_leaves_the_others_as_they_are():
