@@ -1,9 +1,7 @@
 """``interp-run`` from the outside: what it prints, what it refuses, and how fast it says so."""
 
-import contextlib
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -869,29 +867,6 @@ def test_tables_never_crop_a_number(call, monkeypatch, command, width):
         for column in shown_columns(frame):
             for word in column.shown(row).split():
                 assert word in printed, (column.header, word)
-
-
-@pytest.mark.parametrize("command", ["train", "ablation"])
-def test_progress_is_drawn_on_a_terminal(command, root, tmp_path):
-    """On a pseudo-terminal, where people sit: the bar appears and the command ends well."""
-    arguments = {
-        "train": ["train", "matrix-completion", *TINY, "--out", str(tmp_path / "run")],
-        "ablation": ["ablation", "--ckpt", str(root / "run"), "--samples", "12"],
-    }[command]
-    ours, theirs = pty.openpty()
-    run = "import sys; from interp_tasks.cli import main; sys.exit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", run, *arguments], stdout=subprocess.DEVNULL, stderr=theirs, cwd=tmp_path
-    )
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # the terminal's end is an error on Linux
-        while part := os.read(ours, 4096):
-            seen += part
-    os.close(ours)
-    assert process.wait() == 0, seen.decode()
-    assert b"/" in seen
-    assert b"Traceback" not in seen
 
 
 def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):

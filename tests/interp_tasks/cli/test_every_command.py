@@ -78,7 +78,7 @@ CALLS = {
 }
 pytestmark = pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
 CALLED = [f"{command} {rest}".strip() for command, calls in CALLS.items() for rest in calls]
-#: Commands that print rows of their own -> what the schema calls those; all others print results, of rows called ``row``.
+#: Commands that print rows of their own -> what the schema calls those; others print results, of rows called ``row``.
 OWN = {
     "tasks list": "preset",
     "runs zoo": "shipped",
@@ -89,8 +89,8 @@ OWN = {
     "runs report": "headline",
     "reproduce": "verdict",
 }
-#: Called once more, for JSON: what prints no result, and two experiments. Of all others the result that was measured for
-#: the table is printed as JSON too, without being measured again.
+#: Called once more, for JSON: what prints no result, and two experiments. Of all others the result that was measured
+#: for the table is printed as JSON too, without being measured again.
 AGAIN = (
     *("tasks list", "tasks cost", "runs zoo", "runs checkpoints", "runs search", "grid"),
     *(f"runs report --ckpt {RUN}@1000 --compare", "reproduce grokfast --preset"),
