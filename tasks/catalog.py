@@ -6,7 +6,6 @@ import difflib
 import sys
 from collections.abc import Mapping
 from importlib import resources
-from importlib.metadata import entry_points
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -58,6 +57,9 @@ registered: set[str] = set()
 
 def names() -> list[str]:
     """Returns every task name, sorted: built in, of installed packages, and registered in this process."""
+    # Not above: importing it takes longer than all of this file, which every --help loads.
+    from importlib.metadata import entry_points
+
     installed = (entry.name for entry in entry_points(group="interp_tasks.tasks"))
     return sorted({*BUILT_IN, *registered, *installed})
 

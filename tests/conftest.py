@@ -74,7 +74,6 @@ LONG = {
     "interp_tasks/cli/test_cli": (
         "a_ref_is_resolved_once[modular progress",
         "beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",
-        "progress_is_drawn_on_a_terminal",
     ),
     "interp_tasks/cli/test_every_command": (
         "json_is_what_the_schema_says",

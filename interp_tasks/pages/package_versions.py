@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("torch", "transformer-lens", "numpy", "pandas", "plotly")
 
@@ -11,6 +10,8 @@ PACKAGES = ("torch", "transformer-lens", "numpy", "pandas", "plotly")
 def versions() -> dict[str, str]:
     """Returns the version of each package, ``python`` first: of this code, and of the others as they are installed."""
     # Not above, as --help loads this file. Of the code that runs, which need not be the copy that is installed.
+    from importlib.metadata import PackageNotFoundError, version
+
     from circuits import __version__
 
     by_package = {"python": platform.python_version(), "interp-tasks": __version__}

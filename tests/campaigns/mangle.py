@@ -9,6 +9,7 @@ anew", "without digest").
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import random
@@ -432,17 +433,15 @@ def trial(number: int, good: Good, scratch: Path) -> list[str]:
 def prepare(scratch: Path) -> Iterator[Trials]:
     import torch
 
-    from tasks import catalog
-
     torch.set_num_threads(1)
     # What is installed does not change here, and asking takes longer than reading a checkpoint.
-    asked = catalog.entry_points
-    catalog.entry_points = lru_cache(asked)
+    asked = importlib.metadata.entry_points
+    importlib.metadata.entry_points = lru_cache(asked)
     try:
         good = make(scratch)
         yield Trials(lambda number: trial(number, good, scratch))
     finally:
-        catalog.entry_points = asked
+        importlib.metadata.entry_points = asked
 
 
 CAMPAIGN = Campaign("mangle", "checkpoints, runs and grids mangled", prepare, usual=10_000)

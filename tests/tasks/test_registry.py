@@ -95,7 +95,7 @@ def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
         return [point] if name in (None, point.name) else []
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
-    monkeypatch.setattr(catalog, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     assert "from-a-package" in tasks.list()
     assert catalog.is_known("from-a-package")
     assert not catalog.is_known("from-nowhere")
@@ -104,7 +104,9 @@ def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
 
 
 def test_for_a_task_of_ours_no_package_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "entry_points", lambda **_: pytest.fail("packages were looked through"))
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda **_: pytest.fail("packages were looked through")
+    )
     assert all(catalog.is_known(name) for name in catalog.BUILT_IN)
 
 

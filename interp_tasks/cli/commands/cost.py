@@ -13,7 +13,6 @@ from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.settings import read_settings
-from interp_tasks.training.config import resolve_config
 
 if TYPE_CHECKING:
     from interp_tasks.training.cost import Cost
@@ -45,16 +44,19 @@ class CostCommand(RecipeCommand):
             )
         settings = self.check_recipe()
         if self.import_path is None:
+            from interp_tasks.training.config import resolve_config
+
             resolve_config(self.task, self.preset, settings)
 
     def execute(self) -> None:
         """Prints what training would cost."""
         self.import_tasks()
-        resolved = resolve_config(self.task, self.preset, read_settings(self.settings))
+        from interp_tasks.training.config import resolve_config
         from interp_tasks.training.cost import cost
         from interp_tasks.training.trainer import check_device_exists
         from tasks import get
 
+        resolved = resolve_config(self.task, self.preset, read_settings(self.settings))
         check_device_exists(self.device)
         estimate = cost(
             get(resolved.task_name, **resolved.task),

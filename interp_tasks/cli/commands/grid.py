@@ -19,8 +19,6 @@ from interp_tasks.files import check_file
 from interp_tasks.grids.executors import KINDS, check_executor
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
-from interp_tasks.recipes.recipe import recipe_file
-from interp_tasks.recipes.spec import read_spec
 from interp_tasks.settings import check_device, import_file
 from interp_tasks.texts import one_line
 
@@ -70,6 +68,8 @@ class GridCommand(Command):
     def check(self) -> None:
         """Refuses options that do not go together, a recipe that cannot be read, and a folder that is no grid's."""
         from interp_tasks.grids.units import check
+        from interp_tasks.recipes.recipe import recipe_file
+        from interp_tasks.recipes.spec import read_spec
 
         check_choice("--format", self.format, FORMATS)
         check_device(self.device)
@@ -141,6 +141,7 @@ class GridCommand(Command):
         from interp_tasks.cli.tables import console
         from interp_tasks.grids.unit import read_record
         from interp_tasks.grids.units import plan
+        from interp_tasks.recipes.spec import read_spec
 
         spec, root = read_spec(self.spec), self.folder().resolve()
         planned = plan(spec)

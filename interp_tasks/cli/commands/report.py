@@ -14,7 +14,6 @@ from interp_tasks.cli.progress import progress_line
 from interp_tasks.cli.rows import print_rows
 from interp_tasks.errors import UserError
 from interp_tasks.pages import check_writable_file
-from interp_tasks.report import check_report, report
 
 
 @dataclass(kw_only=True)
@@ -43,6 +42,8 @@ class Report(ExamplesCommand):
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html")
 
     def check(self) -> None:
+        from interp_tasks.report import check_report
+
         super().check()
         check_writable_file(self.out)
         if self.out.suffix.lower() not in (".html", ".htm"):
@@ -50,6 +51,8 @@ class Report(ExamplesCommand):
         check_report(self.ckpt, self.compare, self.common(None), circuit=self.circuit)
 
     def execute(self) -> None:
+        from interp_tasks.report import report
+
         self.import_tasks()
         with progress_line(self.quiet) as progress:
             result = report(self.ckpt, self.compare, circuit=self.circuit, **self.common(progress))

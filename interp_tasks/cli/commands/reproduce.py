@@ -21,13 +21,12 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.published import papers
-from interp_tasks.reproduction import Reproduction, reproduce, train_missing
-from interp_tasks.reproduction.reproduction import check
 from interp_tasks.settings import check_device
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.subjects import Progress
+    from interp_tasks.reproduction import Reproduction
 
 
 @dataclass(kw_only=True)
@@ -65,6 +64,8 @@ class Reproduce(Command):
     ] = False
 
     def check(self) -> None:
+        from interp_tasks.reproduction.reproduction import check
+
         check_choice("--format", self.format, FORMATS)
         check_device(self.device)
         if self.jobs is not None and not 1 <= self.jobs <= 256:
@@ -90,6 +91,8 @@ class Reproduce(Command):
 
     def execute(self) -> None:
         """Trains what is missing if that is asked for, measures the paper's claims, prints and writes verdicts."""
+        from interp_tasks.reproduction import reproduce, train_missing
+
         if self.train:
             with progress_line(self.quiet) as progress:
                 train_missing(

@@ -18,12 +18,10 @@ from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
-from interp_tasks.search.plan import Plan, make_plan
-from interp_tasks.search.space import read_vary
-from interp_tasks.search.storage import check_storage
 from interp_tasks.settings import read_settings
 
 if TYPE_CHECKING:
+    from interp_tasks.search.plan import Plan
     from interp_tasks.search.result import SearchResult
 
 #: Trials that people are shown.
@@ -84,6 +82,9 @@ class Search(RecipeCommand):
     format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
 
     def check(self) -> None:
+        from interp_tasks.search.space import read_vary
+        from interp_tasks.search.storage import check_storage
+
         check_choice("--format", self.format, FORMATS)
         settings = self.check_recipe()
         if not 1 <= self.trials <= MOST_TRIALS:
@@ -100,6 +101,8 @@ class Search(RecipeCommand):
         return self.out or Path("runs") / f"search-{self.task}-{self.preset}"
 
     def plan(self, settings: dict[str, str]) -> Plan:
+        from interp_tasks.search.plan import make_plan
+
         return make_plan(
             self.task,
             preset=self.preset,

@@ -19,11 +19,11 @@ from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import read_seeds, read_settings
-from interp_tasks.training.config import Resolved, resolve_config
 from interp_tasks.training.launch import launched
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.subjects import Progress
+    from interp_tasks.training.config import Resolved
 
 
 @dataclass(kw_only=True)
@@ -60,6 +60,8 @@ class Train(RecipeCommand):
         if self.stacked and seeds is None:
             raise UserError("--stacked trains several seeds as one: give --seeds 0:8 with it")
         if self.import_path is None:
+            from interp_tasks.training.config import resolve_config
+
             start = resolve_config(self.task, self.preset, settings).train.start_from
             if start is not None:
                 resolve(start)
@@ -71,6 +73,8 @@ class Train(RecipeCommand):
         return self.out or Path("runs") / f"{self.task}-{self.preset}"
 
     def execute(self) -> None:
+        from interp_tasks.training.config import resolve_config
+
         self.import_tasks()
         resolved = resolve_config(self.task, self.preset, read_settings(self.settings))
         seeds = read_seeds(self.seeds)

@@ -7,9 +7,10 @@ from importlib import resources
 import jsonschema
 import pytest
 
-from interp_tasks.cli import main
+from interp_tasks.cli import main, result_command
 from interp_tasks.cli.app import program
 from interp_tasks.cli.groups import every_command
+from interp_tasks.cli.output import print_as
 
 MC, RUN = "zoo:matrix-completion-4x4@post", "zoo:matrix-completion-4x4"
 ADD, MIIII = "zoo:modular-addition-113@post", "zoo:miiii-113-small"
@@ -77,7 +78,7 @@ CALLS = {
 }
 pytestmark = pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
 CALLED = [f"{command} {rest}".strip() for command, calls in CALLS.items() for rest in calls]
-#: Commands with rows of their own -> what the schema calls those; of all others ``row``.
+#: Commands that print rows of their own -> what the schema calls those; others print results, of rows called ``row``.
 OWN = {
     "tasks list": "preset",
     "runs zoo": "shipped",
@@ -88,18 +89,12 @@ OWN = {
     "runs report": "headline",
     "reproduce": "verdict",
 }
-#: Not printed once more as JSON: what has no format, and what takes seconds and has the rows of the others.
-NOT_AGAIN = (
-    *(
-        "train",
-        "demo",
-        "modular neurons",
-        "modular primes",
-        "modular progress",
-        "modular weights",
-        "runs curve",
-    ),
-    *(f"runs report --ckpt {RUN}@1000 --samples", "reproduce grokfast --jobs"),
+#: Called once more, for JSON: what prints no result, and two experiments. Of all others the result that was measured
+#: for the table is printed as JSON too, without being measured again.
+AGAIN = (
+    *("tasks list", "tasks cost", "runs zoo", "runs checkpoints", "runs search", "grid"),
+    *(f"runs report --ckpt {RUN}@1000 --compare", "reproduce grokfast --preset"),
+    *(f"ablation --ckpt {MC} --samples 8 --heads each", "modular detector"),
 )
 
 
@@ -116,6 +111,20 @@ def call(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def results(monkeypatch):
+    """Keep the results that experiments print, with the metric that was asked for."""
+    kept = []
+
+    def emit(result, *options):
+        kept.append((result, options[-1]))
+        emit_result(result, *options)
+
+    emit_result = result_command.emit
+    monkeypatch.setattr(result_command, "emit", emit)
+    return kept
+
+
 @pytest.fixture(scope="module")
 def schema():
     return json.loads(resources.files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
@@ -126,7 +135,10 @@ def test_every_command_is_called():
 
 
 @pytest.mark.parametrize("command", CALLED)
-def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(call, command, monkeypatch):
+def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(
+    call, command, results, schema, monkeypatch, capsys
+):
+    """And the result of an experiment, as JSON, is what the schema says."""
     monkeypatch.setenv("COLUMNS", "80")
     shown = call(f"{command} --quiet")
     assert shown.strip()
@@ -138,14 +150,23 @@ def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(call, command, monke
     ]
     # A claim is one line: what is cut stands in full with --verbose.
     assert not cut or command.startswith("reproduce")
+    assert bool(results) == (not command.startswith((*OWN, "train", "demo", "grid")))
+    for result, metric in results:
+        print_as(result, "json", metric)
+        check_json(capsys.readouterr().out, "row", schema)
 
 
-@pytest.mark.parametrize("command", [each for each in CALLED if not each.startswith(NOT_AGAIN)])
+@pytest.mark.parametrize("command", [each for each in CALLED if each.startswith(AGAIN)])
 def test_json_is_what_the_schema_says(call, command, schema):
-    found = json.loads(call(f"{command} --quiet --format json"))
+    name = next((name for begins, name in OWN.items() if command.startswith(begins)), "row")
+    check_json(call(f"{command} --quiet --format json"), name, schema)
+
+
+def check_json(shown, name, schema):
+    """Hold what is printed against the whole schema, and against the part of it that its rows are of."""
+    found = json.loads(shown)
     assert found
     jsonschema.Draft202012Validator(schema).validate(found)
-    name = next((name for begins, name in OWN.items() if command.startswith(begins)), "row")
     of = {"$ref": f"#/$defs/{name}"}
     whole = of if name == "search" else {"type": "array", "items": of}
     jsonschema.Draft202012Validator({**whole, "$defs": schema["$defs"]}).validate(found)

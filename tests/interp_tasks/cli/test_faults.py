@@ -792,6 +792,7 @@ def test_a_terminal_of_80_columns(tmp_path):
     assert max(map(len, lines)) <= 80
     assert "…" not in plain
     assert "starting" in plain, "the bar, while libraries are imported"
+    assert "Traceback" not in plain
     assert any(line.startswith("read-out after") for line in lines)
 
 
@@ -813,6 +814,7 @@ def test_progress_of_training_shows_where_it_is(tmp_path):
     assert code == 0, seen.decode()
     assert not COLOUR.search(seen)
     plain = unstyled(seen)
+    assert "Traceback" not in plain
     assert plain.rstrip().splitlines()[-1].startswith("runs/matrix-completion-cpu@last  step 40  ")
     bars = [part for part in re.split(r"[\r\n]+", plain) if "━" in part and "starting" not in part]
     assert bars
