@@ -427,6 +427,12 @@ def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
     assert "step 3" in stdout
     rows = records(call, "--ckpt", f"{out}/seed-*@last")
     assert [row["step"] for row in rows] == [3] * 3 + [2] * 3
+    weights = out / "seed-0/checkpoints/00000003/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    err = call("train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0")[2]
+    assert "went on from step 2" in err
+    assert weights.read_bytes() == whole
     nested = call("train", "matrix-completion", *TINY, "--out", out / "seed-0", "--seeds", "0:2")
     assert nested[:2] == (2, "")
     # A long path is shortened in the middle.
