@@ -345,6 +345,8 @@ def test_checkpoint_without_a_task(call):
     rows = records(call, "--ckpt", "bare", "--task", "matrix-completion", *settings)
     assert {row["metric"] for row in rows} == {"mse_all", "mse_masked", "mse_observed"}
     assert {row["split"] for row in rows} == {"test"}
+    out = call("ablation", "--ckpt", "bare", "--task", "matrix-completion", *settings, *SMALL)[1]
+    assert "task matrix-completion (n 3, grid_max 1.2, grid_step 0.1) · mode uniform" in " ".join(out.split())
 
 
 def test_checkpoints_lists_steps_and_marks(call):
