@@ -149,11 +149,9 @@ def _never_applied_message(
     """Returns what to say of an edit that never acted: no run, no such position, or a hook that never fired."""
     if runs == 0:
         return f"{label}: the model was not run inside the block"
-    if call.windows.end and isinstance(write, ActivationEdit) and write.positions is not None:
-        return (
-            f"{label}: none of its positions came in {runs} run(s), up to position {call.windows.end - 1}, so nothing "
-            "was edited"
-        )
+    if id(write) in call.missed:
+        end = f" up to position {call.windows.end - 1}," if call.windows.end else ""
+        return f"{label}: none of its positions came in {runs} run(s),{end} so nothing was edited"
     others = [name for name in surface.site_names() if name != write.kind.name]
     return (
         f"{label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "

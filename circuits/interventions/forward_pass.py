@@ -19,6 +19,7 @@ from circuits.model.padding import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import own_positions
 from circuits.model.state import State, untouched
 from circuits.model.surface import Surface
+from circuits.tensors import Span
 
 CACHED = "a key-value cache"
 PADDING = "padding"
@@ -88,6 +89,8 @@ class ForwardPass:
     # The first one stands for a part of the model that was called alone.
     _frames: list[RunState] = field(default_factory=lambda: [RunState()])
     windows: Windows = field(default_factory=Windows)
+    #: The edits, by id, that some run passed without a position of theirs.
+    missed: set[int] = field(default_factory=set)
 
     @property
     def frame(self) -> RunState:
@@ -176,8 +179,11 @@ def _replace(
         return None
     _refuse_outside(write, call)
     new, selected = replacement_for(write, call, current)
-    # While the model generates, positions that are named may come in a later run.
-    if fired is not None and (not call.frame.window.open or bool(selected.any())):
+    # While the model generates, positions that are named may come in a later run, as a stretch may in any longer one.
+    late = call.frame.window.open or (isinstance(write.positions, Span) and call.state.rows is None)
+    if late and not bool(selected.any()):
+        call.missed.add(id(write))
+    elif fired is not None:
         fired()
     return torch.where(selected, new, current)
 

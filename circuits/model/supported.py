@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from circuits.errors import CircuitsError
+from circuits.model.state import modules_of
 
 # Settings of a HookedTransformer that change what happens at a site, with the values that have been tested.
 PROVED: dict[str, tuple[Any, ...]] = {
@@ -30,6 +31,8 @@ PROVED: dict[str, tuple[Any, ...]] = {
 }
 # Architectures for which HookedTransformer has its norms after attention and MLP, and none before.
 _NORMS_AFTER_ONLY = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
+# The class of what torch.compile makes of a module.
+_COMPILED = "OptimizedModule"
 
 
 def refuse_unproved(model: nn.Module) -> None:
@@ -45,6 +48,20 @@ def refuse_unproved(model: nn.Module) -> None:
             )
     if getattr(cfg, "gated_mlp", False) and str(getattr(cfg, "act_fn", "")).endswith("_ln"):
         raise CircuitsError(f"gated_mlp with act_fn={cfg.act_fn!r} is not served; either alone is")
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Refuses a model of which torch.compile has made or changed a part: it passes over hooks that come later."""
+    if type(model).__name__ == _COMPILED:
+        raise CircuitsError(
+            "this model is compiled, and what is compiled passes over hooks; give the one that torch.compile was given"
+        )
+    for module in modules_of(model):
+        if type(module).__name__ == _COMPILED or module._compiled_call_impl is not None:
+            name = next((name for name, one in model.named_modules() if one is module), "") or "the model"
+            raise CircuitsError(
+                f"{name} is compiled, and what is compiled passes over hooks; give a model that is not"
+            )
 
 
 def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:

@@ -34,7 +34,13 @@ from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS, Site, SiteKind
 from circuits.model.splices import splices_of
 from circuits.model.state import parameters_of
-from circuits.model.supported import has_norms_after_only, is_parallel, is_post_norm, refuse_unproved
+from circuits.model.supported import (
+    has_norms_after_only,
+    is_parallel,
+    is_post_norm,
+    refuse_compiled,
+    refuse_unproved,
+)
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
 # write against a hand-written forward (tests/circuits/model/test_surface.py). In HookedTransformer a hook point
@@ -53,6 +59,7 @@ class Surface:
 
     def __init__(self, model: nn.Module) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
+        refuse_compiled(model)
         cfg: Any = getattr(model, "cfg", None)
         missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
         hooks = _hook_points(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,6 +62,20 @@ class MetricsLog:
         content = b"".join(lines[index] + b"\n" for index in wanted)
         if content != raw:
             replace_file(self.path, content)
+
+    def lacks(self, stored: Iterable[int]) -> tuple[int, str] | None:
+        """Returns the first of these steps, ascending, that has no line, and what to say of it; None: all have one."""
+        raw = read_file(self.path, "what the run has logged") if self.path.exists() else b""
+        logged, mangled = set[int](), ""
+        for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
+            try:
+                logged.add(parse_metrics_line(line, self.path, number)["step"])
+            except UserError as error:
+                mangled = mangled or str(error)
+        for step in stored:
+            if step not in logged:
+                return step, mangled or f"{self.path} has no line of step {step}"
+        return None
 
     def _opened(self) -> IO[bytes]:
         if self._file is None:

@@ -8,8 +8,9 @@ older training states go only once a newer one is there.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -143,7 +144,8 @@ class RunFolder:
     def resume(self, at: int | None = None) -> ResumePoint | None:
         """Returns the newest state that training can go on from; ``None`` for a run that has none.
 
-        What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``.
+        What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``. Where the
+        log has lost the line of a checkpoint, it goes on from before that one, so that the log is whole again.
 
         Args:
             at: no later state than that of this step.
@@ -153,16 +155,7 @@ class RunFolder:
         """
         steps = stored_steps(self.path)
         faults: list[str] = []
-        point = None
-        for step in reversed([step for step in steps if at is None or step <= at]):
-            point = _resume_point(checkpoint_folder(self.path, step), step, faults)
-            if point is not None:
-                break
-        stopped = _resume_point(self._stopped, None, faults) if self._stopped.exists() else None
-        if stopped is not None and at is not None and stopped.step > at:
-            stopped = None
-        if stopped is not None and (point is None or stopped.step > point.step):
-            point = stopped
+        point = next(_points(self.path, at, faults), None)
         if point is None and steps:
             reason = f" ({faults[0]})" if faults else ""
             raise UserError(
@@ -262,15 +255,34 @@ class RunFolder:
                 file.unlink()
 
 
-def resumable(run: Path) -> list[int]:
-    """Returns the steps that training can go on from, ascending; 0 alone of a run that has stored nothing yet."""
-    folders = [checkpoint_folder(run, step) for step in stored_steps(run)]
-    stopped = run / STOPPED_FOLDER
-    if not folders and not stopped.exists():
-        return [0]
-    holding = [each for each in (*folders, stopped) if (each / TRAINING_STATE_FILE).is_file()]
-    points = (_resume_point(each, None, []) for each in holding)
-    return sorted({point.step for point in points if point is not None})
+def resumable(run: Path) -> Iterator[int]:
+    """Yields the steps that training can go on from, the last first; 0 alone of a run that has stored nothing yet."""
+    if not stored_steps(run) and not (run / STOPPED_FOLDER).exists():
+        yield 0
+    else:
+        yield from (point.step for point in _points(run, None, []))
+
+
+def _points(run: Path, at: int | None, faults: list[str]) -> Iterator[ResumePoint]:
+    """Yields the points that training can go on from, the last first, none after step ``at``."""
+    steps = stored_steps(run)
+    # A line is on disk before the checkpoint of its step: where one is missing, the log was damaged.
+    lost = MetricsLog(run / METRICS_FILE).lacks(steps)
+    if lost is not None:
+        faults.append(lost[1])
+    end = min(inf if at is None else at, inf if lost is None else lost[0] - 1)
+    stopped = _resume_point(run / STOPPED_FOLDER, None, faults) if (run / STOPPED_FOLDER).exists() else None
+    if stopped is not None and stopped.step > end:
+        stopped = None
+    for step in reversed([step for step in steps if step <= end]):
+        if stopped is not None and stopped.step > step:
+            yield stopped
+            stopped = None
+        point = _resume_point(checkpoint_folder(run, step), step, faults)
+        if point is not None:
+            yield point
+    if stopped is not None:
+        yield stopped
 
 
 def _resume_point(folder: Path, step: int | None, faults: list[str]) -> ResumePoint | None:

@@ -109,7 +109,7 @@ def heads(
     """
     edit = HeadEdit.read(mode, keys, queries)
     named = read_groups(groups)
-    check_controls(by_class, least, random, random_size)
+    check_controls(by_class or bool(named), by_class, least, random, random_size)
 
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
@@ -175,7 +175,9 @@ def heads(
     return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *note))
 
 
-def check_controls(by_class: bool, least: int, random: int, random_size: int | None) -> None:
+def check_controls(
+    has_groups: bool, by_class: bool, least: int, random: int, random_size: int | None
+) -> None:
     """Refuses numbers of heads and draws that mean nothing.
 
     Raises:
@@ -187,6 +189,10 @@ def check_controls(by_class: bool, least: int, random: int, random_size: int | N
         raise UserError(f"--least {least} goes with --by-class, which scores heads against templates")
     if random:
         check_draws(random, "--random")
+        if not has_groups and random_size is None:
+            raise UserError(
+                f"--random {random} draws as many heads as a group has: give --group or --by-class, or --random-size"
+            )
     if random_size is not None and not random:
         raise UserError(f"--random-size {random_size} goes with --random, the number of draws")
     if random_size is not None and random_size < 1:

@@ -20,7 +20,8 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
     known = EXPERIMENTS.get(experiment)
     settings = {} if known is None else known.says
     each = [
-        [
+        examined(part)
+        + [
             phrase(name, part[name])
             for name, unsaid in settings.items()
             if part.get(name) not in (None, unsaid)
@@ -28,6 +29,14 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
         for part in config.get("parts", [config])
     ]
     return [one for one in each[0] if all(one in others for others in each)]
+
+
+def examined(config: Mapping[str, Any]) -> list[str]:
+    """Returns the task whose examples these are, where one was named in place of the checkpoint's own."""
+    if config.get("task") is None:
+        return []
+    settings = [f"{name} {value}" for name, value in config.get("task_config", {}).items()]
+    return [" ".join(["task", config["task"], *([f"({', '.join(settings)})"] if settings else [])])]
 
 
 def phrase(name: str, value: Any) -> str:

@@ -150,7 +150,7 @@ def common_step(runs: Sequence[Path]) -> int:
     Raises:
         UserError: if there is none.
     """
-    steps = [resumable(run) for run in runs]
+    steps = [list(resumable(run)) for run in runs]
     common = set.intersection(*map(set, steps))
     if not common:
         behind, ahead = (

@@ -90,11 +90,10 @@ class Train(RecipeCommand):
                 self.train_one(resolved, self.folder() / f"seed-{seed}", seed, stop)
 
     def train_one(self, resolved: Resolved, out: Path, seed: int, stop: Callable[[], bool]) -> None:
-        from interp_tasks.checkpoints.meta import reached
         from interp_tasks.training.trainer import train_resolved
 
         follows = launched().rank > 0
-        before = None if follows else reached(out)
+        before = None if follows else goes_on_from(out)
         with progress_line(self.quiet or follows) as progress:
             line = None if progress is None else shown(progress, out)
             train_resolved(resolved, out, seed=seed, device=self.device, progress=line, stop=stop)
@@ -103,11 +102,10 @@ class Train(RecipeCommand):
 
     def train_stacked(self, resolved: Resolved, seeds: list[int], stop: Callable[[], bool]) -> None:
         """Trains several seeds in one process, and says where each run is."""
-        from interp_tasks.checkpoints.meta import reached
         from interp_tasks.training.stacked import train_stacked
         from tasks import get
 
-        before = [reached(self.folder() / f"seed-{seed}") for seed in seeds]
+        before = [goes_on_from(self.folder() / f"seed-{seed}") for seed in seeds]
         with progress_line(self.quiet) as progress:
             runs = train_stacked(
                 get(resolved.task_name, **resolved.task),
@@ -130,6 +128,14 @@ class Train(RecipeCommand):
             note(f"{out}: went on from step {before}", self.quiet)
         last = read_metrics(out)[-1]
         write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
+
+
+def goes_on_from(run: Path) -> int | None:
+    """Returns the step that training will go on from; None of a run that has stored nothing yet."""
+    from interp_tasks.checkpoints.meta import reached
+    from interp_tasks.checkpoints.run_folder import resumable
+
+    return None if reached(run) is None else next(resumable(run), None)
 
 
 def shown(progress: Progress, out: Path) -> Any:

@@ -296,6 +296,8 @@ def circuit(
     circuits = {ref: each.circuit for ref, each in found.items() if each.circuit is not None}
     if write is not None:
         for each in circuits.values():
+            # As for the files of --out; what could not be made was refused before anything was measured.
+            Path(write).parent.mkdir(parents=True, exist_ok=True)
             each.write(write)
         if not circuits:
             raise UserError(f"--write {write}: there is no circuit, since clean and source run do not differ")

@@ -567,6 +567,13 @@ def test_outside_of_a_generation(rotary, tokens):
     table = sweep(rotary, tokens, {"slice": push(slice(2, -1)), "list": push([2, 3, 4])}).frame
     kl = table[table.metric == "kl"].value
     assert kl.iloc[0] == kl.iloc[1] > 0
+    for none in (slice(6, None), slice(3, 2), slice(0, -6)):
+        with pytest.raises(CircuitsError, match=r"none of its positions came in 1 run\(s\), so nothing was edited"):
+            run(rotary, tokens, push(none))
+    with intervene(rotary, push(slice(5, None))):  # a loop of one's own, without a cache
+        short, long = rotary(tokens[:, :5]), rotary(tokens)
+    assert torch.equal(short, run(rotary, tokens[:, :5]))
+    assert torch.equal(long, run(rotary, tokens, push([5])))
     with pytest.raises(CircuitsError, match="has no step"):
         push(slice(0, 4, 2))
     with pytest.raises(CircuitsError, match="no position 9: the run has positions 0-5"):

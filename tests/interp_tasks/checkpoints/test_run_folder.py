@@ -24,6 +24,7 @@ from interp_tasks.checkpoints import (
     stored_steps,
 )
 from interp_tasks.checkpoints.atomic import replace_file
+from interp_tasks.checkpoints.run_folder import resumable
 from interp_tasks.errors import UserError
 from tasks.hooked import construct
 
@@ -181,6 +182,34 @@ def test_metrics_mangled_before_the_checkpoint_stop_the_run(tmp_path: Path) -> N
     lines = (path / "metrics.jsonl").read_text().splitlines()
     (path / "metrics.jsonl").write_text("\n".join([lines[0], lines[1][:9], lines[2], ""]))
     with opened(path) as run, pytest.raises(UserError, match=r"metrics.jsonl is mangled: line 2"):
+        run.resume()
+    assert stored_steps(path) == [0, 10, 20]
+
+
+def test_it_goes_on_from_before_a_line_that_the_log_has_lost(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        write(run, [0, 10, 20])
+    whole = (path / "metrics.jsonl").read_bytes()
+    (path / "metrics.jsonl").write_bytes(whole[:-5])
+    assert list(resumable(path)) == [10]
+    with opened(path) as run:
+        point = run.resume()
+        assert point is not None
+        assert point.step == 10
+        write(run, [20])
+    assert (path / "metrics.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("left", [b"", None, b'{"step": 20}\n'], ids=["empty", "gone", "its end alone"])
+def test_a_log_without_its_beginning_stops_the_run(tmp_path: Path, left: bytes | None) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        write(run, [0, 10, 20])
+    (path / "metrics.jsonl").unlink()
+    if left is not None:
+        (path / "metrics.jsonl").write_bytes(left)
+    with opened(path) as run, pytest.raises(UserError, match=r"metrics\.jsonl has no line of step 0"):
         run.resume()
     assert stored_steps(path) == [0, 10, 20]
 

@@ -344,6 +344,8 @@ def test_checkpoint_without_a_task(call):
     rows = records(call, "--ckpt", "bare", "--task", "matrix-completion", *settings)
     assert {row["metric"] for row in rows} == {"mse_all", "mse_masked", "mse_observed"}
     assert {row["split"] for row in rows} == {"test"}
+    out = call("ablation", "--ckpt", "bare", "--task", "matrix-completion", *settings, *SMALL)[1]
+    assert "task matrix-completion (n 3, grid_max 1.2, grid_step 0.1) · mode uniform" in " ".join(out.split())
 
 
 def test_checkpoints_lists_steps_and_marks(call):
@@ -426,6 +428,12 @@ def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
     assert "step 3" in stdout
     rows = records(call, "--ckpt", f"{out}/seed-*@last")
     assert [row["step"] for row in rows] == [3] * 3 + [2] * 3
+    weights = out / "seed-0/checkpoints/00000003/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    err = call("train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0")[2]
+    assert "went on from step 2" in err
+    assert weights.read_bytes() == whole
     nested = call("train", "matrix-completion", *TINY, "--out", out / "seed-0", "--seeds", "0:2")
     assert nested[:2] == (2, "")
     # A long path is shortened in the middle.

@@ -298,7 +298,7 @@ def test_without_a_gap_there_is_no_circuit(tmp_path, task, capsys):
 
 
 def test_what_is_written_is_kept(copier, folders, tmp_path, found):
-    file = tmp_path / "circuit.json"
+    file = tmp_path / "made" / "circuit.json"
     asked = {"method": "exact", "curve": False, "random": 3, **SHARED}
     experiments.circuit(copier, write=file, **asked)
     (circuit,) = found.circuits.values()
