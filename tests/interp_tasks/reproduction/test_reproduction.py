@@ -142,6 +142,15 @@ def test_several_rows_are_reduced_and_counted(table):
     for index, end in enumerate(("ci_low", "ci_high")):
         wide = max(row["value"] + factor * (row[end] - row["value"]) for row in rows)
         assert (low, high)[index] == pytest.approx(wide)
+    spread, (low, high) = number(table, where=both, reduce="max / min")
+    assert spread == max(values) / min(values)
+    # The largest may be as small as its own interval says while the smallest is as large, and the reverse.
+    wide = {
+        end: [row["value"] + factor * (row[end] - row["value"]) for row in rows]
+        for end in ("ci_low", "ci_high")
+    }
+    assert low == pytest.approx(max(wide["ci_low"]) / min(wide["ci_high"]))
+    assert high == pytest.approx(max(wide["ci_high"]) / min(wide["ci_low"]))
     assert number(table, where=both, reduce="count") == (2, None)
     assert number(table, where={"metric": ["none"]}, reduce="count") == (0, None)
     per_baseline = number(table, where=both, reduce="min", column="effect", per="baseline")[0]
@@ -175,6 +184,34 @@ def test_seeds_that_lack_a_row_are_counted(table):
         f"2 of 3 seeds have such a row; of the others, {why}" in judge(claim(absent=why), lacking, "r").reason
     )
     assert "seeds have" not in judge(claim(), lacking, "r").reason
+
+
+def test_rows_of_a_run_differ_where_it_has_two_of_them(table):
+    """The run with one row of the three has nothing to compare, the one with two is compared on these."""
+    import pandas
+
+    names = ["first", "second", "third"]
+    row = row_of(table)
+    values = {0: (1.0, 1.2, 3.0), 1: (2.0, 1.0), 2: (5.0,)}
+    frame = pandas.DataFrame(
+        [
+            {**row, "run": f"r/seed-{run}", "variant": name, "value": value}
+            for run, of_run in values.items()
+            for name, value in zip(names, of_run, strict=False)
+        ]
+    ).astype(table.dtypes.to_dict())
+    spread = {"where": {"variant": names, "metric": "mse_masked"}, "reduce": "max / min"}
+    found = claim_numbers(claim(**spread), frame).numbers
+    assert [(each.run, each.value) for each in found] == [("r/seed-0", 3.0), ("r/seed-1", 2.0)]
+    why = "it has fewer than two groups"
+    assert f"2 of 3 seeds have such a row; of the others, {why}" in judge(
+        claim(**spread, absent=why), frame, "r"
+    ).reason
+    only = frame[frame["run"] == "r/seed-2"]
+    assert judge(claim(**spread, absent=why), only, "r").verdict == "not run"
+    # Of a number that is not above 0 nothing is so many times another.
+    below = frame.assign(value=frame["value"] - 1.0)
+    assert judge(claim(**spread), below, "r").value is None
 
 
 def test_a_row_that_may_be_absent_is_not_run_and_other_mistakes_are_errors(table):
