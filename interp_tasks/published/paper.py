@@ -163,6 +163,7 @@ class Claim(Entry):
     """A published statement, the number of ours that it is about, and the rule that decides it.
 
     Attributes:
+        short: a name for a narrow terminal, where that of ``id`` has no room.
         row: of the paper.
         source: section, table or figure.
         says: the statement, in our words.
@@ -194,6 +195,7 @@ class Claim(Entry):
     """
 
     id: str
+    short: str = ""
     row: int
     study: str
     source: str
