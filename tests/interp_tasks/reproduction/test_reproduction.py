@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 import pandas
 import pytest
@@ -19,7 +20,7 @@ from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
 from interp_tasks.reproduction.reproduction import about, corrected
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
-from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
+from interp_tasks.reproduction.studies import Job, jobs_of, longest_first, lots_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
 from interp_tasks.training import trainer
 
@@ -435,6 +436,19 @@ def test_a_paper_on_one_run_of_two(runs):
     assert [each.run.name for each in found.missing] == ["b"]
     only = reproduce(paper, runs=runs, rows=[2])
     assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
+
+
+def test_what_reads_most_checkpoints_is_begun_first():
+    """Or the process that has it goes on alone in the end. Jobs on one model stay together, in their order."""
+    given = content(claim().model_dump())
+    paper = parse_paper(given, "small.toml")
+    located = [Located(run, run.name, {0: run.name}) for run in paper.run]
+    first, second, both = jobs_of(paper, located)
+    once = replace(first, study=first.study.model_copy(update={"at": ("4",)}))
+    twice = replace(second, study=second.study.model_copy(update={"id": "again"}))
+    lots = longest_first(lots_of([once, both, second, twice]))
+    assert [[job.name for job in lot] for lot in lots] == [["b", "b"], ["core"], ["a"]]
+    assert [job.study.id for job in lots[0]] == ["s", "again"]
 
 
 @pytest.mark.slow
