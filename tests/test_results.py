@@ -193,7 +193,9 @@ def test_a_claim_is_one_whole_line_of_80_columns(name, monkeypatch, capsys):
     assert max(map(len, lines)) == 80
     assert "…" not in "".join(lines)
     verdicts = {"", "held", "failed", "undecided", "not testable", "not run"}
-    told = [line[13:39].rstrip(" *") for line in lines if line[:13].strip() in verdicts and line[13:14].strip()]
+    told = [
+        line[13:39].rstrip(" *") for line in lines if line[:13].strip() in verdicts and line[13:14].strip()
+    ]
     fits = {claim.id: len(claim.id) + 2 * claim.headline <= 26 for claim in paper.claim}
     assert sorted(told) == sorted(key if fits[key] else claim.short for key, claim in claims.items())
     assert len(set(told)) == len(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -226,12 +227,15 @@ def print_claim(out: Any, rows: list[Any], short: str, verbose: bool) -> None:
 
 
 def conditions(runs: Sequence[str], width: int) -> list[str]:
-    """Returns the last names of runs; without what all begin with, where one has no room."""
+    """Returns the last names of runs; without the words that all begin with, where one has no room."""
     names = [run.rpartition("/")[2] for run in runs]
     if max(map(len, names)) <= width:
         return names
-    shared = os.path.commonprefix(names).rpartition("-")
-    return [name[len(shared[0] + shared[1]) :] for name in names]
+    words = [name.split("-") for name in names]
+    # The last word of each stays, whatever the others are.
+    beginnings = zip(*(each[:-1] for each in words), strict=False)
+    shared = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, beginnings))
+    return ["-".join(each[shared:]) for each in words]
 
 
 def rounded(value: float) -> str:

@@ -12,6 +12,7 @@ import pytest
 import tasks
 from interp_tasks import experiments, train
 from interp_tasks.cli import main
+from interp_tasks.cli.commands.reproduce import conditions
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
 from interp_tasks.published.paper import parse_paper
@@ -205,9 +206,10 @@ def test_rows_of_a_run_differ_where_it_has_two_of_them(table):
     found = claim_numbers(claim(**spread), frame).numbers
     assert [(each.run, each.value) for each in found] == [("r/seed-0", 3.0), ("r/seed-1", 2.0)]
     why = "it has fewer than two groups"
-    assert f"2 of 3 seeds have such a row; of the others, {why}" in judge(
-        claim(**spread, absent=why), frame, "r"
-    ).reason
+    assert (
+        f"2 of 3 seeds have such a row; of the others, {why}"
+        in judge(claim(**spread, absent=why), frame, "r").reason
+    )
     only = frame[frame["run"] == "r/seed-2"]
     assert judge(claim(**spread, absent=why), only, "r").verdict == "not run"
     # Of a number that is not above 0 nothing is so many times another.
@@ -612,6 +614,13 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     verbose = " ".join(capsys.readouterr().out.split())
     for said in ("It <b>stays</b>.", "Rule: value of @4, mse_masked", "(over examples).", "Untrained: "):
         assert said in verbose
+
+
+def test_conditions_lose_the_words_that_all_begin_with_where_they_have_no_room():
+    runs = ["x/matrix-completion-4x4", "x/matrix-completion-4x4-small-init"]
+    assert conditions(runs, 32) == ["matrix-completion-4x4", "matrix-completion-4x4-small-init"]
+    assert conditions(runs, 31) == ["4x4", "4x4-small-init"]
+    assert conditions([*runs, "seeds/5x5"], 31) == [*(run[2:] for run in runs), "5x5"]
 
 
 class Deadly(Job):
