@@ -7,9 +7,12 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas
 import pytest
 
+from interp_tasks.cli.commands.reproduce import print_claims
 from interp_tasks.published import papers, read_paper
 from interp_tasks.published.paper import parse_paper
 from interp_tasks.reproduction.page import claims_markdown, headlines, headlines_markdown, our_number
@@ -164,6 +167,38 @@ def test_what_is_stored_makes_the_tables_that_reproduce_writes():
     untrained = [{**each, "verdict": "not run"} if each["run"] == "b" else each for each in frame]
     assert f"| It falls. | {cells}" in headlines_markdown(PAPER, untrained)
     assert headlines_markdown(PAPER, frame[2:]) == ""
+
+
+@pytest.mark.parametrize("name", papers())
+def test_a_claim_is_one_whole_line_of_80_columns(name, monkeypatch, capsys):
+    """Of what is stored: no name, number or unit is cut, and no two claims of an experiment are called the same."""
+    paper = read_paper(name)
+    claims = {claim.id: claim for claim in paper.claim}
+    rows = [
+        {
+            **outcome,
+            "row": (claim := claims[outcome["claim"]]).row,
+            "headline": claim.headline,
+            "says": claim.says,
+            "rule": claim.rule,
+            "published": claim.published,
+            "published_number": math.nan if claim.number is None else claim.number,
+        }
+        for outcome in results.outcomes_of(paper, text_of(name))
+    ]
+    shown = SimpleNamespace(paper=paper, frame=lambda: pandas.DataFrame(rows), missing=())
+    monkeypatch.setenv("COLUMNS", "80")
+    print_claims(shown, verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 80
+    assert "…" not in "".join(lines)
+    verdicts = {"", "held", "failed", "undecided", "not testable", "not run"}
+    told = [
+        line[13:39].rstrip(" *") for line in lines if line[:13].strip() in verdicts and line[13:14].strip()
+    ]
+    fits = {claim.id: len(claim.id) + 2 * claim.headline <= 26 for claim in paper.claim}
+    assert sorted(told) == sorted(key if fits[key] else claim.short for key, claim in claims.items())
+    assert len(set(told)) == len(told)
 
 
 def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():

@@ -172,6 +172,7 @@ class Claim(Entry):
     """A published statement, the number of ours that it is about, and the rule that decides it.
 
     Attributes:
+        short: a name for a narrow terminal, where that of ``id`` has no room.
         row: of the paper.
         source: section, table or figure.
         says: the statement, in our words.
@@ -181,7 +182,8 @@ class Claim(Entry):
         where: picks rows of the study's table; ``ref`` is compared with what stands after the ``@``, ``run`` with the
             end of the run's name (a list: of one of several, whose names differ by scale); ``draw`` is empty unless
             asked for.
-        reduce: ``one``: a single row must be left; or what to make of several.
+        reduce: ``one``: a single row must be left; or what to make of several. ``max / min``: of two rows at least; a
+            run with fewer has no such number.
         column: which number of the row.
         per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by another row: by the
             same column of it, or by that which the filter's ``column`` names.
@@ -202,6 +204,7 @@ class Claim(Entry):
     """
 
     id: str
+    short: str = ""
     row: int
     study: str
     source: str
@@ -209,7 +212,7 @@ class Claim(Entry):
     published: str = ""
     number: float | None = None
     where: Filter
-    reduce: Literal["one", "mean", "min", "max", "sum", "count"] = "one"
+    reduce: Literal["one", "mean", "min", "max", "max / min", "sum", "count"] = "one"
     column: Literal["value", "effect", "baseline"] = "value"
     per: Literal["baseline", "variance"] | Filter | None = None
     holds: Bounds

@@ -37,6 +37,9 @@ INTERVAL_COLUMNS: Mapping[str, tuple[str, str]] = {
 #: The function that makes bounds of a reduced number of the bounds of several numbers.
 REDUCTIONS_OF_BOUNDS: Mapping[str, Callable[[Iterable[float]], float]] = {"one": max, "min": min, "max": max}
 
+#: The reduction that says by how much the rows of one run differ.
+MAX_OVER_MIN = "max / min"
+
 
 @dataclass(frozen=True)
 class Number:
@@ -110,6 +113,10 @@ def claim_numbers(claim: Claim, frame: pandas.DataFrame, seeds: Seeds | None = N
         return ClaimNumbers((number,), pooled=int(counted.min()))
     of_run = rows["run"].fillna("").astype(str)
     groups = {name: rows[of_run == name] for name in dict.fromkeys(of_run)}
+    if claim.reduce == MAX_OVER_MIN:
+        groups = {name: run_rows for name, run_rows in groups.items() if len(run_rows) > 1}
+        if not groups:
+            raise NoRow(f"no run has two rows of {claim.where}")
     conditions = {seed_of(name, seeds).condition for name in groups}
     if len(conditions) > 1:
         if claim.reduce == "one":
@@ -155,9 +162,16 @@ def run_number(
         return Number(name, known[0])
     if any(math.isnan(value) for value in values):
         return Number(name, math.nan)
-    reduced = {"mean": intervals.mean, "sum": math.fsum}.get(claim.reduce) or join
+    if claim.reduce == MAX_OVER_MIN and min(values) <= 0:
+        return Number(name, math.nan)
+    reductions = {"mean": intervals.mean, "sum": math.fsum, MAX_OVER_MIN: max_over_min}
+    reduced = reductions.get(claim.reduce) or join
     assert reduced is not None
     return Number(name, reduced(values), over_examples=reduced_interval(claim, cells))
+
+
+def max_over_min(values: Sequence[float]) -> float:
+    return max(values) / min(values)
 
 
 def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
@@ -173,12 +187,14 @@ def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
     if claim.reduce in ("mean", "sum"):
         low, high = intervals.mean_interval(several)
         return (low, high) if claim.reduce == "mean" else (len(cells) * low, len(cells) * high)
-    join = REDUCTIONS_OF_BOUNDS[claim.reduce]
     wide = [
         intervals.bonferroni_interval(interval, cell.value, len(cells))
         for cell, interval in zip(cells, several, strict=True)
     ]
     lows, highs = zip(*wide, strict=True)
+    if claim.reduce == MAX_OVER_MIN:
+        return intervals.quotient((max(lows), max(highs)), (min(lows), min(highs)))
+    join = REDUCTIONS_OF_BOUNDS[claim.reduce]
     return join(lows), join(highs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     import pandas
 
 
-def our_number(row: Mapping[str, Any]) -> str:
+def our_number(row: Mapping[str, Any], formatted: Callable[[float], str] = number) -> str:
     """Returns our number with what it is of, or its bounds, where runs end too soon; a dash where there is neither."""
     if known(row["value"]):
-        return f"{number(row['value'])} {row['what']}".rstrip()
+        return f"{formatted(row['value'])} {row['what']}".rstrip()
     least, most = row["at_least"], row["at_most"]
     if known(least) and known(most) and least > 0:
-        shown = f"{number(least)} to {number(most)}"
+        shown = f"{formatted(least)} to {formatted(most)}"
     elif known(most):
-        shown = f"< {number(most)}"
+        shown = f"< {formatted(most)}"
     elif known(least) and least > 0:
-        shown = f"> {number(least)}"
+        shown = f"> {formatted(least)}"
     else:
         return "–"
     return f"{shown} {row['what']}".rstrip()

@@ -193,10 +193,16 @@ def lots_of(jobs: Sequence[Job]) -> list[deque[Job]]:
     return list(lots.values())
 
 
+def longest_first(lots: Sequence[deque[Job]]) -> list[deque[Job]]:
+    """Sorts lots by the number of checkpoints that their jobs read, which says about how long they take."""
+    return sorted(lots, key=lambda lot: sum(len(job.refs()) for job in lot), reverse=True)
+
+
 def together(jobs: Sequence[Job], processes: int, scratch: Path, cut_off: list[Job]) -> Iterator[Done]:
     """Yields each job's result as it comes; jobs whose process died are added to ``cut_off``.
 
-    Jobs on one model run one after the other in one process.
+    Jobs on one model run one after the other in one process, the longest lots first: what is left to the end, where
+    processes wait for the last one, is short.
     """
     from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
     from multiprocessing import get_context
@@ -204,7 +210,7 @@ def together(jobs: Sequence[Job], processes: int, scratch: Path, cut_off: list[J
     def started() -> ProcessPoolExecutor:
         return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=one_thread)
 
-    waiting = deque(lots_of(jobs))
+    waiting = deque(longest_first(lots_of(jobs)))
     pools = [started() for _ in range(min(processes, len(waiting)))]
     running: dict[Future[Done], tuple[ProcessPoolExecutor, Job, deque[Job]]] = {}
 

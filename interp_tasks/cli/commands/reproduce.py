@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from interp_tasks.cli.tables import console
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
+from interp_tasks.pages.numbers import three_digits
 from interp_tasks.published import papers
 from interp_tasks.settings import check_device
 from interp_tasks.texts import one_line
@@ -138,8 +140,8 @@ def trainer_progress(progress: Progress) -> Any:
     return of_run
 
 
-#: Widths of an unbroken line: verdict, published, ours, seeds; the claim's name has the rest.
-VERDICT, PUBLISHED, OURS, SEEDS = 12, 11, 22, 5
+#: Widths of an unbroken line: verdict, published, ours, seeds; the claim's name has the rest, 26 of 80.
+VERDICT, PUBLISHED, OURS, SEEDS = 12, 9, 24, 5
 #: Of sentences below a line.
 INDENT = VERDICT + 1
 
@@ -153,24 +155,27 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
     out = console()
     width = out.width
     rows: list[Any] = reproduction.frame().to_dict("records")
+    shorts = {claim.id: claim.short for claim in reproduction.paper.claim}
     head = ("verdict", "claim", "published", "ours", "seeds")
     out.print(Text(line(head, width), style="dim"), soft_wrap=True)
     for row in reproduction.paper.row:
         row_outcomes = [each for each in rows if each["row"] == row.number]
         if not row_outcomes:
             continue
-        where = f" ({row.where})" if row.where else ""
+        title = f"{row.number}. {row.title}"
+        whole = f"{title} ({row.where})" if row.where else title
         out.print()
-        out.print(Text(cut(f"{row.number}. {row.title}{where}", width), style="bold"), soft_wrap=True)
+        out.print(Text(whole if len(whole) <= width else cut(title, width), style="bold"), soft_wrap=True)
         for claim in dict.fromkeys(each["claim"] for each in row_outcomes):
             claim_outcomes = [each for each in row_outcomes if each["claim"] == claim]
             # What has not been trained stands below, once.
             run = [each for each in claim_outcomes if each["verdict"] != "not run"]
-            print_claim(out, claim_outcomes if verbose or not run else run, verbose)
+            print_claim(out, claim_outcomes if verbose or not run else run, shorts.get(claim, ""), verbose)
     out.print()
-    out.print(Text(summary(reproduction)))
+    print_wrapped(out, summary(reproduction))
+    print_wrapped(out, "*: a headline. –: none, or none that is one number.")
     if not verbose:
-        out.print(Text("--verbose: what each claim says, its rule, interval, runs, controls and reasons."))
+        print_wrapped(out, "--verbose: what each claim says, its rule, interval, runs, controls and reasons.")
     if reproduction.missing:
         hours = sum(each.run.hours for each in reproduction.missing)
         out.print(
@@ -180,33 +185,66 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
         out.print(Text(f"{each.run.hours:g} h: {each.run.command(reproduction.folder)}", style="dim"))
 
 
-def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
-    """Prints a claim's line; for several conditions, a line for each below its name."""
+def print_wrapped(out: Any, text: str) -> None:
+    from rich.text import Text
+
+    for part in wrap(text, out.width):
+        out.print(Text(part), soft_wrap=True)
+
+
+def print_claim(out: Any, rows: list[Any], short: str, verbose: bool) -> None:
+    """Prints a claim's line; for several conditions, a line for each below its name.
+
+    Args:
+        short: what stands in the place of a name that has no room.
+    """
     from rich.text import Text
 
     from interp_tasks.reproduction.page import our_number, published_number, seeds
 
     first = rows[0]
     # Words that do not fit say nothing once they are cut: --verbose has them.
-    short = published_number(first)
-    short = short if len(short) <= PUBLISHED else "–"
+    published = published_number(first)
+    published = published if 0 < len(published) <= PUBLISHED else "–"
     several = len(rows) > 1
-    name = first["claim"] + (" *" if first["headline"] else "")
+    star = " *" if first["headline"] else ""
+    name = first["claim"] + star
+    if short and len(name) > name_width(out.width):
+        name = short + star
     sentences_of_claim = [
         f"{first['claim']}: {first['says']}",
         f"Published: {first['published']}." * bool(first["published"]),
         f"Rule: {first['rule']}.",
     ]
     if several:
-        out.print(Text(line(("", name, short, "", ""), out.width)), soft_wrap=True)
+        out.print(Text(line(("", name, published, "", ""), out.width)), soft_wrap=True)
         if verbose:
             print_sentences(out, sentences_of_claim)
-    for row in rows:
-        called = f"  {row['run'].rpartition('/')[2]}" if several else name
-        cells = (row["verdict"], called, "" if several else short, our_number(row), seeds(row))
+    called = [f"  {each}" for each in conditions([row["run"] for row in rows], name_width(out.width) - 2)]
+    for row, condition in zip(rows, called if several else [name], strict=True):
+        ours = our_number(row, rounded)
+        cells = (row["verdict"], condition, "" if several else published, ours, seeds(row))
         out.print(Text(line(cells, out.width)), soft_wrap=True)
         if verbose:
             print_sentences(out, [*([] if several else sentences_of_claim), *particulars(row)])
+
+
+def conditions(runs: Sequence[str], width: int) -> list[str]:
+    """Returns the last names of runs; without the words that all begin with, where one has no room."""
+    names = [run.rpartition("/")[2] for run in runs]
+    if max(map(len, names)) <= width:
+        return names
+    words = [name.split("-") for name in names]
+    # The last word of each stays, whatever the others are.
+    beginnings = zip(*(each[:-1] for each in words), strict=False)
+    shared = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, beginnings))
+    return ["-".join(each[shared:]) for each in words]
+
+
+def rounded(value: float) -> str:
+    """Formats a number for a narrow column; three digits, two of a small one, since its power of ten says most."""
+    small = 0 < abs(value) < 1e-3
+    return f"{value:.1e}" if small else three_digits(value)
 
 
 def print_sentences(out: Any, sentences: Sequence[str]) -> None:
@@ -233,10 +271,14 @@ def particulars(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{row['reason'][0].upper()}{row['reason'][1:]}."
 
 
+def name_width(width: int) -> int:
+    """Returns how much of a line's width a claim's name has."""
+    return max(width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4, 12)
+
+
 def line(cells: Sequence[str], width: int) -> str:
     """Returns one line of the terminal's width; a text too long for its column ends in three dots."""
-    rest = width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4
-    widths = (VERDICT, max(rest, 12), PUBLISHED, OURS, SEEDS)
+    widths = (VERDICT, name_width(width), PUBLISHED, OURS, SEEDS)
     shown = [
         cut(text, wide, middle=column == 1).ljust(wide)
         for column, (text, wide) in enumerate(zip(cells, widths, strict=True))

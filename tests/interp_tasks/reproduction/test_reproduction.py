@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 import pandas
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import tasks
 from interp_tasks import experiments, train
 from interp_tasks.cli import main
+from interp_tasks.cli.commands.reproduce import conditions
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
 from interp_tasks.published.paper import as_typed, parse_paper
@@ -19,7 +21,7 @@ from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
 from interp_tasks.reproduction.reproduction import about, corrected
 from interp_tasks.reproduction.runs import Located, locate_all
-from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
+from interp_tasks.reproduction.studies import Job, jobs_of, longest_first, lots_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
 from interp_tasks.training import trainer
 
@@ -142,6 +144,15 @@ def test_several_rows_are_reduced_and_counted(table):
     for index, end in enumerate(("ci_low", "ci_high")):
         wide = max(row["value"] + factor * (row[end] - row["value"]) for row in rows)
         assert (low, high)[index] == pytest.approx(wide)
+    spread, (low, high) = number(table, where=both, reduce="max / min")
+    assert spread == max(values) / min(values)
+    # The largest may be as small as its own interval says while the smallest is as large, and the reverse.
+    wide = {
+        end: [row["value"] + factor * (row[end] - row["value"]) for row in rows]
+        for end in ("ci_low", "ci_high")
+    }
+    assert low == pytest.approx(max(wide["ci_low"]) / min(wide["ci_high"]))
+    assert high == pytest.approx(max(wide["ci_high"]) / min(wide["ci_low"]))
     assert number(table, where=both, reduce="count") == (2, None)
     assert number(table, where={"metric": ["none"]}, reduce="count") == (0, None)
     per_baseline = number(table, where=both, reduce="min", column="effect", per="baseline")[0]
@@ -175,6 +186,35 @@ def test_seeds_that_lack_a_row_are_counted(table):
         f"2 of 3 seeds have such a row; of the others, {why}" in judge(claim(absent=why), lacking, "r").reason
     )
     assert "seeds have" not in judge(claim(), lacking, "r").reason
+
+
+def test_rows_of_a_run_differ_where_it_has_two_of_them(table):
+    """The run with one row of the three has nothing to compare, the one with two is compared on these."""
+    import pandas
+
+    names = ["first", "second", "third"]
+    row = row_of(table)
+    values = {0: (1.0, 1.2, 3.0), 1: (2.0, 1.0), 2: (5.0,)}
+    frame = pandas.DataFrame(
+        [
+            {**row, "run": f"r/seed-{run}", "variant": name, "value": value}
+            for run, of_run in values.items()
+            for name, value in zip(names, of_run, strict=False)
+        ]
+    ).astype(table.dtypes.to_dict())
+    spread = {"where": {"variant": names, "metric": "mse_masked"}, "reduce": "max / min"}
+    found = claim_numbers(claim(**spread), frame).numbers
+    assert [(each.run, each.value) for each in found] == [("r/seed-0", 3.0), ("r/seed-1", 2.0)]
+    why = "it has fewer than two groups"
+    assert (
+        f"2 of 3 seeds have such a row; of the others, {why}"
+        in judge(claim(**spread, absent=why), frame, "r").reason
+    )
+    only = frame[frame["run"] == "r/seed-2"]
+    assert judge(claim(**spread, absent=why), only, "r").verdict == "not run"
+    # Of a number that is not above 0 nothing is so many times another.
+    below = frame.assign(value=frame["value"] - 1.0)
+    assert judge(claim(**spread), below, "r").value is None
 
 
 def test_a_row_that_may_be_absent_is_not_run_and_other_mistakes_are_errors(table):
@@ -408,6 +448,19 @@ def test_a_paper_on_one_run_of_two(runs):
     assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
 
 
+def test_what_reads_most_checkpoints_is_begun_first():
+    """Or the process that has it goes on alone in the end. Jobs on one model stay together, in their order."""
+    given = content(claim().model_dump())
+    paper = parse_paper(given, "small.toml")
+    located = [Located(run, run.name, {0: run.name}) for run in paper.run]
+    first, second, both = jobs_of(paper, located)
+    once = replace(first, study=first.study.model_copy(update={"at": ("4",)}))
+    twice = replace(second, study=second.study.model_copy(update={"id": "again"}))
+    lots = longest_first(lots_of([once, both, second, twice]))
+    assert [[job.name for job in lot] for lot in lots] == [["b", "b"], ["core"], ["a"]]
+    assert [job.study.id for job in lots[0]] == ["s", "again"]
+
+
 @pytest.mark.slow
 def test_fresh_processes_give_the_same(runs):
     paper = parse_paper(content(claim().model_dump(), claim(id="u", row=2, study="t").model_dump()), "x")
@@ -585,6 +638,13 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     verbose = " ".join(capsys.readouterr().out.split())
     for said in ("It <b>stays</b>.", "Rule: value of @4, mse_masked", "(over examples).", "Untrained: "):
         assert said in verbose
+
+
+def test_conditions_lose_the_words_that_all_begin_with_where_they_have_no_room():
+    runs = ["x/matrix-completion-4x4", "x/matrix-completion-4x4-small-init"]
+    assert conditions(runs, 32) == ["matrix-completion-4x4", "matrix-completion-4x4-small-init"]
+    assert conditions(runs, 31) == ["4x4", "4x4-small-init"]
+    assert conditions([*runs, "seeds/5x5"], 31) == [*(run[2:] for run in runs), "5x5"]
 
 
 class Deadly(Job):
