@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import runpy
 from itertools import takewhile
 from pathlib import Path
 
@@ -89,16 +88,8 @@ def test_the_api_pages_list_every_public_name():
 
 
 def test_the_site_has_a_row_for_every_family_of_models():
-    hook = REPOSITORY / "docs" / "scripts" / "families.py"
-    assert "docs/scripts/families.py" in (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
-    names = runpy.run_path(str(hook))
-    pages = [page for page in PAGES if names["PLACE"] in page.read_text(encoding="utf-8")]
-    assert pages == [CIRCUITS / "index.md"]
-    written = pages[0].read_text(encoding="utf-8")
-    assert f"\n\n{names['PLACE']}\n\n" in written  # a table is a paragraph of its own
-    made = names["on_page_markdown"](written)
-    assert names["PLACE"] not in made
-    table = made.split("| family |")[1].split("\n\n")[0]
+    page = (CIRCUITS / "index.md").read_text(encoding="utf-8")
+    table = page.split("| family |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     assert len(rows) == len(FAMILIES)
     for family, (name, wrapped, lacking, paths) in zip(FAMILIES, rows, strict=True):
@@ -106,7 +97,7 @@ def test_the_site_has_a_row_for_every_family_of_models():
         assert {*re.findall(r"`(\w+)`", lacking)} == {*KINDS} - family.sites
         assert (lacking == "none") == (family.sites == {*KINDS})
         assert paths == ("yes" if family.paths else "no")
-    assert all(f"{package} {', '.join(releases)}" in made for package, releases in PROVED_VERSIONS.items())
+    assert all(f"{package} {', '.join(releases)}" in page for package, releases in PROVED_VERSIONS.items())
 
 
 def test_the_block_finder_finds_blocks():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,14 +23,30 @@ CIRCUITS = DOCS / "results" / "circuits.md"
 PAGES = sorted({*(DOCS / "results").glob("*.md")} - {CIRCUITS})
 
 
-def hook(name):
-    spec = importlib.util.spec_from_file_location(f"{name}_hook", DOCS / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+sys.path.insert(0, str(DOCS / "scripts"))
+results, circuits, tables = map(importlib.import_module, ("results", "circuit_tables", "tables"))
+sys.path.pop(0)
 
 
-results, circuits = hook("results"), hook("circuit_tables")
+def places(kind, *pages):
+    """Returns what stands after `kind` in the names of tables on these pages."""
+    return [
+        place[3]
+        for page in pages
+        for place in tables.PLACE.finditer(page.read_text(encoding="utf-8"))
+        if place[2] == kind
+    ]
+
+
+@pytest.mark.parametrize(
+    "page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix()
+)
+def test_no_table_of_a_page_is_behind(page):
+    written = page.read_text(encoding="utf-8")
+    assert tables.filled(written) == written, "python docs/scripts/tables.py"
+    assert len(re.findall(r"^<!-- .*:(?:begin|end) -->$", written, re.MULTILINE)) == 2 * (
+        len(tables.PLACE.findall(written)) + written.count("<!-- sites:begin -->")
+    )
 
 
 def text_of(name):
@@ -41,8 +58,7 @@ def held(name):
 
 
 def test_each_paper_has_its_file_and_its_place_on_one_page():
-    places = [name for page in PAGES for name in results.PLACE.findall(page.read_text(encoding="utf-8"))]
-    assert sorted(places) == papers()
+    assert sorted(places("claims of", *PAGES)) == papers()
     files = sorted(file.stem for file in (DOCS / "results").glob("*.json") if file.stem != CIRCUITS.stem)
     assert files == papers()
 
@@ -64,14 +80,10 @@ def test_the_stored_claims_are_the_published_ones(name):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_site_has_a_row_for_every_outcome(page):
-    written = page.read_text(encoding="utf-8")
-    made = results.on_page_markdown(written)
-    names = results.PLACE.findall(written)
-    assert not results.PLACE.findall(made)
-    tables = [results.tables(name) for name in names]
-    assert all(table in made for table in tables)
+    names = places("claims of", page)
+    made = "\n\n".join(map(results.tables, names))
     # A table's second line goes before its rows.
-    bodies = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)*)", "\n\n".join(tables), re.MULTILINE)
+    bodies = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)*)", made, re.MULTILINE)
     rows = [row for body in bodies for row in body.splitlines()]
     stored = [outcome for name in names for entry in held(name).values() for outcome in entry["outcomes"]]
     told = [
@@ -216,17 +228,13 @@ def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():
 
 def test_the_page_of_circuits_has_a_row_for_every_circuit_and_a_table_for_every_place():
     stored = held("circuits")
-    written = CIRCUITS.read_text(encoding="utf-8")
-    places = circuits.PLACE.findall(written)
-    names = [name for place in places for name in place.split()]
+    names = [name for place in places("circuits of", CIRCUITS) for name in place.split()]
     assert sorted(names) == sorted(stored)
-    made = circuits.on_page_markdown(written)
-    assert not circuits.PLACE.search(made)
-    for place in places:
+    page = CIRCUITS.read_text(encoding="utf-8")
+    for place in places("circuits of", CIRCUITS):
         every = [circuit for name in place.split() for circuit in stored[name]["circuits"]]
-        assert circuits.table(every) in made
-        assert f"\n\n<!-- circuits of {place} -->\n\n" in written  # a table is a paragraph of its own
-    rows = [line for line in made.splitlines() if re.match(r"\| `[^`]+@", line)]
+        assert f"\n\n{circuits.table(every)}\n\n" in page
+    rows = [line for line in page.splitlines() if re.match(r"\| `[^`]+@", line)]
     assert len(rows) == sum(len(stored[name]["circuits"]) for name in names)
     assert {row.count("|") for row in rows} == {circuits.HEADER.count("|")}
 
@@ -238,12 +246,12 @@ def test_circuits_of_seeds_have_the_t_interval_of_their_mean():
         "| edges | 1, 2, 6 | 3 [-4, 10] |",
         "| faithfulness | 0.900, 0.900, 0.900 | 0.900 [0.900, 0.900] |",
     ]
-    places = circuits.SEEDS.findall(CIRCUITS.read_text(encoding="utf-8"))
-    made = circuits.on_page_markdown(CIRCUITS.read_text(encoding="utf-8"))
-    assert len(places) == 2
-    assert not circuits.SEEDS.search(made)
-    for place in places:
-        assert circuits.over_seeds([held("circuits")[name]["circuits"] for name in place.split()]) in made
+    page = CIRCUITS.read_text(encoding="utf-8")
+    of_seeds = places("seeds of", CIRCUITS)
+    assert len(of_seeds) == 2
+    for place in of_seeds:
+        table = circuits.over_seeds([held("circuits")[name]["circuits"] for name in place.split()])
+        assert f"\n\n{table}\n\n" in page
 
 
 def circuit(**changes):

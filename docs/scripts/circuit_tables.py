@@ -1,6 +1,6 @@
-"""The tables of docs/results/circuits.md, made from the JSON beside it when the site is built (a hook of mkdocs).
+"""The tables of docs/results/circuits.md, made from the JSON beside it; tables.py puts them into the page.
 
-`python docs/scripts/circuit_tables.py FOLDER` puts into that file what `interp-run circuit --out FOLDER/NAME` wrote: of
+`python docs/scripts/circuit_tables.py FOLDER` puts into the JSON what `interp-run circuit --out FOLDER/NAME` wrote: of
 each NAME what was asked for, and the rows about whole circuits. Other names stay as they are.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,6 @@ from typing import Any
 from interp_tasks.reproduction.intervals import mean, t_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "circuits.json"
-#: Where the page has the table of one NAME or more.
-PLACE = re.compile(r"^<!-- circuits of ([a-z0-9 -]+) -->$", re.MULTILINE)
-#: Where the page has the table of several seeds, whose circuits are each the only one of a NAME.
-SEEDS = re.compile(r"^<!-- seeds of ([a-z0-9 -]+) -->$", re.MULTILINE)
 ASKED = (
     "refs",
     "source",
@@ -39,18 +34,15 @@ HOLDS = 0.8
 HEADER = "| checkpoint | metric | of the model | size | faithfulness [95% CI] | best of random | holds |"
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    if not PLACE.search(markdown) and not SEEDS.search(markdown):
-        return markdown
+def stored(names: list[str]) -> list[dict[str, Any]]:
+    """Returns the stored circuits of each NAME, one after the other."""
+    return [circuit for circuits in stored_by_seed(names) for circuit in circuits]
+
+
+def stored_by_seed(names: list[str]) -> list[list[dict[str, Any]]]:
+    """Returns the stored circuits by NAME; of several seeds, each has its only one."""
     held = json.loads(RESULTS.read_text(encoding="utf-8"))
-
-    def made(found: re.Match[str]) -> str:
-        return table([circuit for name in found[1].split() for circuit in held[name]["circuits"]])
-
-    def compared(found: re.Match[str]) -> str:
-        return over_seeds([held[name]["circuits"] for name in found[1].split()])
-
-    return SEEDS.sub(compared, PLACE.sub(made, markdown))
+    return [held[name]["circuits"] for name in names]
 
 
 def table(circuits: list[dict[str, Any]]) -> str:

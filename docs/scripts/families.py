@@ -1,15 +1,9 @@
-"""The table of Hugging Face families on the index page of `circuits`, made from the code (a hook of mkdocs)."""
+"""The table of Hugging Face families on the index page of `circuits`, made from the code."""
 
 from __future__ import annotations
 
 from circuits.model.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
-
-PLACE = "<!-- families -->"
-
-
-def on_page_markdown(markdown: str, **_: object) -> str:
-    return markdown.replace(PLACE, table()) if PLACE in markdown else markdown
 
 
 def table() -> str:

@@ -1,14 +1,14 @@
-"""The tables of the results pages, made from docs/results/PAPER.json when the site is built (a hook of mkdocs).
+"""The tables of the results pages, made from docs/results/PAPER.json.
 
 `python docs/scripts/results.py PAPER FOLDER` writes that file from what `interp-run reproduce PAPER --out FOLDER`
-wrote: the numbers and verdicts that the tables show. What a claim says stands in interp_tasks/published.
+wrote: the numbers and verdicts that the tables show; tables.py puts them into the pages. What a claim says stands in
+interp_tasks/published.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,9 @@ from interp_tasks.published import Paper, read_paper
 from interp_tasks.reproduction.page import paper_markdown
 
 RESULTS = Path(__file__).parents[1] / "results"
-#: Where a page has the tables of a paper.
-PLACE = re.compile(r"^<!-- claims of ([a-z-]+) -->$", re.MULTILINE)
 #: What of an outcome the tables show; entries that are empty are left out of the file.
 NUMBERS = ("value", "ci_low", "ci_high", "at_least", "at_most", "untrained", "shuffled", "p_holm", "hours")
 EMPTY: dict[str, Any] = {**dict.fromkeys(NUMBERS, math.nan), "reason": "", "command": "", "runs": []}
-
-
-def on_page_markdown(markdown: str, **_: object) -> str:
-    return PLACE.sub(lambda found: tables(found[1]), markdown)
 
 
 def tables(name: str) -> str:
