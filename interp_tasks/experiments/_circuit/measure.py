@@ -239,7 +239,7 @@ def circuit(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    finding = {
+    finding: dict[str, Any] = {
         "rank_by": rank_by,
         "kind": kind,
         "method": method,
