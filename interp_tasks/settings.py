@@ -16,6 +16,9 @@ from interp_tasks.files import check_file
 #: One past the largest seed: generators and the integer column of a table hold no more.
 SEED_END = 2**63
 
+#: Who does the work of a grid.
+EXECUTORS = "serial, processes, dask, or dask://HOST:PORT"
+
 #: More runs than one command would ever finish.
 MAX_SEEDS = 10_000
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.settings import EXECUTORS
 
 #: A name or a number of either version of IP, and a port.
 HOST = r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]"
 DASK = re.compile(rf"dask(?:://(?P<address>(?:{HOST}):(?P<port>\d{{1,5}})))?", re.ASCII)
 #: Seconds for a scheduler to come back, and for workers that lost theirs to leave their runs.
 PATIENCE = 60.0
-KINDS = "serial, processes, dask, or dask://HOST:PORT"
 
 
 @dataclass
@@ -74,7 +74,7 @@ def check_executor(name: str, jobs: int | None, threads: int) -> None:
     if match is not None and match["port"] is not None and not 0 < int(match["port"]) < 65536:
         raise UserError(f"--executor {name}: ports lie between 1 and 65535")
     if name not in ("serial", "processes") and match is None:
-        raise UserError(f"--executor {name!r}: write {KINDS}")
+        raise UserError(f"--executor {name!r}: write {EXECUTORS}")
     cores = os.cpu_count() or 1
     if jobs is not None and (name == "serial" or not is_here(name)):
         raise UserError(f"--jobs is for executors on this machine, processes and dask, not {name}")

@@ -205,10 +205,16 @@ def together(jobs: Sequence[Job], processes: int, scratch: Path, cut_off: list[J
     processes wait for the last one, is short.
     """
     from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-    from multiprocessing import get_context
+    from multiprocessing import get_all_start_methods, get_context
+
+    # A fork server imports once for all processes, and for those that take the place of one that died.
+    served = "forkserver" in get_all_start_methods()
+    context: Any = get_context("forkserver" if served else "spawn")
+    if served:
+        context.set_forkserver_preload([__name__, "transformer_lens"])
 
     def started() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=one_thread)
+        return ProcessPoolExecutor(1, mp_context=context, initializer=one_thread)
 
     waiting = deque(longest_first(lots_of(jobs)))
     pools = [started() for _ in range(min(processes, len(waiting)))]

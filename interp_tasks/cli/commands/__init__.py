@@ -3,6 +3,9 @@
 Beside them lie the commands of those experiments whose signature does not say all.
 """
 
+#: What ``reproduce`` takes, so that its help need not import what checks papers (a test compares them).
+PAPERS = ("grokfast", "matrix-completion", "miiii", "nanda")
+
 #: Place -> name -> first line of the help, as in the docstring of the command (a test compares them).
 COMMANDS: dict[str, dict[str, str]] = {
     "Train": {

@@ -16,10 +16,9 @@ from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import print_rows
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
-from interp_tasks.grids.executors import KINDS, check_executor
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
-from interp_tasks.settings import check_device, import_file
+from interp_tasks.settings import EXECUTORS, check_device, import_file
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
@@ -45,7 +44,9 @@ class GridCommand(Command):
         Path | None,
         typer.Option("--out", metavar="DIR", help="The grid's folder.", show_default="grids/SPEC"),
     ] = None
-    executor: Annotated[str, typer.Option("--executor", help=f"Who does the work: {KINDS}.")] = "processes"
+    executor: Annotated[str, typer.Option("--executor", help=f"Who does the work: {EXECUTORS}.")] = (
+        "processes"
+    )
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", metavar="N", help="Units at a time.", show_default="as many as cores carry"),
@@ -67,6 +68,7 @@ class GridCommand(Command):
 
     def check(self) -> None:
         """Refuses options that do not go together, a recipe that cannot be read, and a folder that is no grid's."""
+        from interp_tasks.grids.executors import check_executor
         from interp_tasks.grids.units import check
         from interp_tasks.recipes.recipe import recipe_file
         from interp_tasks.recipes.spec import read_spec

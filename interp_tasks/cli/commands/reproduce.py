@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.cli.base import Command
+from interp_tasks.cli.commands import PAPERS
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import plain
@@ -22,7 +23,6 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.pages.numbers import three_digits
-from interp_tasks.published import papers
 from interp_tasks.settings import check_device
 from interp_tasks.texts import one_line
 
@@ -40,7 +40,7 @@ class Reproduce(Command):
     was interrupted. Writes tables and one page.
     """
 
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="A paper: " + ", ".join(papers()) + ".")]
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="A paper: " + ", ".join(PAPERS) + ".")]
     preset: Annotated[str, typer.Option("--preset", help="Scale: cpu, reference or paper.")] = "cpu"
     rows: Annotated[
         str | None, typer.Option("--rows", metavar="5,6", help="Only these experiments of the paper.")

@@ -807,15 +807,13 @@ def test_help_and_argument_errors_import_nothing_slow(root):
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
         "        codes.append(main(arguments))\n"
         "    slow = {'torch', 'transformer_lens', 'pandas', 'plotly', 'circuits'}\n"
-        "    light = arguments[-1] == '--help' and arguments[0] not in ('grid', 'reproduce')\n"
-        "    slow |= {'numpy', 'pydantic', 'email', 'importlib.metadata'} if light else set()\n"
+        "    light = {'numpy', 'pydantic', 'email', 'importlib.metadata'}\n"
+        "    slow |= light if arguments[-1] == '--help' else set()\n"
         "    slow -= {'circuits'} if arguments in lacking else set()\n"
         "    assert not slow & set(sys.modules), (arguments, slow & set(sys.modules))\n"
         "print(json.dumps(codes))\n"
     )
-    # The help of two names what files hold, papers and executors, and comes last: it imports what checks those files.
     helps = [["--help"], *([*path, "--help"] for path in COMMANDS)]
-    helps.sort(key=lambda words: words[0] in ("grid", "reproduce"))
     # Its configuration says that a model lacks what an option names: heads are read by circuits, without torch.
     lacking = [[*asked.split(), "--ckpt", "run@40"] for asked in LACKING]
     lacking += [[*asked.split(), "--ckpt", "zoo:modular-addition-113@last"] for asked in LACKING_NEURONS]

@@ -18,6 +18,7 @@ from interp_tasks.cli.groups import every_command, first_paragraph
 from interp_tasks.measurement.argument_types import bare
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
 from interp_tasks.measurement.heads import edits as head_edits
+from interp_tasks.published import papers
 
 CKPT = "zoo:matrix-completion-4x4@post"
 NEW = '''"""Counts."""
@@ -85,6 +86,7 @@ def test_help_lists_the_experiments_that_there_are():
     for name, each in EXPERIMENTS.items():
         said.setdefault(each.place, {})[name] = first_paragraph(each.function)
     assert said == commands.EXPERIMENTS, "cli/commands/__init__.py lists other lines"
+    assert list(commands.PAPERS) == papers()
     call = (
         "import sys; from interp_tasks.cli import main; assert not main(['--help']); "
         "assert 'interp_tasks.experiments' not in sys.modules"
