@@ -568,7 +568,9 @@ def test_outside_of_a_generation(rotary, tokens):
     kl = table[table.metric == "kl"].value
     assert kl.iloc[0] == kl.iloc[1] > 0
     for none in (slice(6, None), slice(3, 2), slice(0, -6)):
-        with pytest.raises(CircuitsError, match=r"none of its positions came in 1 run\(s\), so nothing was edited"):
+        with pytest.raises(
+            CircuitsError, match=r"none of its positions came in 1 run\(s\), so nothing was edited"
+        ):
             run(rotary, tokens, push(none))
     with intervene(rotary, push(slice(5, None))):  # a loop of one's own, without a cache
         short, long = rotary(tokens[:, :5]), rotary(tokens)

@@ -69,7 +69,7 @@ def test_what_is_not_compared_is_refused_in_one_line(make_model, hooked_only, se
 @pytest.mark.slow  # torch imports its compiler
 def test_what_is_compiled_is_refused_before_it_passes_over_an_edit(causal, tokens):
     whole = torch.compile(causal, backend="eager")
-    with pytest.raises(CircuitsError, match="this model is compiled.*that torch.compile was given$"):
+    with pytest.raises(CircuitsError, match=r"this model is compiled.*that torch.compile was given$"):
         run(whole, tokens, ablate.zero("0.1"))
     run(causal, tokens, ablate.zero("0.1"))
     for part, name in (("blocks.1", r"blocks\.1"), ("", "the model")):

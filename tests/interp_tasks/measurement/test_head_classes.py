@@ -290,7 +290,7 @@ def test_a_size_of_random_draws_that_means_nothing_is_refused():
     for size, random, why in ((3, 0, "goes with --random"), (0, 2, "at least 1"), (12, 2, "has 12 heads")):
         with pytest.raises(UserError, match=f"--random-size {size}.*{why}"):
             heads(POST, groups={"mine": "0.0"}, random=random, random_size=size, samples=8)
-    with pytest.raises(UserError, match="--random 3.*give --group or --by-class, or --random-size"):
+    with pytest.raises(UserError, match=r"--random 3.*give --group or --by-class, or --random-size"):
         heads(POST, random=3, samples=8)
 
 
