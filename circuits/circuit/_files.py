@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
@@ -25,10 +26,24 @@ def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
     text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False)
     target = _path(path, "circuit.write")
     try:
-        target.write_text(text + "\n", encoding="utf-8")
+        _replace(target.resolve(), text + "\n")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise CircuitsError(f"circuit.write: cannot write {path}: {reason or error}") from error
+
+
+def _replace(target: Path, text: str) -> None:
+    """Writes a file beside the target and renames it, so that what was there stays where the disk is full."""
+    if target.exists() and not target.is_file():  # a pipe or a device
+        target.write_text(text, encoding="utf-8")
+        return
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def read_parts(

@@ -1,9 +1,11 @@
 """Circuits as sets: names, operations, tables and files."""
 
+import errno
 import itertools
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -446,3 +448,30 @@ def test_a_circuit_holds_no_model(model):
     assert isinstance(hash(full), int)
     with pytest.raises(AttributeError):
         full.kind = "nodes"
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    file = tmp_path / "circuit.json"
+    before = circuit.edges("embed -> mlp0")
+    before.write(file)
+
+    def full(self, text, **given):
+        with self.open("w") as opened:
+            opened.write(text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(CircuitsError, match=r"cannot write .*No space left on device"):
+        circuit.edges("embed -> 0.1.v").write(file)
+    assert circuit.read(file) == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_it_is_written_through_a_link_and_to_a_device(tmp_path):
+    file, link = tmp_path / "circuit.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    circuit.edges("embed -> mlp0").write(link)
+    assert link.is_symlink()
+    assert circuit.read(file) == circuit.edges("embed -> mlp0")
+    circuit.edges("embed -> mlp0").write("/dev/null")
+    assert not Path("/dev/null").is_file()
