@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.engine.memory import divided
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
 from circuits.interventions.apply import planned, wanted
 from circuits.interventions.reference_runs import kept_bytes
 from circuits.interventions.variants import Draws
@@ -184,7 +184,11 @@ _Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interv
 
 def _read_variants(variants: Any) -> _Given:
     """Returns every variant as (name, draw, interventions); refuses names that would be the same in the table."""
-    if not isinstance(variants, Mapping) or not variants:
+    if not isinstance(variants, Mapping):
+        raise CircuitsError(
+            f"sweep: give variants by name, such as {{'without 0.1': ablate.zero('0.1')}}; got {said(variants)}"
+        )
+    if not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
     read: _Given = []
     names: set[str] = set()

@@ -64,8 +64,14 @@ const shade = (source) =>
     (text, colour, i) => text.replaceAll(`"${colour}"`, `"${templates.dark.layout.colorway[i]}"`),
     source,
   );
-// The button that uploads a chart could never work here: nothing leaves the page.
-const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["sendChartToCloud"] };
+// The button that uploads a chart could never work here: nothing leaves the page. Where no pointer hovers, Plotly would show
+// the toolbar all the time, over what stands above the figure.
+const OPTIONS = {
+  responsive: true,
+  displaylogo: false,
+  displayModeBar: matchMedia("(hover: none)").matches ? false : "hover",
+  modeBarButtonsToRemove: ["sendChartToCloud"],
+};
 // One panel whose cells keep their shape would leave a gap below itself where it is narrower than it was made for.
 function heightFor({ plot, height }, layout) {
   const most = parseFloat(plot.style.maxWidth);

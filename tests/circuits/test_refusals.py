@@ -658,7 +658,8 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: run(rotary(), tokens, permute.positions(0)), "no table of position embeddings"),
     (lambda: call_with(permute.positions(0), attention_mask=padded()), "padding", "position table"),
     # Sweeps.
-    (lambda: sweep(model, tokens, [ablate.zero("0.1")]), "no variants", "dict"),
+    (lambda: sweep(model, tokens, [ablate.zero("0.1")]), "variants by name", "{'without 0.1'", "got list"),
+    (lambda: sweep(model, tokens, ablate.zero("0.1")), "variants by name", "got Edit"),
     (lambda: sweep(model, tokens, {1: ablate.zero("0.1"), "1": ablate.zero("0.2")}), "two", "'1'"),
     (lambda: sweep(model, tokens, zero, metric=pick, batch=5), "batch", "len()", "got int"),
     (lambda: sweep(model, tokens, {"none": ()}), "variant 'none'", "no intervention"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.experiments._demo.matrices import Filled, fill_in
-from interp_tasks.experiments._demo.sums import Answered, Ring, answer
+from interp_tasks.experiments._demo.sums import Answered, Ring, answer, right_by_mirror
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.heads.edits import HeadEdit
 from interp_tasks.measurement.result import Result
@@ -69,13 +69,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Demo:
-    """Both models: what uniform attention does to each, and what their pages' pictures show."""
+    """Both models: what uniform attention does to each, and what their pages' pictures show.
+
+    Attributes:
+        mirrored: the share of right answers of :func:`right_by_mirror` before the rise.
+    """
 
     matrices: Outcome
     filled: Filled
     sums: Outcome
     answered: Answered
     ring: Ring
+    mirrored: tuple[float, float]
 
     def results(self) -> list[Result]:
         return [self.matrices.result, self.sums.result]
@@ -103,7 +108,7 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
     answered, ring = answer(MODULAR_RUN, samples, seed, report)
     matrices = outcome("Matrix completion", MATRIX_RUN, MATRIX_EDITS, samples, seed)
     sums = outcome("Modular addition", MODULAR_RUN, MODULAR_EDITS, samples, seed)
-    return Demo(matrices, filled, sums, answered, ring)
+    return Demo(matrices, filled, sums, answered, ring, right_by_mirror(f"{MODULAR_RUN}@pre"))
 
 
 def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcome:

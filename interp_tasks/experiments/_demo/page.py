@@ -44,7 +44,7 @@ BARS_WIDTH = 900
 STEP, MATRIX = "checkpoint", "matrix"
 SUM_STEP, SUM, EDIT = "checkpoint of sums", "sum", "edit"
 #: What the whiskers of bars are.
-INTERVALS = "Bars have their 95% intervals, bootstrap over examples, wherever these differ."
+INTERVALS = "Whiskers are 95% intervals, by bootstrap over examples."
 #: What the marks around a drop are called here; the braces are for "drop" or "rise".
 MARKS = {"pre": "before the {}", "onset": "{} begins", "end": "{} ends", "post": "after the {}"}
 
@@ -417,7 +417,14 @@ def accuracy_bars(found: Demo) -> Section:
     panels = {f"dashed: chance, {chance:.1%}": points(outcome, "accuracy", ["uniform", OPERANDS])}
     figure = draw.bars(panels, moments(outcome, "accuracy"), chance, "share of right answers", percent=True)
     count = outcome.row("post", "accuracy")["n"]
-    caption = f"{reading(outcome.result.frame, outcome.config)} Over {count} test sums. {INTERVALS}"
+    trained, other = found.mirrored
+    order = (
+        "Before the rise, with attention uniform over the two numbers, "
+        f"{trained:.1%} are right of the sums whose other order it was trained on (b + a for a + b), {other:.2%} of "
+        "the rest: memory, not addition."
+    )
+    said = reading(outcome.result.frame, outcome.config)
+    caption = f"{said} Over {count} sums it was not trained on. {order} {INTERVALS}"
     alt = "share of right answers with and without uniform attention"
     return Figure(figure, caption=caption, alt=alt, width=BARS_WIDTH)
 

@@ -92,6 +92,25 @@ def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tu
     return answered, ring_of(tables)
 
 
+def right_by_mirror(ref: str) -> tuple[float, float]:
+    """Returns how many untrained sums are right with attention uniform over both numbers, by whether b + a was trained.
+
+    Equal weights do away with the order of the numbers, so that a model answers a + b as it does b + a.
+    """
+    from circuits import ablate
+    from circuits import run as run_model
+
+    (subject,) = subjects(ref, Examples())
+    task = subject.task
+    assert task is not None
+    batch = task.sample(None, split="test")
+    trained = {(a, b) for a, b in task.sample(None, split="train").extras["operands"].tolist()}
+    output = run_model(subject.model, batch.tokens, ablate.uniform("all", keys=(0, 1)))
+    right = output[:, -1].argmax(-1) == batch.targets
+    mirrored = right.new_tensor([(b, a) in trained for a, b in batch.extras["operands"].tolist()])
+    return float(right[mirrored].double().mean()), float(right[~mirrored].double().mean())
+
+
 def ring_of(tables: Sequence[Array]) -> Ring:
     """Returns the ring of the embeddings of digits ``[digit d]`` of several checkpoints."""
     import numpy as np

@@ -18,7 +18,7 @@ from interp_tasks.experiments._demo import measure
 from interp_tasks.experiments._demo.measure import demo, judged_claims, reading
 from interp_tasks.experiments._demo.page import demo_page
 from interp_tasks.experiments._demo.summary import summary
-from interp_tasks.experiments._demo.sums import ring_of
+from interp_tasks.experiments._demo.sums import right_by_mirror, ring_of
 
 
 def make_run(folder, task, settings, before, after, names):
@@ -219,6 +219,23 @@ def test_sums_on_the_page_are_what_the_models_answer_and_where_their_heads_look(
             name = "Uniform attention" if edit else "As trained"
             assert paths["layout.title.text"][frame] == f"{name}, {a} + {b}: it says {said}, {judged}"
             assert paths["layout.xaxis.ticktext"][frame] == [str(a), str(b), "="]
+
+
+def test_sums_by_whether_their_other_order_was_trained_are_those_of_attention_set_by_hand():
+    ref = "zoo:modular-addition-113@pre"
+    checkpoint = load_checkpoint(ref)
+    train, test = (checkpoint.task.sample(None, split=split) for split in ("train", "test"))
+    pattern = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.5, 0.5, 0]])
+    hook = ("blocks.0.attn.hook_pattern", lambda given, hook: pattern.expand_as(given))
+    with torch.no_grad():
+        answers = checkpoint.model.run_with_hooks(test.tokens, fwd_hooks=[hook])[:, -1].argmax(-1)
+    trained = torch.zeros(113, 113, dtype=torch.bool)
+    trained[tuple(train.extras["operands"].T)] = True
+    a, b = test.extras["operands"].T
+    right = (answers == (a + b) % 113).double()
+    expected = float(right[trained[b, a]].mean()), float(right[~trained[b, a]].mean())
+    assert right_by_mirror(ref) == pytest.approx(expected)
+    assert expected[0] > 10 * expected[1] > 0
 
 
 def test_a_matrix_of_the_shipped_models_shows_its_numbers_on_a_page_of_600_pixels():
