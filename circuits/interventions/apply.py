@@ -50,7 +50,9 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
         plan += intervention.plan(surface)
     if cuts := [step for step in plan if isinstance(step, Cut)]:
         if surface.spliced:
-            raise CircuitsError(f"{cuts[0].label}: paths are not served while an autoencoder is spliced in")
+            raise CircuitsError(
+                f"{cuts[0].label}: paths are not supported while an autoencoder is spliced in"
+            )
         check_cuts(cuts, surface)
     return tuple(plan)
 
@@ -221,7 +223,7 @@ class _Runs:
     def _refuse_cuts(self) -> None:
         if self._cuts and self._call.frame.window.open:
             raise CircuitsError(
-                f"{self._cuts[0].label}: paths are not served while the model generates, or with {CACHED}"
+                f"{self._cuts[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )
 
 

@@ -141,7 +141,8 @@ class ForwardPass:
         for write in writes:
             if self.frame.window.open and not write.replacement.while_generating:
                 raise CircuitsError(
-                    f"{write.label}: not served while the model generates, or with {CACHED}; edit runs on whole prompts"
+                    f"{write.label}: not supported while the model generates, or with {CACHED}; "
+                    "edit runs on whole prompts"
                 )
             if odd not in (None, CACHED) and write.replacement.references(write):
                 raise CircuitsError(

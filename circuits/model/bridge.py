@@ -171,7 +171,7 @@ def wrapped_model(model: nn.Module) -> nn.Module:
     """Returns the model that a bridge is around."""
     wrapped: Any = model.__dict__.get("original_model")
     if not isinstance(wrapped, nn.Module):
-        raise CircuitsError(f"this {type(model).__name__} has no original_model, and is not served")
+        raise CircuitsError(f"this {type(model).__name__} has no original_model, and is not supported")
     return wrapped
 
 
@@ -466,7 +466,7 @@ def _check(recomputed: Tensor, expected: Tensor, layer: int) -> None:
 def _not_its_own(layer: int, what: str) -> str:
     return (
         f"blocks.{layer}.attn: attention rebuilt from q, k and v is not what the model computes ({what}); "
-        "scores and pattern cannot be served on this model, z can"
+        "scores and pattern cannot be supported on this model, z can"
     )
 
 
@@ -495,8 +495,8 @@ def _refuse_foreign(block: nn.Module, layer: int) -> None:
     for module, wanted in ((inner, "NativeBlock"), (attention, "NativeAttention")):
         if _class_of(module) != wanted:
             raise CircuitsError(
-                f"block {layer} of this TransformerBridge has a {_class_of(module)} where {wanted} is served"
+                f"block {layer} of this TransformerBridge has a {_class_of(module)} where {wanted} is supported"
             )
     lacking = [name for name in _NEEDED if not hasattr(attention, name)]
     if lacking:
-        raise CircuitsError(f"block {layer}: {_class_of(attention)} has no {lacking[0]}; it is not served")
+        raise CircuitsError(f"block {layer}: {_class_of(attention)} has no {lacking[0]}; it is not supported")

@@ -1,7 +1,7 @@
 """Reads and writes the activations of a `TransformerBridge` around a Hugging Face model (boot_transformers).
 
 Its hook points are in line, but for the sites that `families` leaves out or finds elsewhere. The table there, or for a
-model outside of it `bridge_qualification`, says which sites are served; the hook points of others are taken away.
+model outside of it `bridge_qualification`, says which sites are supported; the hook points of others are taken away.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HuggingFaceBridge(Bridge):
     ) -> None:
         """
         Args:
-            hooks: the hook points by name; those of sites that are not served are removed from it.
+            hooks: the hook points by name; those of sites that are not supported are removed from it.
         """
         super().__init__(model, hooks, wrapped)
         self._cfg: Any = model.cfg
@@ -174,8 +174,9 @@ class SoftmaxHooks(AttentionHooks):
         # After an exception of the module there is no output. (After an interrupt nothing is called but `_forget`.)
         if output is not None and count != 1:
             raise CircuitsError(
-                f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is served, which hides scores and "
-                'pattern; call model.original_model.set_attn_implementation("eager"), and no softmax in a hook there'
+                f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is supported, which hides scores "
+                'and pattern; call model.original_model.set_attn_implementation("eager"), and no softmax in a hook '
+                "there"
             )
 
     @property

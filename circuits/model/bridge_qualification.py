@@ -2,9 +2,9 @@
 
 A small random model is made of the config, twice: once with a bridge around it, hooked as `circuits` hooks it, and once
 as Hugging Face made it, hooked by torch alone at its own modules (the softmax of attention by a torch function mode). A
-site is served where both hold the same activation and a random write has the same effect on the output, at every layer.
-What attention and MLP add must also be the difference of the streams around it. Where the wrapped module computes
-attention itself, scores and pattern are met at its softmax in both models; there z must be pattern @ v besides.
+site is supported where both hold the same activation and a random write has the same effect on the output, at every
+layer. What attention and MLP add must also be the difference of the streams around it. Where the wrapped module
+computes attention itself, scores and pattern are met at its softmax in both models; there z must be pattern @ v, too.
 
 A row of the table that was proved with other versions stands where all of it is found again. Processed weights move
 what a site holds by a constant, and change no probability: there a write must have the effect on log-probabilities that
@@ -89,7 +89,7 @@ def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool, listed: Fami
             f"be made to check it with ({type(error).__name__}: {_first_line(error)}){whole}"
         ) from error
     if isinstance(found, str):
-        raise CircuitsError(f"{what} is not served: {found}")
+        raise CircuitsError(f"{what} is not supported: {found}")
     return found
 
 
@@ -195,8 +195,8 @@ def _row(
     )
     if not proved & {"resid_pre", "z"}:
         return (
-            "writes at resid_pre and z do not have the effect that they have in the model it wraps; it is served once "
-            "its sites are proved and in the table (circuits.model.families)"
+            "writes at resid_pre and z do not have the effect that they have in the model it wraps; it is supported "
+            "once its sites are proved and in the table (circuits.model.families)"
         )
     row = replace(row, sites=frozenset(proved))
     if proved >= AT_SOFTMAX or not {"v", "z"} <= proved:

@@ -11,7 +11,7 @@ from circuits.model.families import family_of, unproved_version
 
 
 def bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
-    """Returns the hooks of a bridge, at the sites that are served.
+    """Returns the hooks of a bridge, at the sites that are supported.
 
     Args:
         hooks: its hook points by name; those of other sites are removed from it.

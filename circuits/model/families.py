@@ -1,4 +1,4 @@
-"""The families of Hugging Face models whose bridges are served, and the sites of each.
+"""The families of Hugging Face models whose bridges are supported, and the sites of each.
 
 A row says: on a `TransformerBridge` around this class, in these versions, a random write at each of these sites, at
 every layer, in float64, is what a forward pass written by hand over the same weights gives, to 1e-5 of its effect
@@ -39,7 +39,7 @@ class Family:
     wrapped: str  # the class
     sites: frozenset[str]
     parallel: bool = False  # attention and MLP of a block read the same stream
-    #: Whether `patch.path` and `patch.edges` are served: they too were compared with the forward by hand.
+    #: Whether `patch.path` and `patch.edges` are supported: they too were compared with the forward by hand.
     paths: bool = False
     #: Hook points by site, where that under the site's own name is at another place.
     places: Mapping[str, str] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class Projections:
                 dtype = str(value.dtype).removeprefix("torch.")
                 raise CircuitsError(
                     f"{name} is packed ({dtype} {list(value.shape)}), as in a quantised model, where paths and direct "
-                    "contributions are not served; load it unquantised, or patch activations"
+                    "contributions are not supported; load it unquantised, or patch activations"
                 )
         return cls(surface, tensors)
 

@@ -43,11 +43,11 @@ def refuse_unproved(model: nn.Module) -> None:
         if value not in proved:
             served = ", ".join(repr(one) for one in proved)
             raise CircuitsError(
-                f"{setting}={value!r} is not served: its sites were not compared with a forward written by "
-                f"hand (served: {served})"
+                f"{setting}={value!r} is not supported: its sites were not compared with a forward written by "
+                f"hand (supported: {served})"
             )
     if getattr(cfg, "gated_mlp", False) and str(getattr(cfg, "act_fn", "")).endswith("_ln"):
-        raise CircuitsError(f"gated_mlp with act_fn={cfg.act_fn!r} is not served; either alone is")
+        raise CircuitsError(f"gated_mlp with act_fn={cfg.act_fn!r} is not supported; either alone is")
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -73,7 +73,7 @@ def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
     if len(set(normed)) > 1:
         raise CircuitsError(
             f"blocks {normed.index(True)} and {normed.index(False)} differ: one hands on its residual stream "
-            "normalised, one does not; circuits serves models whose blocks are all of one kind"
+            "normalised, one does not; circuits supports models whose blocks are all of one kind"
         )
     return all(normed)
 
@@ -88,7 +88,7 @@ def is_parallel(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
     if len(set(parallel)) > 1:
         raise CircuitsError(
             f"blocks {layers[parallel.index(True)]} and {layers[parallel.index(False)]} differ: one runs attention and "
-            "MLP in parallel, one does not; circuits serves models whose blocks are all of one kind"
+            "MLP in parallel, one does not; circuits supports models whose blocks are all of one kind"
         )
     return any(parallel)
 

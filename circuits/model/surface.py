@@ -74,13 +74,13 @@ class Surface:
         families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
         if not families:
             raise CircuitsError(
-                f"{type(model).__name__} is not served: its hook points are not qualified for writing "
-                f"(served: {', '.join(sorted(QUALIFIED))})"
+                f"{type(model).__name__} is not supported: its hook points are not qualified for writing "
+                f"(supported: {', '.join(sorted(QUALIFIED))})"
             )
         if not hasattr(model, "blocks"):
             raise CircuitsError(
                 f"this {families[0]} has no blocks that follow each other, but an encoder and a decoder or other "
-                "parts; circuits serves models of one stack"
+                "parts; circuits supports models of one stack"
             )
         self.model = model
         self.family = families[0]
@@ -363,7 +363,7 @@ class Surface:
             served = ", ".join(family.name for family in FAMILIES if family.paths)
             raise CircuitsError(
                 f"paths on a TransformerBridge around {bridge.family.wrapped} were not compared with a forward by "
-                f"hand, and are not served (served: {served}); patch.activations is"
+                f"hand, and are not supported (supported: {served}); patch.activations is"
             )
 
     def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
@@ -418,7 +418,7 @@ class Surface:
         if self._bridge is not None:
             return Handles(started, over, self._bridge.on_run(started, over))
         first = self.model.get_submodule("blocks.0")
-        # A user's subclass may take *args and hand them on, so the signature is that of the served class.
+        # A user's subclass may take *args and hand them on, so the signature is that of the supported class.
         family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
         forward = family.forward
         return Handles(

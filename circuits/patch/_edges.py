@@ -124,8 +124,8 @@ def edges(
     steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank, budget)
     if counts.verified and pair.surface.post_norm:
         raise CircuitsError(
-            f'{CALLER}: exact="verified" is not served where the residual stream itself is normalised; give a number '
-            'or "all"'
+            f'{CALLER}: exact="verified" is not supported where the residual stream itself is normalised; give a '
+            'number or "all"'
         )
     if counts.verified and how != "resample":
         raise CircuitsError(

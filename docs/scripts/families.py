@@ -7,7 +7,7 @@ from circuits.model.sites import KINDS
 
 
 def table() -> str:
-    """Returns a row for each family: what it wraps, the sites that it lacks, and whether paths and edges are served."""
+    """Returns a row for each family: what it wraps, the sites that it lacks, and whether it has paths and edges."""
     rows = ["| family | class | sites not supported | paths, edges |", "|---|---|---|---|"]
     for family in FAMILIES:
         lacking = ", ".join(f"`{name}`" for name in KINDS if name not in family.sites) or "none"

@@ -386,7 +386,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     # The model.
     (lambda: run("gpt2-small", tokens), "hooked model", "got str"),
     (lambda: run(torch.nn.Linear(2, 2), tokens), "Linear", "cfg.n_layers"),
-    (lambda: run(Lookalike(), tokens), "Lookalike", "not served"),
+    (lambda: run(Lookalike(), tokens), "Lookalike", "not supported"),
     (some_blocks_post_norm, "blocks 0 and 1 differ"),
     (some_blocks_parallel, "blocks 1 and 0 differ", "in parallel"),
     (one_norm_module, "blocks.1: ln1 and ln2 are one module", "give each its own"),
@@ -527,7 +527,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     ),
     (
         lambda: call_with(patch.path("0.1", "output", source=other), **key_value_cache()),
-        "paths are not served",
+        "paths are not supported",
         "key-value cache",
     ),
     # Running.

@@ -383,7 +383,7 @@ def test_what_does_not_fit_is_refused(model, tokens, other_tokens):
             ),
             (lambda: ablate.features("z.1", [1]), "no autoencoder is spliced in there"),
             (lambda: ablate.features("z.0", None), "no features given"),
-            (lambda: patch.path("0.1", "output", source=other_tokens), "paths are not served"),
+            (lambda: patch.path("0.1", "output", source=other_tokens), "paths are not supported"),
         ):
             with pytest.raises(CircuitsError, match=text):
                 run(model, tokens, call())

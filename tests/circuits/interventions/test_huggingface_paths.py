@@ -124,7 +124,7 @@ def test_paths_that_were_not_compared_are_refused(hf_model, name):
         lambda: patch.edges(model, TOKENS, SOURCE),
     ):
         with pytest.raises(
-            CircuitsError, match=r"were not compared with a forward by hand, and are not served"
+            CircuitsError, match=r"were not compared with a forward by hand, and are not supported"
         ):
             call()
 

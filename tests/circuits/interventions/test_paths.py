@@ -461,7 +461,7 @@ def test_all_single_edges_from_noise_are_the_noise_in_the_stream(featured, token
 
 @pytest.mark.parametrize("through", [None, "mlps"])
 def test_all_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, through, assert_same):
-    """On each kind of model that is served; and with positions cut apart."""
+    """On each kind of model that is supported; and with positions cut apart."""
     source = run(featured, other_tokens)
     paths = every_edge(featured, other_tokens, through)
     assert_same(run(featured, tokens, *paths), source, run(featured, tokens))

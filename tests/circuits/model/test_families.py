@@ -26,7 +26,7 @@ def write(x):
 
 
 def places(model):
-    """Every (site, layer) that the model's surface serves."""
+    """Every (site, layer) that the model's surface supports."""
     surface = Surface.of(model)
     return [
         (name, layer)
@@ -332,7 +332,7 @@ def test_what_cannot_be_checked_is_refused_in_one_line(hf_model, first_use):
     for wrong in (hf_model("gpt2", scale_attn_weights=False), falcon):
         with pytest.raises(
             CircuitsError,
-            match=r"not served: its output is not that of the model it wraps: .*another version",
+            match=r"not supported: its output is not that of the model it wraps: .*another version",
         ):
             Surface.of(wrong)
     other = hf_model("llama", fresh=True)

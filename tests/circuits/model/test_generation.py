@@ -546,8 +546,11 @@ def test_what_cannot_take_effect_is_refused(rotary, prompt, source):
             r'no position 4 in the reference, which has 4.*over="batch,pos"',
             ablate.mean("z", reference=source),
         ),
-        ("paths are not served while", patch.path("0.1", "output", source=source)),
-        ("not served while the model generates", ablate.mean_pattern("all", reference=source, of="edited")),
+        ("paths are not supported while", patch.path("0.1", "output", source=source)),
+        (
+            "not supported while the model generates",
+            ablate.mean_pattern("all", reference=source, of="edited"),
+        ),
     ]
     for text, one in cases:
         for use_cache in (True, False):

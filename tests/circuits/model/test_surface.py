@@ -155,7 +155,7 @@ def test_an_unqualified_class_is_refused(causal):
             super().__init__()
             self.blocks, self.cfg, self.hook_embed = causal.blocks, causal.cfg, causal.hook_embed
 
-    with pytest.raises(CircuitsError, match="Lookalike is not served"):
+    with pytest.raises(CircuitsError, match="Lookalike is not supported"):
         Surface.of(Lookalike())
 
 

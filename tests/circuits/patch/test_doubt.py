@@ -231,7 +231,7 @@ def test_faults_are_one_line(causal, make_model, hooked_only, tokens, other_toke
     with pytest.raises(CircuitsError, match="exact='verified'; give how many top rows"):
         patch.screen(causal, tokens, other_tokens, weighed, exact="verified")
     normed = make_model(norm="post", family=hooked_only)
-    with pytest.raises(CircuitsError, match='exact="verified" is not served where the residual stream'):
+    with pytest.raises(CircuitsError, match='exact="verified" is not supported where the residual stream'):
         verified(normed, tokens, other_tokens, weighed)
 
 

@@ -473,7 +473,7 @@ def test_edges_of_other_blocks_against_passes_by_hand(
 
 
 def test_edges_are_the_slope_of_the_path_patched_metric(featured, tokens, other_tokens):
-    """Finite differences along `patch.path` itself, for every kind of block that is served."""
+    """Finite differences along `patch.path` itself, for every kind of block that is supported."""
     model = featured
     # The RMS norm of a bridge computes in single precision.
     norms = f"{model.cfg.normalization_type}{' RMS' * bool(getattr(model.cfg, 'final_rms', False))}"
