@@ -276,6 +276,20 @@ def test_a_circuit_holds_by_the_rule_of_its_page(changes, holds):
     )
 
 
+@pytest.mark.parametrize("name", papers())
+def test_some_claims_made_anew_leave_the_others(name):
+    stored, paper = text_of(name), read_paper(name)
+    assert results.replaced(stored, stored, [], paper) == stored
+    one = next(claim.id for claim in paper.claim if not claim.headline)
+    anew = json.dumps({one: {"rule": "r", "outcomes": [{"run": "new"}]}})
+    found = json.loads(results.replaced(stored, anew, [one], paper))
+    assert found == held(name) | json.loads(anew)
+    headline = next(claim.id for claim in paper.claim if claim.headline)
+    for asked, why in ((headline, "headlines are corrected together"), ("none", "not among the claims")):
+        with pytest.raises(SystemExit, match=why):
+            results.replaced(stored, anew, [asked], paper)
+
+
 def test_what_a_command_wrote_is_what_the_page_shows(tmp_path):
     from interp_tasks import experiments
 

@@ -1,8 +1,8 @@
 """The tables of the results pages, made from docs/results/PAPER.json.
 
 `python docs/scripts/results.py PAPER FOLDER` writes that file from what `interp-run reproduce PAPER --out FOLDER`
-wrote: the numbers and verdicts that the tables show; tables.py puts them into the pages. What a claim says stands in
-interp_tasks/published.
+wrote: the numbers and verdicts that the tables show; tables.py puts them into the pages. With names of claims after it,
+these alone are written, of a run with `--rows`. What a claim says stands in interp_tasks/published.
 """
 
 from __future__ import annotations
@@ -47,12 +47,20 @@ def outcomes_of(paper: Paper, text: str) -> list[dict[str, Any]]:
 
 def compact(rows: list[dict[str, Any]]) -> str:
     """What is stored of the rows of claims.json: of each claim the rule that decided it, and its outcomes."""
+    claims: dict[str, Any] = {}
+    for row in rows:
+        claims.setdefault(row["claim"], {"rule": row["rule"], "outcomes": []})["outcomes"].append(shown(row))
+    return written(claims)
+
+
+def written(claims: dict[str, Any]) -> str:
+    """Returns the file's text: a line for each outcome."""
     entries = []
-    for key in dict.fromkeys(row["claim"] for row in rows):
-        mine = [row for row in rows if row["claim"] == key]
-        outcomes = ",\n".join(json.dumps(shown(row), ensure_ascii=False) for row in mine)
-        rule = json.dumps(mine[0]["rule"], ensure_ascii=False)
-        entries.append(f'"{key}": {{"rule": {rule}, "outcomes": [\n{outcomes}]}}')
+    for key, entry in claims.items():
+        outcomes = ",\n".join(json.dumps(outcome, ensure_ascii=False) for outcome in entry["outcomes"])
+        entries.append(
+            f'"{key}": {{"rule": {json.dumps(entry["rule"], ensure_ascii=False)}, "outcomes": [\n{outcomes}]}}'
+        )
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
@@ -68,7 +76,26 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.7g}")
 
 
+def replaced(stored: str, made: str, names: list[str], paper: Paper) -> str:
+    """Returns what is stored with these claims as they were made anew.
+
+    Raises:
+        SystemExit: if one is a headline, as Holm's correction is over all of them, or was not made anew.
+    """
+    held, new = json.loads(stored), json.loads(made)
+    if headlines := [claim.id for claim in paper.claim if claim.headline and claim.id in names]:
+        sys.exit(
+            f"{', '.join(headlines)}: headlines are corrected together; reproduce the paper without --rows"
+        )
+    if lacking := [name for name in names if name not in new]:
+        sys.exit(f"{', '.join(lacking)}: not among the claims of that folder")
+    return written(held | {name: new[name] for name in names})
+
+
 if __name__ == "__main__":
-    of, folder = sys.argv[1:]
+    of, folder, *only = sys.argv[1:]
+    file = RESULTS / f"{of}.json"
     text = compact(json.loads((Path(folder) / "claims.json").read_text(encoding="utf-8")))
-    (RESULTS / f"{of}.json").write_text(text, encoding="utf-8")
+    if only:
+        text = replaced(file.read_text(encoding="utf-8"), text, only, read_paper(of))
+    file.write_text(text, encoding="utf-8")
