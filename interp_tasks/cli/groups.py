@@ -40,8 +40,9 @@ class BareFlags:
         for each in params:
             if getattr(each, "is_flag", False) and each.metavar is None:
                 each.metavar = ""
-            # Typer imports pydantic for a value that is no bool, so for every ``--help`` that is not given.
-            if getattr(each, "is_flag", False) and each.default is None:
+            # Typer imports pydantic for a value that is no bool, so for every ``--help`` that is not given. A flag
+            # with an opposite (``--curve/--no-curve``) may mean something else where neither is given.
+            if getattr(each, "is_flag", False) and each.default is None and not each.secondary_opts:
                 each.default = False
         return params
 
