@@ -9,7 +9,7 @@ from interp_tasks.pages.files import (
 from interp_tasks.pages.numbers import number, p_value, percent, signed, with_interval
 from interp_tasks.pages.package_versions import versions
 from interp_tasks.pages.page import Page, is_page
-from interp_tasks.pages.sections import Chapter, Column, Figure, Fold, Section, Table, Text
+from interp_tasks.pages.sections import Chapter, Column, Drawn, Figure, Fold, Section, Table, Text
 from interp_tasks.pages.slider import Beside, Choice, Controls, Slider, Stepped, SteppedTable
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Chapter",
     "Choice",
     "Column",
+    "Drawn",
     "Controls",
     "Figure",
     "Fold",

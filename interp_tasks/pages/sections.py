@@ -225,6 +225,25 @@ USUAL_HEIGHT = 420
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """A figure that is HTML already, made in another process than the page."""
+
+    needs_plotly: ClassVar[bool] = True
+    #: What stands for the identifier, which the page gives.
+    PLACE: ClassVar[str] = "identifier-of-a-drawn-figure"
+
+    markup: str
+    title: str = ""
+
+    @classmethod
+    def of(cls, figure: Figure) -> Drawn:
+        return cls(figure.html(cls.PLACE), figure.title)
+
+    def html(self, identifier: str) -> str:
+        return self.markup.replace(self.PLACE, identifier)
+
+
+@dataclass(frozen=True)
 class Figure:
     """A plotly figure, drawn in the reader's colour scheme; ``alt`` describes it in words.
 

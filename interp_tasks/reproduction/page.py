@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number
+from interp_tasks.pages import Column, Page, Section, Table, Text, number
 from interp_tasks.pages.numbers import interval
 from interp_tasks.published import Claim, Paper, Row
 from interp_tasks.reproduction.runs import Located
-from interp_tasks.reproduction.studies import Done
+from interp_tasks.reproduction.studies import Done, figure_of
 
 if TYPE_CHECKING:
     import pandas
@@ -241,13 +241,7 @@ def row_sections(
         # A study that several rows read is drawn with the first of them.
         if done.result is None or done.job.control or done.job.study.rows[0] != row.number:
             continue
-        sections.append(
-            Figure(
-                done.result.plot(),
-                caption=f"{done.job.study.id}, {done.job.name}. {done.result.caption()}",
-                alt=f"{row.title}, {done.job.name}",
-            )
-        )
+        sections.append(done.drawn or figure_of(done.job, done.result))
     return sections
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.pages import Drawn, Figure
 from interp_tasks.published import Paper, Study, TrainingRun
 from interp_tasks.published.paper import Control, as_typed
 from interp_tasks.reproduction.runs import Located
@@ -77,12 +78,17 @@ def filled(value: Any, run: str, trained: str) -> Any:
 
 @dataclass(frozen=True)
 class Done:
-    """A job's result, or the line that says why there is none; ``crashed`` where that is a fault of ours."""
+    """A job's result, or the line that says why there is none; ``crashed`` where that is a fault of ours.
+
+    Attributes:
+        drawn: its figure, where a process of its own has run the job.
+    """
 
     job: Job
     result: Result | None
     reason: str = ""
     crashed: bool = False
+    drawn: Drawn | None = None
 
 
 def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
@@ -164,6 +170,20 @@ def perform(job: Job, scratch: Path) -> Done:
         return Done(job, None, " ".join(reason.split()), crashed=True)
 
 
+def perform_and_draw(job: Job, scratch: Path) -> Done:
+    """Runs one job and draws its figure, which no other process then has to do for all of them."""
+    done = perform(job, scratch)
+    if done.result is None or job.control is not None:
+        return done
+    return replace(done, drawn=Drawn.of(figure_of(job, done.result)))
+
+
+def figure_of(job: Job, result: Result) -> Figure:
+    """Returns the figure of a job's result, as the page shows it."""
+    name = f"{job.study.id}, {job.name}"
+    return Figure(result.plot(), caption=f"{name}. {result.caption()}", alt=name)
+
+
 def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
     """Yields each job's result as it comes.
 
@@ -225,7 +245,7 @@ def together(jobs: Sequence[Job], processes: int, scratch: Path, cut_off: list[J
             lot = waiting.popleft()
         if lot:
             job = lot.popleft()
-            running[pool.submit(perform, job, scratch)] = pool, job, lot
+            running[pool.submit(perform_and_draw, job, scratch)] = pool, job, lot
 
     try:
         for pool in pools:

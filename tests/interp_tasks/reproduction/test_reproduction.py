@@ -21,7 +21,7 @@ from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
 from interp_tasks.reproduction.reproduction import about, corrected
 from interp_tasks.reproduction.runs import Located, locate_all
-from interp_tasks.reproduction.studies import Job, jobs_of, longest_first, lots_of, perform_all
+from interp_tasks.reproduction.studies import Job, figure_of, jobs_of, longest_first, lots_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
 from interp_tasks.training import trainer
 
@@ -662,7 +662,10 @@ def test_a_process_that_dies_costs_its_own_job_alone(runs):
     done = list(perform_all([jobs[0], Deadly(jobs[0].study, jobs[0].on), jobs[1]], processes=2))
     deadly = [one for one in done if isinstance(one.job, Deadly)]
     assert [(one.crashed, "its process died twice" in one.reason) for one in deadly] == [(True, True)]
-    assert sorted(one.job.study.id for one in done if one.result is not None) == ["s", "t"]
+    alive = [one for one in done if one.result is not None]
+    assert sorted(one.job.study.id for one in alive) == ["s", "t"]
+    for one in alive:
+        assert one.drawn.html("s1-x") == figure_of(one.job, one.result).html("s1-x")
 
 
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):
