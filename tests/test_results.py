@@ -164,7 +164,7 @@ def test_what_is_stored_makes_the_tables_that_reproduce_writes():
     assert claims_markdown(PAPER, results.outcomes_of(PAPER, results.compact(ROWS)), PAPER.row) == written
     assert written.count("\n| ") == len(ROWS) + 2
     cells = (
-        "a \\| b | 0.1235 of the unedited | 3 | [-0.333, 2.00e-09] | **held** (p 0.04321 after Holm) | 1.5 |"
+        "a \\| b | 0.1235 of the unedited | 3 | [-0.333, 2.00e-09] | **held** (p 0.043 after Holm) | 1.5 |"
     )
     assert f"| a | {cells} – |" in written
     assert "| b | a \\| b | 0.25 to 0.75 of the unedited | 1 | – | undecided | – | – |" in written

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages import Column, Page, Section, Table, Text, number
+from interp_tasks.pages import Column, Page, Section, Table, Text, number, p_value
 from interp_tasks.pages.numbers import interval
 from interp_tasks.published import Claim, Paper, Row
 from interp_tasks.reproduction.runs import Located
@@ -351,7 +351,7 @@ def verdict(row: Mapping[str, Any]) -> str:
     """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
     text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
     if known(row["p_holm"]):
-        text += f" (p {number(row['p_holm'])} after Holm)"
+        text += f" (p {p_value(row['p_holm'])} after Holm)"
     return f"{text}, {row['hours']:g} h" if known(row["hours"]) else text
 
 
