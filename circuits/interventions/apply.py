@@ -134,6 +134,8 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
         *((write.label, write, count) for write, count in zip(writes, fired, strict=True)),
         *((cut.label, cut.receiver, int(cut.receiver.hook in received)) for cut in cuts),
     ]
+    silent = call.missed - call.reached
+    counts += [(cut.label, cut.sender, 0) for cut in cuts if id(cut.sender) in silent]
     for label, place, count in counts:
         if count == 0:
             raise CircuitsError(_never_applied_message(surface, label, place, runs.count, call))

@@ -32,6 +32,7 @@ from circuits.model.hooks import Handle, Handles
 from circuits.model.projections import OUTPUTS, Projections, check_made
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
+from circuits.tensors import Span
 
 _RUN_KEY = "cut edges"
 _WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]
@@ -638,6 +639,9 @@ class CutHooks:
             new, selected = replacement_for(sender.write, sender.call, output)
             differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
             run.seen.add(number)
+            if isinstance(sender.write.positions, Span):
+                reached = sender.call.reached if bool(selected.any()) else sender.call.missed
+                reached.add(id(sender.write))
             replaced[number] = new, selected
         if run.rest is not None and hook in self._nodes:
             self._listen(run, hook, output, replaced)

@@ -91,6 +91,8 @@ class ForwardPass:
     windows: Windows = field(default_factory=Windows)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
+    #: The senders of cuts, by id, that some run reached at a position of theirs.
+    reached: set[int] = field(default_factory=set)
 
     @property
     def frame(self) -> RunState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from circuits.tensors import as_dense_tensor, columns_of
 from circuits.validate import is_whole
 
 CALLER = "logit_difference"
+#: The share of examples whose two answers may be the same without a warning.
+MOST_SAME = 0.01
 Answer = tuple[int | str, ...]  # the tokens of an answer, as ids or texts
 
 
@@ -141,9 +144,23 @@ def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDiffere
         position: where the logits are read, one for all examples or a list; counted in each prompt's own tokens, −1 is
             its last.
 
-    The metric has its answers with it: it takes no `batch=`, and chunks of examples get theirs.
+    The metric has its answers with it: it takes no `batch=`, and chunks of examples get theirs. Where both answers are
+    the same it is 0, whatever the model does; a warning says so where that is more than one example in a hundred.
     """
-    return LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
+    made = LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
+    number = max(len(made.right), len(made.wrong))
+    if len(made.right) in (1, number) and len(made.wrong) in (1, number):
+        pairs = zip(
+            made.right * (number // len(made.right)), made.wrong * (number // len(made.wrong)), strict=True
+        )
+        same = sum(one == other for one, other in pairs)
+        if same > MOST_SAME * number:
+            warnings.warn(
+                f"{CALLER}: right and wrong are the same in {same} of {number} examples, where the difference is 0; "
+                "leave these out",
+                stacklevel=2,
+            )
+    return made
 
 
 def bound(metric: Any, batch: Any, inputs: tuple[Surface, Prompts] | None, caller: str) -> tuple[Any, Any]:

@@ -575,6 +575,10 @@ def test_outside_of_a_generation(rotary, tokens):
             CircuitsError, match=r"none of its positions came in 1 run\(s\), so nothing was edited"
         ):
             run(rotary, tokens, push(none))
+        with pytest.raises(
+            CircuitsError, match=r"none of its positions came in 1 run\(s\), so nothing was edited"
+        ):
+            run(rotary, tokens, patch.path("0.1", "output", source=tokens.roll(1, 0), positions=none))
     with intervene(rotary, push(slice(5, None))):  # a loop of one's own, without a cache
         short, long = rotary(tokens[:, :5]), rotary(tokens)
     assert torch.equal(short, run(rotary, tokens[:, :5]))

@@ -123,9 +123,19 @@ def test_logit_difference_of_given_answers():
     assert logit_difference([1, 2], [0, 3])(output).tolist() == [9.0**2 - 8.0**2, 22.0**2 - 23.0**2]
     assert logit_difference(1, np.array([0, 3]), position=0)(output).tolist() == [1.0, 13.0**2 - 15.0**2]
     # A position for each example, and several tokens of one answer, of whose logits the mean is taken.
-    found = logit_difference([[1, 2, 3], [0]], [[0]], position=[0, -2])(output)
+    with pytest.warns(UserWarning, match="1 of 2 examples"):
+        found = logit_difference([[1, 2, 3], [0]], [[0]], position=[0, -2])(output)
     assert found.tolist() == pytest.approx([(1 + 4 + 9) / 3 - 0, 0.0])
     assert logit_difference(3, 0) == logit_difference([3], torch.tensor([0]))
+    many = torch.arange(200)
+    logit_difference(many, torch.cat([many[:2], many[2:] + 1]))  # two of 200 are the same
+    for right, wrong, said in (
+        ([1, 2, 3], [3, 2, 1], "1 of 3"),
+        ([1, 2], 2, "1 of 2"),
+        (" a", " a", "1 of 1"),
+    ):
+        with pytest.warns(UserWarning, match=f"right and wrong are the same in {said} examples"):
+            logit_difference(right, wrong)
     # With padding, positions are those of the prompts.
     made = Prompts(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[1, 1, 0], [0, 1, 1]]))
     assert logit_difference(1, 0)(output, made).tolist() == [25.0 - 16.0, 21.0**2 - 20.0**2]
