@@ -639,7 +639,8 @@ class CutHooks:
             new, selected = replacement_for(sender.write, sender.call, output)
             differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
             run.seen.add(number)
-            if isinstance(sender.write.positions, Span):
+            # In a part of a sweep's examples, prompts may all be shorter than those of other parts.
+            if isinstance(sender.write.positions, Span) and sender.call.state.rows is None:
                 reached = sender.call.reached if bool(selected.any()) else sender.call.missed
                 reached.add(id(sender.write))
             replaced[number] = new, selected

@@ -7,7 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, patch, prompts, run, sweep
+from circuits import (
+    CircuitsError,
+    ablate,
+    cache,
+    edit,
+    intervene,
+    logit_difference,
+    patch,
+    prompts,
+    run,
+    sweep,
+)
 
 PROMPT, NEW = 4, 5
 ROTARY = {"positional_embedding_type": "rotary", "attention_dir": "causal", "n_ctx": 16}
@@ -579,6 +590,18 @@ def test_outside_of_a_generation(rotary, tokens):
             CircuitsError, match=r"none of its positions came in 1 run\(s\), so nothing was edited"
         ):
             run(rotary, tokens, patch.path("0.1", "output", source=tokens.roll(1, 0), positions=none))
+    # In a part of a sweep all prompts may be too short for it, in the whole they are not.
+    given, other = (
+        prompts(rotary, [row[:n].tolist() for row, n in zip(of, (2, 6), strict=True)])
+        for of in (tokens[:2], tokens[2:4])
+    )
+    late = patch.path("0.1", "output", source=other, positions=slice(4, None))
+    metric = logit_difference(1, 2)
+    table = sweep(rotary, given, {"late": late}, metric, engine="naive", chunk=1, draws=2, flips=2).frame
+    assert table["value"][0] == pytest.approx(
+        float(metric(run(rotary, given, late), given, rotary).mean()), rel=1e-5
+    )
+    assert table["effect"][0] != 0
     with intervene(rotary, push(slice(5, None))):  # a loop of one's own, without a cache
         short, long = rotary(tokens[:, :5]), rotary(tokens)
     assert torch.equal(short, run(rotary, tokens[:, :5]))
