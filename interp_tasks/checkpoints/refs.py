@@ -107,7 +107,9 @@ def _split(text: str) -> tuple[list[str], list[str] | None]:
     if not run:
         raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
     if run.startswith(ZOO):
-        return shipped(run), selectors
+        found = shipped(run)
+        # Of several, those that ship their log alone have no checkpoint that could be meant.
+        return [each for each in found if len(found) == 1 or stored_steps(find_run(each))] or found, selectors
     if not glob.has_magic(run) or Path(run).is_dir():
         return [run], selectors
     matches = [match for match in glob.glob(run, recursive=True) if _is_either(Path(match))]

@@ -164,6 +164,15 @@ def test_the_zoo(place: Path) -> None:
     assert "zoo:small has no checkpoint at step 7" in complaint("zoo:small@7")
 
 
+def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place: Path) -> None:
+    write_run(place / "package" / "log-1", [])
+    write_run(place / "package" / "log-2", [])
+    assert [each.ref for each in resolve("zoo:*@last")] == ["zoo:large@50", "zoo:small@5"]
+    alone = "ships its log alone: train it by its recipe for checkpoints"
+    assert complaint("zoo:log-2") == f"zoo:log-2 {alone}"
+    assert complaint("zoo:log-*") == f"zoo:log-1 {alone}"
+
+
 def test_no_zoo_at_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refs, "zoo_folder", lambda: place / "nothing")
     assert complaint("zoo:small") == "no zoo:small; interp-run runs zoo lists what ships"
