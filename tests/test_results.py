@@ -100,6 +100,50 @@ def test_the_site_has_a_row_for_every_outcome(page):
             assert f"**{claim.says}** ({claim.source}) Rule: {claim.rule}." in made
 
 
+def rounded_as(text, value):
+    """Returns whether a page means this number: to its last decimal, or to its last digit before zeros."""
+    shown = text.replace("−", "-").replace(",", "")
+    last = len(shown.rpartition(".")[2]) if "." in shown else len(shown.rstrip("0")) - len(shown)
+    return abs(float(shown) - value) <= 0.501 * 10.0**-last
+
+
+def as_said(numbers, outcome):
+    """Returns whether these are an outcome's number and interval: as they are, in per cent, or without the sign."""
+    value, low, high = (outcome.get(name) for name in ("value", "ci_low", "ci_high"))
+    if value is None or low is None:
+        return False
+    forms = ((value, low, high), (100 * value, 100 * low, 100 * high), (-value, -high, -low))
+    return any(all(map(rounded_as, numbers, form)) for form in forms)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if places("claims of", page)], ids=lambda page: page.name
+)
+def test_what_a_page_says_in_short_is_what_came_out(page):
+    """Each interval there is that of an outcome with the verdict that the words before it name."""
+    outcomes = [
+        outcome
+        for name in places("claims of", page)
+        for entry in held(name).values()
+        for outcome in entry["outcomes"]
+    ]
+    short = page.read_text(encoding="utf-8").partition("## In short")[2].partition("\n## ")[0]
+    number = r"(−?\d[\d,]*(?:\.\d+)?)"
+    said = re.compile(rf"\b(Held|Failed|Undecided)\b|{number}[^\d\[\]()]{{0,40}}\[{number}, {number}\]")
+    checked = 0
+    for bullet in re.split(r"^- ", short, flags=re.MULTILINE):
+        verdict = None
+        for found in said.finditer(" ".join(bullet.split())):
+            if found[1]:
+                verdict = found[1].lower()
+                continue
+            meant = [outcome["verdict"] for outcome in outcomes if as_said(found.groups()[1:], outcome)]
+            assert meant, found[0]
+            assert verdict is None or verdict in meant, f"{found[0]}: {meant}, not {verdict}"
+            checked += verdict is not None
+    assert checked >= 10
+
+
 #: A paper of two claims, and what became of them: every kind of cell.
 PAPER = parse_paper(
     {

@@ -164,8 +164,9 @@ def p_value_at_bound(value: float, error: float, df: int | None, bound: float) -
     """Returns the share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
 
     One-sided: small where the number is well below the bound.
+
+    Args:
+        error: above 0; numbers that do not differ have no such share.
     """
-    if error == 0:
-        return float(value >= bound)
     t = (bound - value) / error
     return 1 - (NormalDist().cdf(t) if df is None else t_cdf(t, df))

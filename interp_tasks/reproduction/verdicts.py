@@ -131,10 +131,14 @@ def verdict_of_numbers(claim: Claim, run: str, claimed: ClaimNumbers) -> Outcome
         return replace(outcome, reason=too_few_runs(n_runs, where_numbers_lie(claim.holds, claimed)))
     if interval is None:
         return replace(outcome, reason=f"no interval: {basis}", interval="")
-    if error is not None:
-        values = [each.value for each in claimed.numbers]
-        outcome = replace(outcome, p=p_value(claim, values, error))
     outcome = replace(outcome, **decision(claim.holds, interval))
+    values = [each.value for each in claimed.numbers]
+    if error and len(set(values)) > 1:
+        outcome = replace(outcome, p=p_value(claim, values, error))
+    elif error is not None:
+        # A t of no spread would have a p-value of 0, which a few runs that agree cannot show.
+        alike = f"all {n_runs} runs give the same number: no spread, and no p-value"
+        outcome = replace(outcome, reason=alike)
     bounded = [each.known for each in claimed.numbers if each.known is not None]
     if bounded:
         ends = range_text(min(low for low, _ in bounded), max(high for _, high in bounded))
@@ -193,7 +197,7 @@ def verdict_over_examples(claim: Claim, outcome: Outcome, claimed: ClaimNumbers,
         return replace(outcome, reason="the study has no interval of this number")
     error = (outcome.high - outcome.low) / 2 / intervals.z_quantile(1 - ALPHA / 2)
     assert outcome.value is not None
-    p = two_sided(claim.holds, outcome.value, error, None)
+    p = two_sided(claim.holds, outcome.value, error, None) if error else None
     return replace(outcome, p=p, **decision(claim.holds, (outcome.low, outcome.high)))
 
 

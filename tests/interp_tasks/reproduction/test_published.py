@@ -60,6 +60,14 @@ def test_every_paper_reads_and_names_what_there_is(name):
 
 
 @pytest.mark.parametrize("name", papers())
+def test_what_is_published_is_said_and_headlines_stand_alone(name):
+    """A dash in the place of the published number says that nothing was; headlines stand in a table of their own."""
+    for claim in read_paper(name).claim:
+        assert claim.published or claim.source == "not published", claim.id
+        assert not (claim.headline and re.match(r"(So|It|They|Nor|That|These)\b", claim.says)), claim.id
+
+
+@pytest.mark.parametrize("name", papers())
 def test_runs_of_one_name_are_one_run(name):
     """They lie in one folder, whatever scale or role they are for."""
     described = {}

@@ -283,6 +283,21 @@ def test_a_verdict_is_of_the_whole_interval_over_runs(table):
         assert ("reaches across" in outcome.reason) == (verdict == "undecided")
 
 
+def test_runs_that_agree_have_a_verdict_and_no_p_value(table):
+    """A t test of numbers without a spread would say p = 0, of three runs as of three hundred."""
+    alike = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.0), "x")
+    assert (alike.verdict, alike.low, alike.high, alike.p) == ("held", 1.0, 1.0, None)
+    assert alike.reason == "all 3 runs give the same number: no spread, and no p-value"
+    assert judge(claim(holds={"above": 1.5}), seeds_of(table, 1.0, 1.0, 1.0), "x").verdict == "failed"
+    # The mean of three tenths is not a tenth, by 1e-17, and so their spread not 0.
+    assert judge(claim(), seeds_of(table, 0.1, 0.1, 0.1), "x").p is None
+    differ = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.01), "x")
+    assert (differ.reason, differ.p is None) == ("", False)
+    # Of a method, whose examples all give the same.
+    exact = table.assign(n_runs=0, ci_low=table["value"], ci_high=table["value"])
+    assert judge(claim(), exact, "a").p is None
+
+
 def test_orders_of_magnitude_are_judged_on_their_logarithms(table):
     three = seeds_of(table, 10.0, 100.0, 1000.0)
     plain, logged = (judge(claim(holds={"above": 0.1}, log=log), three, "x") for log in (False, True))
