@@ -109,6 +109,8 @@ def check_orders(whole: Path, alone: Path, scratch: Path) -> None:
 
 def main() -> None:
     into = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    if into.is_dir() and any(into.iterdir()):
+        sys.exit(f"{into} is not empty: remove it, or name another folder")
     # What one build leaves behind must not get into the next.
     alone = build(REPOSITORY / "circuits", into / "alone")
     whole = build(REPOSITORY, into / "whole")

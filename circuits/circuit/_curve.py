@@ -17,9 +17,23 @@ from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, said
 from circuits.statistics import LEVEL, interval
 from circuits.sweeps.measurements import Row
+from circuits.sweeps.table import short_table
 from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.curve"
+#: The columns that a curve shows of itself.
+AREAS_SHOWN = (
+    "ranking",
+    "metric",
+    "sizes",
+    "of",
+    "CPR",
+    "CPR_ci_low",
+    "CPR_ci_high",
+    "CMD",
+    "CMD_ci_low",
+    "CMD_ci_high",
+)
 #: The sizes of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151), as shares of all edges.
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 #: Number of sizes where none are given.
@@ -45,6 +59,9 @@ class Curve:
     areas: pd.DataFrame
     baseline: pd.DataFrame
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return short_table(self.areas, AREAS_SHOWN, "areas")
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure: faithfulness over the share of members that are kept, a line per ranking."""
@@ -99,6 +116,8 @@ def curve(
             logarithmic scale. Sizes beyond a ranking are left out.
         seed: of the resamples of examples.
         draws: number of resamples for intervals.
+
+    Where the gap's interval holds 0, a warning says so.
 
     One forward for the clean run, one for the source (and one for the empty circuit unless how is "resample"), and one
     for each different circuit.

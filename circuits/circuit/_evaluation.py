@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,21 @@ from circuits.errors import CircuitsError, said
 from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.table import short_table
 from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.evaluate"
+#: The columns that an evaluation shows of itself.
+SHOWN = (
+    "circuit",
+    "metric",
+    "size",
+    "faithfulness",
+    "faithfulness_ci_low",
+    "faithfulness_ci_high",
+    "random_high",
+    "p_random",
+)
 #: Members that one step of the greedy search tries.
 _CANDIDATES_PER_STEP = 10
 
@@ -50,6 +63,9 @@ class Evaluation:
     minimality: pd.DataFrame
     baseline: pd.DataFrame
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, SHOWN)
 
 
 def evaluate(
@@ -95,7 +111,7 @@ def evaluate(
         flips: sign flips for p-values.
 
     One forward for each circuit that is kept or cut: 1 + random + 2·subsets + 20·greedy + size for each, at most;
-    `settings["forwards"]` counts them.
+    `settings["forwards"]` counts them. Where the gap's interval holds 0, a warning says so.
     """
     given = _read(circuits)
     for name, number, least in (
@@ -152,13 +168,23 @@ _COLUMNS = {
 
 
 def baseline(measurement: Measurement, seed: int, draws: int) -> pd.DataFrame:
-    """Tabulates the clean and the source run, a row per metric; all circuits have been run."""
+    """Tabulates the clean and the source run, a row per metric; all circuits have been run.
+
+    Warns of a metric by which the two runs do not surely differ: faithfulness is then a share of nothing.
+    """
     measurement.contents.refuse_writes(measurement.caller)
     rows: list[Row] = []
     for metric in measurement.clean:
         measured = Faithfulness.of(measurement, [], metric, seed, draws)
         (clean, source), drawn = measured.ends
         low, high = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
+        if low[0] <= 0 <= high[0]:
+            warnings.warn(
+                f"{measurement.caller}: {metric}: the gap between clean and source run is {clean - source:.3g} "
+                f"[{low[0]:.3g}, {high[0]:.3g}], so that faithfulness may be a share of nothing; does the metric "
+                "belong to these examples?",
+                stacklevel=3,
+            )
         rows.append(
             {
                 "metric": metric,

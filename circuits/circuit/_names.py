@@ -180,7 +180,8 @@ def _one(kind: str) -> str:
     return f"a node: {NODES}" if kind == "nodes" else 'an edge, such as "0.1 -> 1.3.q"'
 
 
-def _read_node(name: str, text: str, caller: str) -> Node:
+def find_node(name: str) -> Node | None:
+    """Returns the node that a name means, if it means one."""
     if name in ("embed", "pos_embed"):
         return Node(name)
     if match := _HEAD.fullmatch(name):
@@ -188,12 +189,19 @@ def _read_node(name: str, text: str, caller: str) -> Node:
         return Node("z", int(layer), int(head))
     if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_pre"):
         return Node("mlp_out", int(match[1]))
+    return None
+
+
+def _read_node(name: str, text: str, caller: str) -> Node:
+    node = find_node(name)
+    if node is not None:
+        return node
     which = "" if name == text.strip() else f" of {text!r}"
     raise CircuitsError(f"{caller}: {name!r}{which} is no node that sends; those are {NODES}")
 
 
-def _read_input(name: str, text: str, caller: str) -> Input:
-    """Reads the name of an edge's receiver: an input of a head or of a group, of an MLP, or the output."""
+def find_input(name: str) -> Input | None:
+    """Returns the input of a head or of a group, of an MLP, or the output, that a name means, if it means one."""
     if name == "output":
         return Input("resid_post")
     if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_out"):
@@ -207,6 +215,14 @@ def _read_input(name: str, text: str, caller: str) -> Input:
     if dot and site in ("q", "k", "v") and (match := _HEAD.fullmatch(head)):
         layer, number = (part for part in match.groups() if part is not None)
         return Input(site, int(layer), int(number))
+    return None
+
+
+def _read_input(name: str, text: str, caller: str) -> Input:
+    """Reads the name of an edge's receiver."""
+    found = find_input(name)
+    if found is not None:
+        return found
     if _HEAD.fullmatch(name):
         raise CircuitsError(
             f"{caller}: {text!r}: say which input of head {name}: {name}.q, {name}.k or {name}.v"

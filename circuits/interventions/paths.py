@@ -10,6 +10,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import Cut, Intervention, Receiver
 from circuits.interventions.edges import RECEIVERS, SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
+from circuits.model.heads import Head, KeyValueGroup
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 
@@ -32,6 +33,7 @@ class Path(Intervention):
         try:
             output = Place(Site("resid_post", surface.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
+            _refuse_shared_inputs(receivers, surface)
             places = [(place, *hook_heads) for place in receivers for hook_heads in place.on(surface)]
         except CircuitsError as error:
             raise CircuitsError(f"{self.label}: {error}") from error
@@ -83,6 +85,21 @@ class Path(Intervention):
         return f"patch.path({sender} -> {receiver})"
 
 
+def _refuse_shared_inputs(receivers: Sequence[Place], surface: Surface) -> None:
+    """Refuses heads as a whole where others share their keys and values, and says how to name their inputs."""
+    asked = {place.site.name: place.heads for place in receivers if place.site.layer is None}
+    chosen = asked.get("q")
+    if not surface.has_groups(Site("k").kind) or chosen is None or asked.get("k") != chosen:
+        return
+    for head in chosen.heads or ():
+        if isinstance(head, Head):
+            group = KeyValueGroup(head.layer, head.head * surface.key_value_heads // surface.n_heads)
+            raise CircuitsError(
+                f'head {head} shares its keys and values with others; write ("q", "{head}") for its queries, "{group}" '
+                f'for the keys and values of its group, or [("q", "{head}"), "{group}"]'
+            )
+
+
 def check_ends(sender: Site, receivers: Sequence[Site]) -> None:
     """Refuses senders that do not write to the residual stream, and receivers that do not read from it."""
     if sender.kind.name not in SENDERS:
@@ -91,6 +108,11 @@ def check_ends(sender: Site, receivers: Sequence[Site]) -> None:
             f"{', '.join(name for name in SENDERS if name != 'z')}"
         )
     for site in receivers:
+        if site.kind.name == "resid_post" and site.layer is None:
+            raise CircuitsError(
+                "patch.path: resid_post is that of every layer, and later ones would hear the sender twice; write "
+                '"output" for the last, or "resid_post.1" for that of layer 1'
+            )
         if site.kind.name not in RECEIVERS:
             raise CircuitsError(
                 f"patch.path: {site} does not read from the residual stream; receivers are heads (their q, k and "

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from circuits.circuit._names import find_input, find_node
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
 from circuits.interventions.arguments import read_place, read_queries, read_source_positions, read_what
@@ -80,10 +81,11 @@ def path(
 
     Args:
         sender: heads ("0.1"), or a site that writes to the residual stream: "z", "attn_out.0", "mlp_out.1",
-            "mlp_post.1", "embed", "pos_embed".
+            "mlp_post.1", "embed", "pos_embed". Circuits' names are read as well: "mlp1".
         receiver: heads (their q, k and v), a key-value group "2.k1" (its k and v), a site "q.2", "k.2", "v.2",
             "mlp_pre.1", a pair of such a site and heads or groups ("q", "2.3"), "output": the last residual stream; or
-            a list or tuple of these, which receive at once: [("q", "2.3"), "mlp_pre.1", "output"].
+            a list or tuple of these, which receive at once: [("q", "2.3"), "mlp_pre.1", "output"]. Circuits' names are
+            read as well: "2.3.q", "2.k1.v", "mlp1".
         source: as in `activations`.
         through: "mlps" or None, see above.
         queries: the positions at which the sender is replaced; `positions` is another name. The direction is
@@ -91,6 +93,8 @@ def path(
         source_positions: as in `activations`.
     """
     caller = "patch.path"
+    if isinstance(sender, str) and (node := find_node(sender.strip())) and node.site == "mlp_out":
+        sender = f"mlp_out.{node.layer}"
     places, is_layer = read_what(sender, caller)
     if is_layer:
         raise CircuitsError(
@@ -114,9 +118,12 @@ def _receivers(receiver: Any, caller: str) -> tuple[Place | None, ...]:
     A list and a tuple mean the same, but where one is a pair of a site and heads: written as a tuple, or inside a set,
     it is that pair. A list on its own may as well be two receivers, and is refused.
     """
+    # Not of heads and groups, which are tuples as well.
+    is_set = type(receiver) in (list, tuple)
+    receiver = type(receiver)(map(_as_site, receiver)) if is_set else _as_site(receiver)
     if isinstance(receiver, str | Site) or names_heads(receiver) or not isinstance(receiver, Iterable):
         return _one_receiver(receiver, caller)
-    given = receiver if isinstance(receiver, tuple) else list(receiver)
+    given = receiver if isinstance(receiver, tuple) else list(map(_as_site, receiver))
     if _is_pair(given):
         if isinstance(given, tuple):
             return _one_receiver(given, caller)
@@ -138,6 +145,14 @@ def _receivers(receiver: Any, caller: str) -> tuple[Place | None, ...]:
     if named:
         places += _inputs(HeadSpec(repr(given), tuple(dict.fromkeys(named))))
     return tuple(dict.fromkeys(places))
+
+
+def _as_site(receiver: Any) -> Any:
+    """Returns a receiver that has the name of a circuit's input ("2.3.q", "mlp1") as a site, with its head if any."""
+    found = find_input(receiver.strip()) if isinstance(receiver, str) else None
+    if found is None or found.layer is None:
+        return receiver
+    return f"{found.site}.{found.layer}" if found.head is None else (found.site, found.node)
 
 
 def _is_pair(given: Any) -> bool:

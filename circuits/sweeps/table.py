@@ -34,11 +34,11 @@ _WHOLE = ("draw", "layer", "head", "position", "n")
 _NAMES = ("variant", "checkpoint", "intervention", "site", "metric", "engine")
 
 
-def short_table(frame: pd.DataFrame, columns: Sequence[str]) -> str:
-    """Returns some columns of a table as text, but those that are empty, and how many there are in all."""
+def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
+    """Returns some columns of a result's table as text, but those that are empty, and how many there are in all."""
     shown = frame[list(columns)].dropna(axis=1, how="all")
     text = shown.to_string(index=False, max_rows=MOST_SHOWN, float_format="{:.4g}".format)
-    return f"{text}\n{len(frame)} rows; .frame has all {len(frame.columns)} columns"
+    return f"{text}\n{len(frame)} rows; .{name} has all {len(frame.columns)} columns"
 
 
 @dataclass(frozen=True)

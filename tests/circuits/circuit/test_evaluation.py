@@ -1,5 +1,7 @@
 """Faithfulness, completeness and minimality against runs made one by one, and curves with their areas."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,9 @@ from circuits import CircuitsError, ablate, cache, circuit, intervene, logit_dif
 from circuits.circuit import _measurement
 from circuits.circuit._curve import area_under
 from circuits.statistics import holm, sign_flip
+
+#: Random models tell clean from source by chance; what is counted here holds without a gap, too.
+pytestmark = pytest.mark.filterwarnings("ignore:circuit.*the gap between clean and source run is")
 
 FEW = {"draws": 50, "flips": 200}
 CHAIN = "embed -> 0.1.v; embed -> 0.1.k; 0.1 -> 1.2.v; 0.1 -> mlp0; mlp0 -> 1.2.k; 1.2 -> mlp1; 1.2 -> output"
@@ -55,6 +60,57 @@ def by_hand(model, tokens, source, circuits, how="resample", measured=metric, ro
     drawn = resampled(sums, counts, draws)
     share = (value[2:] - value[1]) / (value[0] - value[1])
     return value, share, (drawn[:, 2:] - drawn[:, 1:2]) / (drawn[:, :1] - drawn[:, 1:2])
+
+
+def test_a_gap_that_may_be_none_is_warned_of_once_for_each_metric(model, tokens, other_tokens):
+    """An easy mistake: the answers of other prompts."""
+
+    def surely(output):
+        return output.sum((1, 2)) * 0 + (output[:, 0, 0] > 1e9)
+
+    def both(output):
+        return {"none": surely(output), "differs": metric(output)}
+
+    chain = circuit.edges(CHAIN.split("; "))
+    with pytest.warns(
+        UserWarning, match=r"none: the gap between clean and source run is 0 \[0, 0\]"
+    ) as caught:
+        found = circuit.evaluate(
+            model, chain, tokens, other_tokens, both, random=1, subsets=1, greedy=0, **FEW
+        )
+    told = found.baseline.set_index("metric")
+    unsure = (told["gap_ci_low"] <= 0) & (told["gap_ci_high"] >= 0)
+    assert len(caught) == unsure.sum()
+    assert caught[0].filename == __file__
+
+
+def test_a_circuit_that_surely_has_a_gap_is_not_warned_of(model, tokens):
+    """The source is one other prompt, and the metric the output at one place of it."""
+    source = tokens[:1].roll(1, 1)
+
+    def apart(output):
+        return (output - run(model, source)).square().sum((1, 2))
+
+    found = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = circuit.evaluate(
+            model, circuit.edges([]), tokens[1:], source, apart, random=1, greedy=0, **FEW
+        )
+    assert (found.baseline["gap_ci_low"] > 0).all()
+
+
+def test_results_show_their_table(model, tokens, other_tokens):
+    chain = circuit.edges(CHAIN.split("; "))
+    found = circuit.evaluate(model, {"chain": chain}, tokens, other_tokens, metric, random=1, greedy=0, **FEW)
+    shown = repr(found).splitlines()
+    assert shown[0].split()[:4] == ["circuit", "metric", "size", "faithfulness"]
+    assert shown[1].split()[:3] == ["chain", "metric", "10"]
+    assert shown[-1] == f"1 rows; .frame has all {len(found.frame.columns)} columns"
+    edges = patch.edges(model, tokens, other_tokens, metric, exact=1)
+    curve = circuit.curve(model, {"estimates": edges}, tokens, other_tokens, metric, sizes=[2], draws=50)
+    assert repr(curve).splitlines()[0].split()[:5] == ["ranking", "metric", "sizes", "of", "CPR"]
+    assert "1 rows; .areas has all" in repr(curve)
 
 
 @pytest.mark.parametrize("how", ["resample", "mean", "zero"])

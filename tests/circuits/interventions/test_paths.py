@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, Head, ablate, cache, edit, intervene, patch, run, sweep
+from circuits import CircuitsError, Head, ablate, cache, circuit, edit, intervene, patch, run, sweep
 from circuits.interventions.paths import Path
 from circuits.model.surface import Surface
 from circuits.patch._edges import _receivers, _senders
@@ -526,6 +526,48 @@ def test_an_edge_cut_twice_is_refused(deep, tokens, other_tokens, first, second)
     with pytest.raises(CircuitsError, match=r"variant 'x': patch\.path.*is cut twice"):
         sweep(deep, tokens, {"x": (one, two)})
     torch.testing.assert_close(run(deep, tokens), deep(tokens))
+
+
+@pytest.mark.parametrize(
+    ("named", "as_sites"),
+    [
+        (("0.1", "2.3.q"), ("0.1", ("q", "2.3"))),
+        (("0.1", "L2H3.v"), ("0.1", ("v", "2.3"))),
+        (("mlp0", "mlp2"), ("mlp_out.0", "mlp_pre.2")),
+        (("mlp0", ["1.2.k", "mlp2", "output"]), ("mlp_out.0", [("k", "1.2"), "mlp_pre.2", "output"])),
+        (("mlp0", ("1.2.k", "1.3")), ("mlp_out.0", [("k", "1.2"), "1.3"])),
+        (("embed", "k.1"), ("embed", "k.1")),
+    ],
+)
+def test_paths_read_the_names_of_circuits(named, as_sites, other_tokens):
+    assert patch.path(*named, other_tokens).describe() == patch.path(*as_sites, other_tokens).describe()
+
+
+def test_an_edge_of_a_circuit_is_the_path_of_its_name(family, make_model, tokens, other_tokens):
+    """Under grouped heads, too: the tables' names of groups."""
+    for settings, receivers in (
+        ({}, ("2.3.q", "2.3.v", "mlp1")),
+        ({"n_key_value_heads": 2}, ("2.3.q", "2.k1.v")),
+    ):
+        model = make_model(family=family, n_layers=3, **settings)
+        for receiver in receivers:
+            cut = circuit.edges([f"0.1 -> {receiver}"]).cut(other_tokens)
+            torch.testing.assert_close(
+                run(model, tokens, patch.path("0.1", receiver, other_tokens)), run(model, tokens, cut)
+            )
+    shown = patch.path("0.1", "2.k1.v (heads 2,3)", other_tokens).describe()
+    assert shown == patch.path("0.1", ("v", "2.k1"), other_tokens).describe()
+    with pytest.raises(
+        CircuitsError, match=r"head 2\.3 shares its keys .* write \(\"q\", \"2\.3\"\) .*\"2\.k1\""
+    ):
+        run(model, tokens, patch.path("0.1", "2.3", other_tokens))
+    with pytest.raises(CircuitsError, match=r"no path to q\.0: it is computed before"):
+        run(model, tokens, patch.path("1.0", ("q", "0.1"), other_tokens))
+
+
+def test_a_stream_of_every_layer_is_no_receiver(other_tokens):
+    with pytest.raises(CircuitsError, match=r'resid_post is that of every layer.*"output".*"resid_post\.1"'):
+        patch.path("0.1", "resid_post", other_tokens)
 
 
 def test_an_edge_cut_at_different_positions(deep, tokens, other_tokens, assert_same):
