@@ -38,7 +38,7 @@ def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame"
     """Returns some columns of a result's table as text, but those that are empty, and how many there are in all."""
     shown = frame[list(columns)].dropna(axis=1, how="all")
     text = shown.to_string(index=False, max_rows=MOST_SHOWN, float_format="{:.4g}".format)
-    return f"{text}\n{len(frame)} rows; .{name} has all {len(frame.columns)} columns"
+    return f"{text}\n{len(frame)} row{'' if len(frame) == 1 else 's'}; .{name} has all {len(frame.columns)} columns"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = 16384
 
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
-HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
+HOLM = "p adj.: sign-flip test, Holm's adjustment over all {} tests of the command, of every metric."
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,14 @@ def measure(
         "done": done,
     }
     table = pandas.concat(frames, ignore_index=True)
+    tested = []
     if "p_value" in table:
         from circuits.statistics import holm
 
         # The table is one family: whoever reads it may pick the best row of any checkpoint.
         table["p_adjusted"] = holm(table["p_value"].to_numpy(dtype=float))
-    return Result(experiment, tidy(table), recorded, (INTERVALS, HOLM, *notes))
+        tested = [HOLM.format(table["p_value"].notna().sum())]
+    return Result(experiment, tidy(table), recorded, (INTERVALS, *tested, *notes))
 
 
 def swept(

@@ -106,11 +106,11 @@ def test_results_show_their_table(model, tokens, other_tokens):
     shown = repr(found).splitlines()
     assert shown[0].split()[:4] == ["circuit", "metric", "size", "faithfulness"]
     assert shown[1].split()[:3] == ["chain", "metric", "10"]
-    assert shown[-1] == f"1 rows; .frame has all {len(found.frame.columns)} columns"
+    assert shown[-1] == f"1 row; .frame has all {len(found.frame.columns)} columns"
     edges = patch.edges(model, tokens, other_tokens, metric, exact=1)
     curve = circuit.curve(model, {"estimates": edges}, tokens, other_tokens, metric, sizes=[2], draws=50)
     assert repr(curve).splitlines()[0].split()[:5] == ["ranking", "metric", "sizes", "of", "CPR"]
-    assert "1 rows; .areas has all" in repr(curve)
+    assert "1 row; .areas has all" in repr(curve)
 
 
 @pytest.mark.parametrize("how", ["resample", "mean", "zero"])
