@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
-from circuits.model.state import kept_to_compare, parameters_of
+from circuits.model.state import kept_to_compare, modules_of, parameters_of
 from circuits.model.surface import Surface
 
 #: What calling the modules of a block costs whatever their input, in multiplications of weights that take as long.
@@ -94,12 +94,29 @@ class Meter(TorchDispatchMode):
 
 
 # What sweeps of a model took, by what decides it: the meter slows every operation down.
-_measured: WeakKeyDictionary[nn.Module, dict[Hashable, int]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[nn.Module, dict[Hashable, dict[Hashable, int]]] = WeakKeyDictionary()
 
 
-def known_peaks(model: nn.Module) -> dict[Hashable, int]:
-    """Returns the peaks that were measured for sweeps of a model, by their sizes; may be added to."""
+def known_peaks(model: nn.Module) -> dict[Hashable, dict[Hashable, int]]:
+    """Returns the peaks that were measured for sweeps of a model, by their sizes and engines; may be added to."""
     return _measured.setdefault(model, {})
+
+
+def forward_sizes(surface: Surface) -> Hashable:
+    """Returns what decides, of a model as it is now, how much memory its forward takes: types, switches, hooks."""
+    modules = modules_of(surface.model)
+    types = frozenset(
+        one.dtype for module in modules for one in module._parameters.values() if one is not None
+    )
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
+    wrapped = getattr(surface.model.__dict__.get("original_model"), "config", None)
+    settings = (
+        value
+        for config in (surface.model.cfg, wrapped)
+        for value in getattr(config, "__dict__", {}).values()
+        if isinstance(value, bool | str)
+    )
+    return types, hooks, tuple(settings)
 
 
 def call_in_tokens(surface: Surface) -> float:
@@ -209,7 +226,8 @@ def _estimated(surface: Surface, length: int) -> float:
 
 def _forward_bytes(surface: Surface, prompts: Prompts) -> int:
     """Returns the most bytes that a forward of some prompts holds."""
-    known, key = known_peaks(surface.model), ("forward", prompts.shape, prompts.padded)
+    known = known_peaks(surface.model).setdefault("forward", {})
+    key = (forward_sizes(surface), prompts.shape, prompts.padded)
     if key not in known:
         meter = Meter()
         with evaluating(surface.model), torch.no_grad():

@@ -4,9 +4,11 @@ plain hooks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,13 @@ from torch import Tensor
 
 from circuits.engine.branches import Branch
 from circuits.engine.engine import Engine
-from circuits.engine.memory import Meter, known_peaks
+from circuits.engine.memory import Meter, forward_sizes, known_peaks
 from circuits.engine.replay import NotReplayed
 from circuits.engine.resume import Resume
 from circuits.engine.tails import NotResumed, Tail
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
-from circuits.interventions.base import ActivationEdit
+from circuits.interventions.base import Cut, Step, WeightEdit
 from circuits.interventions.reference_runs import References
 from circuits.model.record import evaluating
 from circuits.model.state import running_rows, untouched, unwritten
@@ -50,6 +52,8 @@ class ModelSweep:
     references: References
     parts: list[Part]
     meter: Meter
+    #: What decides how much memory it takes, but for the engines.
+    sizes: Hashable
 
     @classmethod
     def of(
@@ -61,22 +65,29 @@ class ModelSweep:
         checkpoint: str | None = None,
     ) -> ModelSweep:
         """Prepares a sweep over one model, and measures the memory that this takes where it is not known yet."""
-        meter, known = Meter(), known_peaks(surface.model)
+        known, sizes = known_peaks(surface.model), _sizes(surface, variants, inputs, engine)
         with evaluating(surface.model), torch.no_grad():
-            try:
-                if _sizes(variants, inputs, engine) not in known:
-                    meter.start()
-                parts = assign_engines(surface, variants, inputs, engine, checkpoint)
-            finally:
-                meter.stop()
-        return cls(surface, inputs, variants, engine, References(surface, inputs.per_pass), parts, meter)
+            # What was measured was so with the engines of that time; where there are others now it is measured again.
+            for measure in (sizes not in known, True):
+                meter = Meter()
+                try:
+                    if measure:
+                        meter.start()
+                    parts = assign_engines(surface, variants, inputs, engine, checkpoint)
+                finally:
+                    meter.stop()
+                references = References(surface, inputs.per_pass)
+                job = cls(surface, inputs, variants, engine, references, parts, meter, sizes)
+                if measure or job._peak is not None:
+                    break
+        return job
 
     def run(self) -> list[Measurements]:
         """Returns the measurements, those of plain forwards last."""
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.surface.model))
             stack.enter_context(torch.no_grad())
-            if not self._is_known:
+            if self._peak is None:
                 # What is kept to notice writes to the model counts too.
                 stack.callback(self.meter.stop)
                 self.meter.start()
@@ -95,17 +106,21 @@ class ModelSweep:
                 self.parts = assign_engines(
                     self.surface, self.variants, self.inputs, self.asked, checkpoint, failed
                 )
-        peaks = known_peaks(self.surface.model)
-        peak = peaks.setdefault(_sizes(self.variants, self.inputs, self.asked), self.meter.peak)
-        return [replace(part.measurements, bytes_held=peak) for part in self.parts]
+        if self._peak is None:
+            known_peaks(self.surface.model).setdefault(self.sizes, {})[self._engines] = self.meter.peak
+        return [replace(part.measurements, bytes_held=self._peak or 0) for part in self.parts]
 
     @property
-    def _is_known(self) -> bool:
-        """Tells whether the memory of a sweep like this has been measured."""
-        return _sizes(self.variants, self.inputs, self.asked) in known_peaks(self.surface.model)
+    def _engines(self) -> Hashable:
+        return tuple((part.measurements.engine, len(part.variants)) for part in self.parts)
+
+    @property
+    def _peak(self) -> int | None:
+        """The memory of a sweep like this, where it has been measured."""
+        return known_peaks(self.surface.model).get(self.sizes, {}).get(self._engines)
 
     def _run(self) -> None:
-        measure = not self._is_known
+        measure = self._peak is None
         for rows in self.inputs.pieces():
             for part in self.parts:
                 if measure and rows == self.inputs.first:
@@ -156,11 +171,10 @@ def measure_stacked(
     first, inputs = jobs[0], jobs[0].inputs
     rows, branches = slice(0, len(inputs.tokens)), _of_type(Branch, first.parts[0])
     tokens = inputs.tokens.to(first.surface.device)
-    meter, peaks = Meter(), known_peaks(first.surface.model)
-    sizes = (_sizes(first.variants, inputs, first.asked), len(jobs))
+    meter, peaks = Meter(), known_peaks(first.surface.model).setdefault(first.sizes, {})
     with torch.no_grad():
         try:
-            if sizes not in peaks:
+            if len(jobs) not in peaks:
                 meter.start()
             outputs, cache = engine.clean(tokens, branches, rows)
             assert engine.output is not None
@@ -183,7 +197,7 @@ def measure_stacked(
                         compared.add(*each)
     measured = [job.parts[0].measurements for job in jobs]
     # Their weights are in memory twice, in the stack and to be copied into the model.
-    held = peaks.setdefault(sizes, meter.peak + 2 * engine.replay.nbytes)
+    held = peaks.setdefault(len(jobs), meter.peak + 2 * engine.replay.nbytes)
     return [replace(one, bytes_held=held, stacked=len(jobs)) for one in measured]
 
 
@@ -191,16 +205,41 @@ def _of_type(kind: type[Any], part: Part) -> list[Any]:
     return [branch for branch in part.branches if isinstance(branch, kind)]
 
 
-def _sizes(variants: Sequence[Variant], inputs: SweepInputs, asked: str) -> Hashable:
-    """Returns what decides how much memory a sweep of one model takes."""
-    places = frozenset(
-        (step.hook, type(step.replacement)) if isinstance(step, ActivationEdit) else type(step)
-        for one in variants
-        for step in one.plan
+def _sizes(surface: Surface, variants: Sequence[Variant], inputs: SweepInputs, asked: str) -> Hashable:
+    """Returns what decides how much memory a sweep of one model takes, but for the engines that run it."""
+    places = Counter(tuple(map(_place, one.plan)) for one in variants)
+    passes = Counter(
+        (one.prompts.shape, one.hook, type(one.reduction))
+        for one in dict.fromkeys(wanted(step for each in variants for step in each.plan))
     )
-    metric = inputs.metric
-    sizes = (inputs.prompts.shape, inputs.prompts.padded, inputs.step, inputs.chunk, metric.positions)
-    return (asked, len(variants), places, metric.name, *sizes)
+    metric, prompts = inputs.metric, inputs.prompts
+    division = (prompts.shape, prompts.padded, inputs.step, inputs.chunk, inputs.outputs, inputs.per_pass)
+    read = (metric.name, _code_of(metric.function), metric.positions)
+    return (
+        asked,
+        forward_sizes(surface),
+        frozenset(places.items()),
+        frozenset(passes.items()),
+        read,
+        division,
+    )
+
+
+def _place(step: Step) -> Hashable:
+    """Returns what decides how much memory one step takes."""
+    if isinstance(step, WeightEdit):
+        return step.name
+    if isinstance(step, Cut):
+        return _place(step.sender), step.receiver.hook, step.through
+    return step.hook, type(step.replacement), _code_of(getattr(step.replacement, "function", None))
+
+
+def _code_of(function: Any) -> Hashable:
+    """Returns the code of a function, which unlike the function keeps nothing alive that it works on."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
 
 
 def _run(job: ModelSweep, part: Part, rows: slice) -> None:

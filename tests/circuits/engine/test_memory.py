@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from circuits import CircuitsError, ablate, heads, patch, sweep
+from circuits import CircuitsError, ablate, edit, heads, patch, sweep
 from circuits.engine.memory import FLOOR
 
 FEW = {"draws": 5, "flips": 5}
@@ -139,6 +139,64 @@ def test_a_bound_holds_for_the_sources_of_patches(make_model, hooked_only):
     kept = 3 * 48 * 16 * 32 * 8
     with pytest.raises(CircuitsError, match=f", {kept} of them the sources of patches, .* or fewer examples"):
         sweep(model, tokens, given, metric=mean, memory=kept, **FEW)
+
+
+def small(make_model, family):
+    return make_model(0, family, n_layers=3, n_ctx=16, d_vocab=40).to(torch.float32)
+
+
+def to_float64(model):
+    model.to(torch.float64)
+
+
+def hook_one(model):
+    model.blocks[0].hook_resid_mid.register_forward_hook(lambda *_: None)
+
+
+def switch_on(model):
+    model.set_use_attn_result(True)
+    model.set_use_split_qkv_input(True)
+
+
+def wide_mean(output):
+    return output.repeat(1, 1, 200).flatten(1).mean(1)
+
+
+wide_mean.__name__ = "mean"
+FEW_EXAMPLES, MANY_EXAMPLES = (
+    torch.randint(0, 40, (count, 8), generator=torch.Generator().manual_seed(1)) for count in (4, 1024)
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "after"),
+    [
+        ({"memory": 2 * 10**6}, to_float64, {"memory": 2 * 10**6}),
+        ({}, hook_one, {}),
+        ({"engine": "naive"}, switch_on, {"engine": "naive"}),
+        ({"reference": FEW_EXAMPLES}, None, {"reference": MANY_EXAMPLES}),
+        ({"reference": MANY_EXAMPLES}, None, {"reference": FEW_EXAMPLES}),
+        ({}, None, {"metric": wide_mean}),
+        ({}, None, {"function": lambda x: x.repeat(1, 1, 1, 200)[..., : x.shape[-1]]}),
+    ],
+    ids=["type", "hook", "switch", "large reference", "small reference", "metric", "function"],
+)
+def test_what_was_measured_before_is_not_told_of_something_else(
+    make_model, hooked_only, before, change, after
+):
+    tokens = torch.randint(0, 40, (16, 8), generator=torch.Generator().manual_seed(0))
+
+    def told(model, reference=FEW_EXAMPLES, metric=mean, function=torch.clone, **options):
+        given = {f"z.{layer}": edit(f"z.{layer}", function) for layer in (0, 1, 2)}
+        given["mean"] = ablate.mean("1.1", reference)
+        return sweep(model, tokens, given, metric=metric, **options, **FEW).settings["bytes"]
+
+    used, fresh = (small(make_model, hooked_only) for _ in range(2))
+    told(used, **before)
+    if change is not None:
+        change(used)
+        change(fresh)
+    assert told(used, **after) == pytest.approx(told(fresh, **after), rel=0.01)
 
 
 @pytest.mark.parametrize(
