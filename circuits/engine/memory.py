@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -142,8 +142,22 @@ class Division:
     not_replayed: str | None = None
 
 
+def copied_weights(surface: Surface) -> int:
+    """Returns how many bytes of weights a replay copies: those of q, k and v."""
+    heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
+    itemsize = next(surface.model.parameters()).element_size()
+    return surface.n_layers * (surface.sizes["d_model"] or 1) * heads * itemsize
+
+
 def divided(
-    surface: Surface, prompts: Prompts, most: int, memory: int | None, given: bool, sources: int = 0
+    surface: Surface,
+    prompts: Prompts,
+    most: int,
+    memory: int | None,
+    given: bool,
+    sources: int = 0,
+    held: int = 0,
+    of_metric: Callable[[int, int], int] = lambda examples, numbers: 0,
 ) -> Division:
     """Divides a sweep so that it keeps to a bound.
 
@@ -154,6 +168,8 @@ def divided(
         memory: the bytes that a sweep may take beside the model.
         given: whether `most` is the user's choice, which is kept to where there is no `memory`.
         sources: bytes that are kept of the sources of patches.
+        held: bytes of a copy of the model's weights, which checkpoints take the place of.
+        of_metric: the bytes that the metric takes for so many examples, with outputs of so many numbers.
     """
     examples, length = prompts.shape[:2]
     out = _output_size(surface)
@@ -161,13 +177,16 @@ def divided(
         return Division(max(1, most // length), most, OUTPUTS // out)
     stream, itemsize = surface.sizes["d_model"] or 1, next(surface.model.parameters()).element_size()
     kept = _STREAMS_KEPT * surface.n_layers * stream * itemsize
-    heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
-    copied = surface.n_layers * stream * heads * itemsize
-    beside = sources + kept_to_compare(surface.model)
+    copied = copied_weights(surface)
+    beside = sources + held + kept_to_compare(surface.model)
 
     def needed(step: int) -> float:
         # The checks run two examples, each beside another copy.
-        return beside + length * (step * kept + max(step, 2 * min(2, step)) * token)
+        return (
+            beside
+            + of_metric(step, length * out)
+            + length * (step * kept + max(step, 2 * min(2, step)) * token)
+        )
 
     not_replayed: str | None = None
     if memory is None:
@@ -199,7 +218,7 @@ def divided(
         step -= max(1, step // 16)
     # Of equal size, as far as that goes.
     step = -(-examples // -(-examples // step))
-    room -= step * length * kept + beside
+    room -= step * length * kept + beside + of_metric(step, length * out)
     tokens = max(step * length, min(most, int(room / in_blocks)))
     # Beside the streams of the last layer.
     outputs = int((room - tokens * stream * itemsize) / (_OUTPUTS_HELD * out * itemsize))

@@ -26,7 +26,7 @@ from circuits.interventions.apply import Plan, attached, wanted
 from circuits.interventions.base import Cut, Step, WeightEdit
 from circuits.interventions.reference_runs import References
 from circuits.model.record import evaluating
-from circuits.model.state import running_rows, untouched, unwritten
+from circuits.model.state import parameters_of, running_rows, untouched, unwritten
 from circuits.model.surface import Surface
 from circuits.sweeps.engine_choice import FAST, RESUMED, Part, assign_engines, refusal
 from circuits.sweeps.inputs import SweepInputs, Variant
@@ -144,7 +144,12 @@ class ModelSweep:
         part = self.parts[0]
         if not isinstance(part.engine, Engine) or len(self.parts) > 1:
             return 1
-        return part.engine.max_stacked(self.inputs.tokens, _of_type(Branch, part), self.inputs.chunk)
+        most = part.engine.max_stacked(self.inputs.tokens, _of_type(Branch, part), self.inputs.chunk)
+        if self.inputs.memory is None:
+            return most
+        # Each takes what this one has taken, and its weights in the stack.
+        weights = sum(weight.nbytes for weight in parameters_of(self.surface.model))
+        return min(most, (self.inputs.memory - 2 * weights) // ((self._peak or 0) + weights))
 
     @property
     def plan(self) -> Plan:
@@ -160,44 +165,45 @@ class ModelSweep:
 
 
 def measure_stacked(
-    engine: Engine, jobs: Sequence[ModelSweep], load_into_model: Callable[[int], None]
+    engine: Engine, jobs: Sequence[ModelSweep], load_into_model: Callable[[int], None], weights: int
 ) -> list[Measurements]:
     """Measures several checkpoints of one model, whose forward passes are made together.
 
     Args:
         engine: the engine of all their weights, stacked.
         load_into_model: copies the weights of the checkpoint of this index into the model.
+        weights: bytes that copies of weights take.
     """
     first, inputs = jobs[0], jobs[0].inputs
     rows, branches = slice(0, len(inputs.tokens)), _of_type(Branch, first.parts[0])
     tokens = inputs.tokens.to(first.surface.device)
     meter, peaks = Meter(), known_peaks(first.surface.model).setdefault(first.sizes, {})
-    with torch.no_grad():
-        try:
-            if len(jobs) not in peaks:
-                meter.start()
-            outputs, cache = engine.clean(tokens, branches, rows)
-            assert engine.output is not None
-            engine.check(tokens, engine.output, outputs, rows)
-            references = [job.references for job in jobs]
-            edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
-            for at, members, output in engine.run(
-                tokens, rows, branches, references, cache, inputs.chunk, inputs.outputs
-            ):
-                edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
-        finally:
-            meter.stop()
-        with evaluating(first.surface.model):
-            for at, (job, clean) in enumerate(zip(jobs, outputs.split(len(tokens)), strict=True)):
-                load_into_model(at)
-                part = replace(job.parts[0], engine=engine)
-                with unwritten(first.surface.model, "sweep"):
-                    compared = _Compared(job, part, rows, clean)
-                    for each in edited[at]:
-                        compared.add(*each)
+    with torch.no_grad(), ExitStack() as stack:
+        stack.callback(meter.stop)
+        if len(jobs) not in peaks:
+            meter.start()
+        outputs, cache = engine.clean(tokens, branches, rows)
+        own_output = engine.output
+        assert own_output is not None
+        engine.check(tokens, own_output, outputs, rows)
+        references = [job.references for job in jobs]
+        edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
+        for at, members, output in engine.run(
+            tokens, rows, branches, references, cache, inputs.chunk, inputs.outputs
+        ):
+            edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
+        stack.enter_context(evaluating(first.surface.model))
+        for at, (job, clean) in enumerate(zip(jobs, outputs.split(len(tokens)), strict=True)):
+            load_into_model(at)
+            part = replace(job.parts[0], engine=engine)
+            with unwritten(first.surface.model, "sweep"):
+                compared = _Compared(job, part, rows, clean)
+                for each in edited[at]:
+                    compared.add(*each)
+            meter.stop()  # the metric takes as much of the others
+    # The model's own output was there before.
+    held = peaks.setdefault(len(jobs), meter.peak + own_output.nbytes) + weights
     measured = [job.parts[0].measurements for job in jobs]
-    # Their weights are in memory twice, in the stack and to be copied into the model.
-    held = peaks.setdefault(len(jobs), meter.peak + 2 * engine.replay.nbytes)
     return [replace(one, bytes_held=held, stacked=len(jobs)) for one in measured]
 
 

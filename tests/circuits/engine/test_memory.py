@@ -200,6 +200,36 @@ def test_what_was_measured_before_is_not_told_of_something_else(
 
 
 @pytest.mark.parametrize(
+    ("engine", "metric"),
+    [("auto", mean), ("auto", None), ("resumed", mean)],
+    ids=["stacked", "large outputs", "resumed"],
+)
+def test_a_bound_holds_for_checkpoints_and_large_outputs(make_model, hooked_only, engine, metric):
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": 64, "d_head": 16, "d_mlp": 256, "n_ctx": 16}
+    sizes |= {"d_vocab": 50 if metric else 1000}
+    model, *others = (make_model(seed, hooked_only, **sizes) for seed in range(4))
+    states = {seed: other.state_dict() for seed, other in enumerate(others)}
+    tokens = torch.randint(0, 50, (6, 8), generator=torch.Generator().manual_seed(0))
+    given = {head: ablate.zero(head) for head in ("0.1", "1.2")}
+
+    def swept(memory):
+        return sweep(
+            model, tokens, given, metric=metric, memory=memory, checkpoints=states, engine=engine, **FEW
+        )
+
+    with pytest.raises(CircuitsError) as caught:
+        swept(50)
+    least = int(str(caught.value).split("about ")[1].split()[0])
+    stacked = set()
+    for memory in (least, 3 * least, 12 * least):
+        found, taken = peak(lambda memory=memory: swept(memory))
+        assert taken <= memory
+        assert found.settings["bytes"] == pytest.approx(taken, rel=0.2)
+        stacked.add(found.settings["stacked"])
+    assert (max(stacked) > 1) == (engine == "auto")
+
+
+@pytest.mark.parametrize(
     "sizes",
     [
         {"n_layers": 3, "n_heads": 12, "d_model": 768, "d_head": 64, "d_mlp": 3072, "d_vocab": 200},
