@@ -106,6 +106,9 @@ class ModelSweep:
                 self.parts = assign_engines(
                     self.surface, self.variants, self.inputs, self.asked, checkpoint, failed
                 )
+            if self._peak is None:
+                # To look for writes takes memory again.
+                self.meter.start()
         if self._peak is None:
             known_peaks(self.surface.model).setdefault(self.sizes, {})[self._engines] = self.meter.peak
         return [replace(part.measurements, bytes_held=self._peak or 0) for part in self.parts]
