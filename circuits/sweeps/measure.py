@@ -4,11 +4,9 @@ plain hooks.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +15,12 @@ from torch import Tensor
 
 from circuits.engine.branches import Branch
 from circuits.engine.engine import Engine
-from circuits.engine.memory import Meter, forward_sizes, known_peaks
+from circuits.engine.memory import Meter, known_peaks
 from circuits.engine.replay import NotReplayed
 from circuits.engine.resume import Resume
 from circuits.engine.tails import NotResumed, Tail
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
-from circuits.interventions.base import Cut, Step, WeightEdit
 from circuits.interventions.reference_runs import References
 from circuits.model.record import evaluating
 from circuits.model.state import parameters_of, running_rows, untouched, unwritten
@@ -32,6 +29,7 @@ from circuits.sweeps.engine_choice import FAST, RESUMED, Part, assign_engines, r
 from circuits.sweeps.inputs import SweepInputs, Variant
 from circuits.sweeps.measurements import BASELINE, Measurements, titled
 from circuits.sweeps.metrics import Metric, PerExample
+from circuits.sweeps.sizes import sizes_of
 from circuits.tensors import largest
 
 _FUNCTION = "sweep, the function of an edit or a hook"
@@ -65,7 +63,7 @@ class ModelSweep:
         checkpoint: str | None = None,
     ) -> ModelSweep:
         """Prepares a sweep over one model, and measures the memory that this takes where it is not known yet."""
-        known, sizes = known_peaks(surface.model), _sizes(surface, variants, inputs, engine)
+        known, sizes = known_peaks(surface.model), sizes_of(surface, variants, inputs, engine)
         with evaluating(surface.model), torch.no_grad():
             # What was measured was so with the engines of that time; where there are others now it is measured again.
             for measure in (sizes not in known, True):
@@ -212,43 +210,6 @@ def measure_stacked(
 
 def _of_type(kind: type[Any], part: Part) -> list[Any]:
     return [branch for branch in part.branches if isinstance(branch, kind)]
-
-
-def _sizes(surface: Surface, variants: Sequence[Variant], inputs: SweepInputs, asked: str) -> Hashable:
-    """Returns what decides how much memory a sweep of one model takes, but for the engines that run it."""
-    places = Counter(tuple(map(_place, one.plan)) for one in variants)
-    passes = Counter(
-        (one.prompts.shape, one.hook, type(one.reduction))
-        for one in dict.fromkeys(wanted(step for each in variants for step in each.plan))
-    )
-    metric, prompts = inputs.metric, inputs.prompts
-    division = (prompts.shape, prompts.padded, inputs.step, inputs.chunk, inputs.outputs, inputs.per_pass)
-    read = (metric.name, _code_of(metric.function), metric.positions)
-    return (
-        asked,
-        forward_sizes(surface),
-        frozenset(places.items()),
-        frozenset(passes.items()),
-        read,
-        division,
-    )
-
-
-def _place(step: Step) -> Hashable:
-    """Returns what decides how much memory one step takes."""
-    if isinstance(step, WeightEdit):
-        return step.name
-    if isinstance(step, Cut):
-        return _place(step.sender), step.receiver.hook, step.through
-    return step.hook, type(step.replacement), _code_of(getattr(step.replacement, "function", None))
-
-
-def _code_of(function: Any) -> Hashable:
-    """Returns the code of a function, which unlike the function keeps nothing alive that it works on."""
-    while isinstance(function, partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    return getattr(function, "__code__", type(function))
 
 
 def _run(job: ModelSweep, part: Part, rows: slice) -> None:

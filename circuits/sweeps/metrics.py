@@ -226,10 +226,10 @@ def unedited_metrics(
         kept: bool [n pos], the positions that count; None: all.
     """
     step = max(1, _PIECE // max(1, output[0].numel()))
-    pieces = [
-        _unedited(*(None if one is None else one[at : at + step] for one in (output, clean, kept)))
-        for at in range(0, len(output), step)
-    ]
+    pieces = []
+    for start in range(0, len(output), step):
+        rows = slice(start, start + step)
+        pieces.append(_unedited(output[rows], clean[rows], None if kept is None else kept[rows]))
     found = pieces[0]
     if len(pieces) > 1:
         for name in found:
