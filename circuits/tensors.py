@@ -27,7 +27,8 @@ class _Copy:
 
     def __init__(self, tensor: Tensor) -> None:
         with torch.inference_mode(False):
-            self.tensor = tensor.detach().clone()
+            # In the order of its entries, as some models take no transpose.
+            self.tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Copy:

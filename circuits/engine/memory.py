@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
-from circuits.model.state import kept_to_compare, parameters_of
+from circuits.model.state import kept_to_compare, modules_of, parameters_of
 from circuits.model.surface import Surface
 
 #: What calling the modules of a block costs whatever their input, in multiplications of weights that take as long.
@@ -94,12 +94,29 @@ class Meter(TorchDispatchMode):
 
 
 # What sweeps of a model took, by what decides it: the meter slows every operation down.
-_measured: WeakKeyDictionary[nn.Module, dict[Hashable, int]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[nn.Module, dict[Hashable, dict[Hashable, int]]] = WeakKeyDictionary()
 
 
-def known_peaks(model: nn.Module) -> dict[Hashable, int]:
-    """Returns the peaks that were measured for sweeps of a model, by their sizes; may be added to."""
+def known_peaks(model: nn.Module) -> dict[Hashable, dict[Hashable, int]]:
+    """Returns the peaks that were measured for sweeps of a model, by their sizes and engines; may be added to."""
     return _measured.setdefault(model, {})
+
+
+def forward_sizes(surface: Surface) -> Hashable:
+    """Returns what decides, of a model as it is now, how much memory its forward takes: types, switches, hooks."""
+    modules = modules_of(surface.model)
+    types = frozenset(
+        one.dtype for module in modules for one in module._parameters.values() if one is not None
+    )
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
+    wrapped = getattr(surface.model.__dict__.get("original_model"), "config", None)
+    settings = (
+        value
+        for config in (surface.model.cfg, wrapped)
+        for value in getattr(config, "__dict__", {}).values()
+        if isinstance(value, bool | str)
+    )
+    return types, hooks, tuple(settings)
 
 
 def call_in_tokens(surface: Surface) -> float:
@@ -125,8 +142,22 @@ class Division:
     not_replayed: str | None = None
 
 
+def copied_weights(surface: Surface) -> int:
+    """Returns how many bytes of weights a replay copies: those of q, k and v."""
+    heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
+    itemsize = next(surface.model.parameters()).element_size()
+    return surface.n_layers * (surface.sizes["d_model"] or 1) * heads * itemsize
+
+
 def divided(
-    surface: Surface, prompts: Prompts, most: int, memory: int | None, given: bool, sources: int = 0
+    surface: Surface,
+    prompts: Prompts,
+    most: int,
+    memory: int | None,
+    given: bool,
+    sources: int = 0,
+    held: int = 0,
+    of_metric: Callable[[int, int], int] = lambda examples, numbers: 0,
 ) -> Division:
     """Divides a sweep so that it keeps to a bound.
 
@@ -137,6 +168,8 @@ def divided(
         memory: the bytes that a sweep may take beside the model.
         given: whether `most` is the user's choice, which is kept to where there is no `memory`.
         sources: bytes that are kept of the sources of patches.
+        held: bytes of a copy of the model's weights, which checkpoints take the place of.
+        of_metric: the bytes that the metric takes for so many examples, with outputs of so many numbers.
     """
     examples, length = prompts.shape[:2]
     out = _output_size(surface)
@@ -144,13 +177,16 @@ def divided(
         return Division(max(1, most // length), most, OUTPUTS // out)
     stream, itemsize = surface.sizes["d_model"] or 1, next(surface.model.parameters()).element_size()
     kept = _STREAMS_KEPT * surface.n_layers * stream * itemsize
-    heads = (surface.n_heads + 2 * surface.key_value_heads) * (surface.sizes["d_head"] or 1)
-    copied = surface.n_layers * stream * heads * itemsize
-    beside = sources + kept_to_compare(surface.model)
+    copied = copied_weights(surface)
+    beside = sources + held + kept_to_compare(surface.model)
 
     def needed(step: int) -> float:
         # The checks run two examples, each beside another copy.
-        return beside + length * (step * kept + max(step, 2 * min(2, step)) * token)
+        return (
+            beside
+            + of_metric(step, length * out)
+            + length * (step * kept + max(step, 2 * min(2, step)) * token)
+        )
 
     not_replayed: str | None = None
     if memory is None:
@@ -182,7 +218,7 @@ def divided(
         step -= max(1, step // 16)
     # Of equal size, as far as that goes.
     step = -(-examples // -(-examples // step))
-    room -= step * length * kept + beside
+    room -= step * length * kept + beside + of_metric(step, length * out)
     tokens = max(step * length, min(most, int(room / in_blocks)))
     # Beside the streams of the last layer.
     outputs = int((room - tokens * stream * itemsize) / (_OUTPUTS_HELD * out * itemsize))
@@ -209,7 +245,8 @@ def _estimated(surface: Surface, length: int) -> float:
 
 def _forward_bytes(surface: Surface, prompts: Prompts) -> int:
     """Returns the most bytes that a forward of some prompts holds."""
-    known, key = known_peaks(surface.model), ("forward", prompts.shape, prompts.padded)
+    known = known_peaks(surface.model).setdefault("forward", {})
+    key = (forward_sizes(surface), prompts.shape, prompts.padded)
     if key not in known:
         meter = Meter()
         with evaluating(surface.model), torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts, by_row
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
-from circuits.model.state import suspended
+from circuits.model.state import modules_of, suspended
 from circuits.model.surface import Surface
 from circuits.sweeps.metrics import Metric, first_choice, is_pair, read_values
 from circuits.tensors import Positions, Snapshot, parse_positions
@@ -248,6 +249,16 @@ def _of_rows(at: Positions | Snapshot | None, rows: slice) -> Positions | Snapsh
 @contextmanager
 def ready_for_gradients(surface: Surface) -> Iterator[None]:
     """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
+    held = (
+        one
+        for module in modules_of(surface.model)
+        for one in chain(module._parameters.values(), module._buffers.values())
+    )
+    if any(one is not None and one.is_inference() for one in held):
+        raise CircuitsError(
+            "the model was made under torch.inference_mode, and no gradient passes its weights; make or copy the model "
+            "outside of it"
+        )
     with torch.inference_mode(False), suspended(surface.model), evaluating(surface.model):
         yield
 

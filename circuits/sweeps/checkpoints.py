@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from circuits.engine.check import side_by_side
 from circuits.engine.engine import Engine
+from circuits.engine.memory import copied_weights
 from circuits.engine.replay import NotReplayed
 from circuits.errors import CircuitsError
 from circuits.model.locks import exclusive
@@ -52,7 +53,7 @@ def measure_checkpoints(
             continue
         with checkpoint.loaded() as surface:
             job = ModelSweep.of(surface, variants(surface), inputs, engine, label)
-            measurements = job.run()
+            measurements = checkpoint.counted(job.run())
         if pending is not None and pending.jobs:
             yield pending.measured()
         yield measurements
@@ -96,8 +97,11 @@ class _PendingCheckpoints:
         self.checkpoints, self.jobs = [], []
         try:
             engine = self._engine(checkpoints, jobs)
+            # In the stack, put aside to be put back, and what the replay copies.
+            held = self.weights.nbytes + checkpoints[0].nbytes
+            held += len(jobs) * copied_weights(self.like.surface)
             with checkpoints[0].loaded():
-                return measure_stacked(engine, jobs, lambda at: checkpoints[at].load_into_model())
+                return measure_stacked(engine, jobs, lambda at: checkpoints[at].load_into_model(), held)
         except NotReplayed:
             # At least one cannot be replayed; measuring each alone shows which.
             each = zip(checkpoints, jobs, strict=True)
@@ -126,7 +130,8 @@ class _PendingCheckpoints:
     def _alone(self, checkpoint: Checkpoint, job: ModelSweep) -> list[Measurements]:
         label = job.parts[0].measurements.checkpoint
         with checkpoint.loaded() as surface:
-            return ModelSweep.of(surface, job.variants, job.inputs, self.engine, label).run()
+            measured = ModelSweep.of(surface, job.variants, job.inputs, self.engine, label).run()
+        return checkpoint.counted(measured)
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,15 @@ class Checkpoint:
             self._refuse_lost()
             yield self.surface
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the parameters that it replaces, which are put aside meanwhile."""
+        return sum(parameter.nbytes for _, parameter, _ in self.values or ())
+
+    def counted(self, measured: list[Measurements]) -> list[Measurements]:
+        """Returns what was measured on it, with what is put aside counted as memory."""
+        return [replace(one, bytes_held=one.bytes_held + self.nbytes) for one in measured]
+
     def load_into_model(self) -> None:
         """Replaces the parameters inside a block that holds another checkpoint of the same model."""
         for _, parameter, value in self.values or ():
@@ -183,6 +197,10 @@ class Weights:
         self._stacked = {
             name: parameter.new_empty((max_stacked, *parameter.shape)) for name, parameter, _ in like.values
         }
+
+    @property
+    def nbytes(self) -> int:
+        return sum(stacked.nbytes for stacked in self._stacked.values())
 
     def put(self, at: int, checkpoint: Checkpoint) -> Checkpoint:
         """Copies a checkpoint's values into the stack, as those of a state_dict may change (a model in training), and

@@ -42,6 +42,7 @@ class SweepInputs:
     not_replayed: str | None = None  # why there is no room for a replay
     per_pass: int | None = None  # tokens per forward of sources; None: as many as they take by themselves
     rows: slice | None = None  # the examples that are measured; None: all
+    memory: int | None = None  # bytes that are not exceeded
 
     @property
     def tokens(self) -> Tensor:

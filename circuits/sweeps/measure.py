@@ -21,15 +21,15 @@ from circuits.engine.resume import Resume
 from circuits.engine.tails import NotResumed, Tail
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
-from circuits.interventions.base import ActivationEdit
 from circuits.interventions.reference_runs import References
 from circuits.model.record import evaluating
-from circuits.model.state import running_rows, untouched, unwritten
+from circuits.model.state import parameters_of, running_rows, untouched, unwritten
 from circuits.model.surface import Surface
 from circuits.sweeps.engine_choice import FAST, RESUMED, Part, assign_engines, refusal
 from circuits.sweeps.inputs import SweepInputs, Variant
 from circuits.sweeps.measurements import BASELINE, Measurements, titled
 from circuits.sweeps.metrics import Metric, PerExample
+from circuits.sweeps.sizes import sizes_of
 from circuits.tensors import largest
 
 _FUNCTION = "sweep, the function of an edit or a hook"
@@ -50,6 +50,8 @@ class ModelSweep:
     references: References
     parts: list[Part]
     meter: Meter
+    #: What decides how much memory it takes, but for the engines.
+    sizes: Hashable
 
     @classmethod
     def of(
@@ -61,22 +63,29 @@ class ModelSweep:
         checkpoint: str | None = None,
     ) -> ModelSweep:
         """Prepares a sweep over one model, and measures the memory that this takes where it is not known yet."""
-        meter, known = Meter(), known_peaks(surface.model)
+        known, sizes = known_peaks(surface.model), sizes_of(surface, variants, inputs, engine)
         with evaluating(surface.model), torch.no_grad():
-            try:
-                if _sizes(variants, inputs, engine) not in known:
-                    meter.start()
-                parts = assign_engines(surface, variants, inputs, engine, checkpoint)
-            finally:
-                meter.stop()
-        return cls(surface, inputs, variants, engine, References(surface, inputs.per_pass), parts, meter)
+            # What was measured was so with the engines of that time; where there are others now it is measured again.
+            for measure in (sizes not in known, True):
+                meter = Meter()
+                try:
+                    if measure:
+                        meter.start()
+                    parts = assign_engines(surface, variants, inputs, engine, checkpoint)
+                finally:
+                    meter.stop()
+                references = References(surface, inputs.per_pass)
+                job = cls(surface, inputs, variants, engine, references, parts, meter, sizes)
+                if measure or job._peak is not None:
+                    break
+        return job
 
     def run(self) -> list[Measurements]:
         """Returns the measurements, those of plain forwards last."""
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.surface.model))
             stack.enter_context(torch.no_grad())
-            if not self._is_known:
+            if self._peak is None:
                 # What is kept to notice writes to the model counts too.
                 stack.callback(self.meter.stop)
                 self.meter.start()
@@ -95,17 +104,24 @@ class ModelSweep:
                 self.parts = assign_engines(
                     self.surface, self.variants, self.inputs, self.asked, checkpoint, failed
                 )
-        peaks = known_peaks(self.surface.model)
-        peak = peaks.setdefault(_sizes(self.variants, self.inputs, self.asked), self.meter.peak)
-        return [replace(part.measurements, bytes_held=peak) for part in self.parts]
+            if self._peak is None:
+                # To look for writes takes memory again.
+                self.meter.start()
+        if self._peak is None:
+            known_peaks(self.surface.model).setdefault(self.sizes, {})[self._engines] = self.meter.peak
+        return [replace(part.measurements, bytes_held=self._peak or 0) for part in self.parts]
 
     @property
-    def _is_known(self) -> bool:
-        """Tells whether the memory of a sweep like this has been measured."""
-        return _sizes(self.variants, self.inputs, self.asked) in known_peaks(self.surface.model)
+    def _engines(self) -> Hashable:
+        return tuple((part.measurements.engine, len(part.variants)) for part in self.parts)
+
+    @property
+    def _peak(self) -> int | None:
+        """The memory of a sweep like this, where it has been measured."""
+        return known_peaks(self.surface.model).get(self.sizes, {}).get(self._engines)
 
     def _run(self) -> None:
-        measure = not self._is_known
+        measure = self._peak is None
         for rows in self.inputs.pieces():
             for part in self.parts:
                 if measure and rows == self.inputs.first:
@@ -129,7 +145,12 @@ class ModelSweep:
         part = self.parts[0]
         if not isinstance(part.engine, Engine) or len(self.parts) > 1:
             return 1
-        return part.engine.max_stacked(self.inputs.tokens, _of_type(Branch, part), self.inputs.chunk)
+        most = part.engine.max_stacked(self.inputs.tokens, _of_type(Branch, part), self.inputs.chunk)
+        if self.inputs.memory is None:
+            return most
+        # Each takes what this one has taken, and its weights in the stack.
+        weights = sum(weight.nbytes for weight in parameters_of(self.surface.model))
+        return min(most, (self.inputs.memory - 2 * weights) // ((self._peak or 0) + weights))
 
     @property
     def plan(self) -> Plan:
@@ -145,62 +166,50 @@ class ModelSweep:
 
 
 def measure_stacked(
-    engine: Engine, jobs: Sequence[ModelSweep], load_into_model: Callable[[int], None]
+    engine: Engine, jobs: Sequence[ModelSweep], load_into_model: Callable[[int], None], weights: int
 ) -> list[Measurements]:
     """Measures several checkpoints of one model, whose forward passes are made together.
 
     Args:
         engine: the engine of all their weights, stacked.
         load_into_model: copies the weights of the checkpoint of this index into the model.
+        weights: bytes that copies of weights take.
     """
     first, inputs = jobs[0], jobs[0].inputs
     rows, branches = slice(0, len(inputs.tokens)), _of_type(Branch, first.parts[0])
     tokens = inputs.tokens.to(first.surface.device)
-    meter, peaks = Meter(), known_peaks(first.surface.model)
-    sizes = (_sizes(first.variants, inputs, first.asked), len(jobs))
-    with torch.no_grad():
-        try:
-            if sizes not in peaks:
-                meter.start()
-            outputs, cache = engine.clean(tokens, branches, rows)
-            assert engine.output is not None
-            engine.check(tokens, engine.output, outputs, rows)
-            references = [job.references for job in jobs]
-            edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
-            for at, members, output in engine.run(
-                tokens, rows, branches, references, cache, inputs.chunk, inputs.outputs
-            ):
-                edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
-        finally:
-            meter.stop()
-        with evaluating(first.surface.model):
-            for at, (job, clean) in enumerate(zip(jobs, outputs.split(len(tokens)), strict=True)):
-                load_into_model(at)
-                part = replace(job.parts[0], engine=engine)
-                with unwritten(first.surface.model, "sweep"):
-                    compared = _Compared(job, part, rows, clean)
-                    for each in edited[at]:
-                        compared.add(*each)
+    meter, peaks = Meter(), known_peaks(first.surface.model).setdefault(first.sizes, {})
+    with torch.no_grad(), ExitStack() as stack:
+        stack.callback(meter.stop)
+        if len(jobs) not in peaks:
+            meter.start()
+        outputs, cache = engine.clean(tokens, branches, rows)
+        own_output = engine.output
+        assert own_output is not None
+        engine.check(tokens, own_output, outputs, rows)
+        references = [job.references for job in jobs]
+        edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
+        for at, members, output in engine.run(
+            tokens, rows, branches, references, cache, inputs.chunk, inputs.outputs
+        ):
+            edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
+        stack.enter_context(evaluating(first.surface.model))
+        for at, (job, clean) in enumerate(zip(jobs, outputs.split(len(tokens)), strict=True)):
+            load_into_model(at)
+            part = replace(job.parts[0], engine=engine)
+            with unwritten(first.surface.model, "sweep"):
+                compared = _Compared(job, part, rows, clean)
+                for each in edited[at]:
+                    compared.add(*each)
+            meter.stop()  # the metric takes as much of the others
+    # The model's own output was there before.
+    held = peaks.setdefault(len(jobs), meter.peak + own_output.nbytes) + weights
     measured = [job.parts[0].measurements for job in jobs]
-    # Their weights are in memory twice, in the stack and to be copied into the model.
-    held = peaks.setdefault(sizes, meter.peak + 2 * engine.replay.nbytes)
     return [replace(one, bytes_held=held, stacked=len(jobs)) for one in measured]
 
 
 def _of_type(kind: type[Any], part: Part) -> list[Any]:
     return [branch for branch in part.branches if isinstance(branch, kind)]
-
-
-def _sizes(variants: Sequence[Variant], inputs: SweepInputs, asked: str) -> Hashable:
-    """Returns what decides how much memory a sweep of one model takes."""
-    places = frozenset(
-        (step.hook, type(step.replacement)) if isinstance(step, ActivationEdit) else type(step)
-        for one in variants
-        for step in one.plan
-    )
-    metric = inputs.metric
-    sizes = (inputs.prompts.shape, inputs.prompts.padded, inputs.step, inputs.chunk, metric.positions)
-    return (asked, len(variants), places, metric.name, *sizes)
 
 
 def _run(job: ModelSweep, part: Part, rows: slice) -> None:

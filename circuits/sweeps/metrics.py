@@ -95,6 +95,14 @@ class Metric:
     def name(self) -> str:
         return "unedited" if self.function is None else metric_name(self.function)
 
+    def nbytes(self, examples: int, numbers: int) -> int:
+        """Returns how many bytes it takes for an output of so many examples, of so many numbers each; 0 for a function
+        of the user's, of which nothing is known.
+        """
+        if self.function is not None:
+            return 0
+        return _PER_NUMBER * min(examples * numbers, max(_PIECE, numbers))
+
     @property
     def untested(self) -> tuple[str, ...]:
         """The metrics that are distances from the unedited output."""
@@ -199,10 +207,16 @@ def is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and not type(value).__module__.startswith("torch")
 
 
+# Numbers of an output that the metrics without a function compare at a time, one example at least; and the bytes that
+# each of them takes meanwhile: ten in float64, and a few that say whether.
+_PIECE = 2**16
+_PER_NUMBER = 88
+
+
 def unedited_metrics(
     output: Tensor, clean: Tensor, kept: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Compares an output [n pos out] with the unedited one.
+    """Compares an output [n pos out] with the unedited one, a few examples at a time.
 
     kl: KL(unedited || edited) in nats. mse. logit_diff: the logit of the unedited model's first choice minus that
     of its second. All pool over positions (mse over the entries of the last axis as well), for every output of the
@@ -211,6 +225,20 @@ def unedited_metrics(
     Args:
         kept: bool [n pos], the positions that count; None: all.
     """
+    step = max(1, _PIECE // max(1, output[0].numel()))
+    pieces = []
+    for start in range(0, len(output), step):
+        rows = slice(start, start + step)
+        pieces.append(_unedited(output[rows], clean[rows], None if kept is None else kept[rows]))
+    found = pieces[0]
+    if len(pieces) > 1:
+        for name in found:
+            sums, counts = (torch.cat(parts) for parts in zip(*(one[name] for one in pieces), strict=True))
+            found[name] = (sums, counts)
+    return found
+
+
+def _unedited(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
     output, clean = output.double(), clean.double()
     entries = torch.full((len(output),), float(output[0].numel()), dtype=torch.float64)
     if kept is not None:

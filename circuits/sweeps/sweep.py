@@ -17,7 +17,7 @@ from circuits.interventions.variants import Draws
 from circuits.model.inputs import read_prompts
 from circuits.model.locks import exclusive
 from circuits.model.prompts import Prompts
-from circuits.model.state import inside_block
+from circuits.model.state import inside_block, parameters_of
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
 from circuits.sweeps.checkpoints import measure_checkpoints, read_checkpoints
@@ -138,14 +138,25 @@ def swept(
 ) -> SweepResult:
     """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
     read, bound = _read_variants(variants), _read_memory(memory)
-    kept = 0
+    beside: dict[str, Any] = {}
     if bound is not None:
         with exclusive(surface.model):
-            kept = kept_bytes(surface, (one for each in _planned(read, surface) for one in wanted(each.plan)))
-    division = divided(surface, prompts, _read_chunk(chunk), bound, chunk != "auto", kept)
+            sources = (one for each in _planned(read, surface) for one in wanted(each.plan))
+            beside = {"sources": kept_bytes(surface, sources), "of_metric": metric.nbytes}
+            if checkpoints is not None:
+                # What a state_dict takes the place of is put aside.
+                beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
+    division = divided(surface, prompts, _read_chunk(chunk), bound, chunk != "auto", **beside)
     per_pass = None if bound is None else min(division.tokens, division.outputs)
     inputs = SweepInputs(
-        prompts, metric, division.step, division.tokens, division.outputs, division.not_replayed, per_pass
+        prompts,
+        metric,
+        division.step,
+        division.tokens,
+        division.outputs,
+        division.not_replayed,
+        per_pass,
+        memory=bound,
     )
     settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}

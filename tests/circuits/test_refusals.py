@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -299,6 +300,12 @@ def made_for_inference():
     with torch.inference_mode():
         fixed = build()
     run(fixed, tokens, transplant.weights(donor, "mlp"))
+
+
+def gradients_of_one_made_for_inference(call):
+    with torch.inference_mode():
+        fixed = build()
+    call(fixed, tokens, other)
 
 
 def tied_embeddings():
@@ -621,6 +628,10 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: patch.attribution(build(d_vocab_out=1), tokens, other), "one column", "metric="),
     (silent_output, "output is tuple"),
     (lambda: attribute(metric=not_finite), "blocks.0.attn.hook_z is not finite"),
+    *(
+        (partial(gradients_of_one_made_for_inference, call), "torch.inference_mode", "copy the model outside")
+        for call in (patch.attribution, patch.screen, patch.edges)
+    ),
     (lambda: attribute(draws=0), "draws and flips", "0 and 9999"),
     (lambda: attribute(site=RESULT), f"{RESULT} never fired", "switched off"),
     # Transplants and permutations.

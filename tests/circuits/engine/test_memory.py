@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from circuits import CircuitsError, ablate, heads, patch, sweep
+from circuits import CircuitsError, ablate, edit, heads, patch, sweep
 from circuits.engine.memory import FLOOR
 
 FEW = {"draws": 5, "flips": 5}
@@ -119,6 +119,17 @@ def test_a_bound_is_kept_to(make_model, hooked_only, name):
         sweep(model, tokens, given, metric=mean, memory=-1, **FEW)
 
 
+def test_the_last_look_for_writes_is_told_too(make_model, hooked_only):
+    """Of few tokens and many weights it takes more than the forwards."""
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": 64, "d_head": 16, "d_mlp": 256, "d_vocab": 40}
+    model = make_model(0, hooked_only, **sizes, n_ctx=8)
+    tokens = torch.randint(0, 40, (2, 4), generator=torch.Generator().manual_seed(0))
+    found, taken = peak(
+        lambda: sweep(model, tokens, {"0.1": ablate.zero("0.1")}, metric=mean, chunk=4, engine="naive", **FEW)
+    )
+    assert found.settings["bytes"] == pytest.approx(taken, rel=0.05)
+
+
 def test_a_bound_holds_for_the_sources_of_patches(make_model, hooked_only):
     sizes = {
         "n_layers": 2,
@@ -139,6 +150,94 @@ def test_a_bound_holds_for_the_sources_of_patches(make_model, hooked_only):
     kept = 3 * 48 * 16 * 32 * 8
     with pytest.raises(CircuitsError, match=f", {kept} of them the sources of patches, .* or fewer examples"):
         sweep(model, tokens, given, metric=mean, memory=kept, **FEW)
+
+
+def small(make_model, family):
+    return make_model(0, family, n_layers=3, n_ctx=16, d_vocab=40).to(torch.float32)
+
+
+def to_float64(model):
+    model.to(torch.float64)
+
+
+def hook_one(model):
+    model.blocks[0].hook_resid_mid.register_forward_hook(lambda *_: None)
+
+
+def switch_on(model):
+    model.set_use_attn_result(True)
+    model.set_use_split_qkv_input(True)
+
+
+def wide_mean(output):
+    return output.repeat(1, 1, 200).flatten(1).mean(1)
+
+
+wide_mean.__name__ = "mean"
+FEW_EXAMPLES, MANY_EXAMPLES = (
+    torch.randint(0, 40, (count, 8), generator=torch.Generator().manual_seed(1)) for count in (4, 1024)
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "after"),
+    [
+        ({"memory": 2 * 10**6}, to_float64, {"memory": 2 * 10**6}),
+        ({}, hook_one, {}),
+        ({"engine": "naive"}, switch_on, {"engine": "naive"}),
+        ({"reference": FEW_EXAMPLES}, None, {"reference": MANY_EXAMPLES}),
+        ({"reference": MANY_EXAMPLES}, None, {"reference": FEW_EXAMPLES}),
+        ({}, None, {"metric": wide_mean}),
+        ({}, None, {"function": lambda x: x.repeat(1, 1, 1, 200)[..., : x.shape[-1]]}),
+    ],
+    ids=["type", "hook", "switch", "large reference", "small reference", "metric", "function"],
+)
+def test_what_was_measured_before_is_not_told_of_something_else(
+    make_model, hooked_only, before, change, after
+):
+    tokens = torch.randint(0, 40, (16, 8), generator=torch.Generator().manual_seed(0))
+
+    def told(model, reference=FEW_EXAMPLES, metric=mean, function=torch.clone, **options):
+        given = {f"z.{layer}": edit(f"z.{layer}", function) for layer in (0, 1, 2)}
+        given["mean"] = ablate.mean("1.1", reference)
+        return sweep(model, tokens, given, metric=metric, **options, **FEW).settings["bytes"]
+
+    used, fresh = (small(make_model, hooked_only) for _ in range(2))
+    told(used, **before)
+    if change is not None:
+        change(used)
+        change(fresh)
+    assert told(used, **after) == pytest.approx(told(fresh, **after), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("engine", "metric"),
+    [("auto", mean), ("auto", None), ("resumed", mean)],
+    ids=["stacked", "large outputs", "resumed"],
+)
+def test_a_bound_holds_for_checkpoints_and_large_outputs(make_model, hooked_only, engine, metric):
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": 64, "d_head": 16, "d_mlp": 256, "n_ctx": 16}
+    sizes |= {"d_vocab": 50 if metric else 1000}
+    model, *others = (make_model(seed, hooked_only, **sizes) for seed in range(4))
+    states = {seed: other.state_dict() for seed, other in enumerate(others)}
+    tokens = torch.randint(0, 50, (6, 8), generator=torch.Generator().manual_seed(0))
+    given = {head: ablate.zero(head) for head in ("0.1", "1.2")}
+
+    def swept(memory):
+        return sweep(
+            model, tokens, given, metric=metric, memory=memory, checkpoints=states, engine=engine, **FEW
+        )
+
+    with pytest.raises(CircuitsError) as caught:
+        swept(50)
+    least = int(str(caught.value).split("about ")[1].split()[0])
+    stacked = set()
+    for memory in (least, 3 * least, 12 * least):
+        found, taken = peak(lambda memory=memory: swept(memory))
+        assert taken <= memory
+        assert found.settings["bytes"] == pytest.approx(taken, rel=0.2)
+        stacked.add(found.settings["stacked"])
+    assert (max(stacked) > 1) == (engine == "auto")
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ TOKENS = {
     "an array": lambda t: t.numpy().copy(),
     "a list of tensors": lambda t: list(t),
     "a list of lists": lambda t: t.tolist(),
+    "a transpose": lambda t: t.T.contiguous().T,
     "an array of int32": lambda t: t.numpy().astype(np.int32),
     "an array of uint16": lambda t: t.numpy().astype(np.uint16),
     "an array of uint64": lambda t: t.numpy().astype(np.uint64),

@@ -82,6 +82,22 @@ def test_distance_from_the_unedited_output():
     assert list(unedited_metrics(edited[..., :1], clean[..., :1])) == ["mse"]
 
 
+def test_large_outputs_are_compared_some_examples_at_a_time():
+    clean, edited = (
+        torch.randn(5, 3, 10_000, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)
+    )
+    kept = torch.tensor([[True, True, True], [False, True, True]]).repeat(3, 1)[:5]
+    for mask in (None, kept):
+        found = unedited_metrics(edited, clean, mask)
+        for at in range(5):
+            one = slice(at, at + 1)
+            alone = unedited_metrics(edited[one], clean[one], None if mask is None else mask[one])
+            assert list(alone) == list(found)
+            for name, (total, count) in alone.items():
+                torch.testing.assert_close(found[name][0][one], total, rtol=1e-12, atol=0)
+                assert found[name][1][one] == count
+
+
 def test_a_class_ruled_out_in_the_unedited_model_has_no_part_in_kl():
     clean = torch.tensor([[[0.0, 1.0, -torch.inf]]])
     kl = unedited_metrics(clean.clone() + torch.tensor([1.0, 0.0, 0.0]), clean)["kl"][0]
