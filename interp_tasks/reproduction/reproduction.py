@@ -359,20 +359,16 @@ def decide_on(
         tables = {key: table for key, table in controls.items() if not isinstance(table, str)}
         outcome = judge(claim, frame, name, seeds, tables)
         without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking)
-        refused = [
-            f"without {one.job.name}: {one.reason}" for one in done if one.result is None and one.job.refs()
-        ]
         parts = [
             outcome.reason,
             f"without runs that are not trained: {without}" if lacking else "",
-            *refused,
+            *(f"without {refused}" for refused in refusals(done)),
             *(table for table in controls.values() if isinstance(table, str)),
         ]
         return replace(outcome, reason="; ".join(filter(None, parts)))
     crashed = [one.reason for one in done if one.crashed]
     if crashed:
         return Outcome(claim, name, 0, "error", reason=crashed[0])
-    refused = [f"{one.job.name}: {one.reason}" for one in done if one.result is None and one.job.refs()]
     if not lacking:
         # It is there, and the study cannot be done on it.
         return Outcome(claim, name, 0, "not testable", reason=done[0].reason)
@@ -381,10 +377,21 @@ def decide_on(
         name,
         0,
         "not run",
-        reason="; ".join(["not trained", *refused]),
+        reason="; ".join(["not trained", *refusals(done)]),
         command="; ".join(each.run.command(folder) for each in lacking),
         hours=sum(each.run.hours for each in lacking) or None,
     )
+
+
+def refusals(done: Sequence[Done]) -> list[str]:
+    """Returns on which runs a study cannot be done, and why: those together that lack the same."""
+    names: dict[str, list[str]] = {}
+    for one in done:
+        if one.result is None and one.job.refs():
+            # What each of them has instead is its own.
+            reason = one.reason.partition(": the nearest are")[0].removeprefix(f"{one.job.on[0].base} ")
+            names.setdefault(reason, []).append(one.job.name)
+    return [f"{', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 
 def controls_of(
