@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +152,17 @@ class Half:
     batch: Batch | None
 
 
+@contextmanager
+def gap_in_table() -> Iterator[None]:
+    """Keeps circuits' warning of a gap that may be none from what says so in its table."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=r"circuit\.\w+: .*: the gap between clean and source run is"
+        )
+        yield
+
+
+@gap_in_table()
 def found_in(
     subject: Subject, search: Search, report_stage: Callable[[str], None] | None = None
 ) -> FoundCircuit:
