@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class MatrixModelSettings(ModelSettings):
     """Defaults are the 4-layer, 8-head model of the paper, but pre-LN with a final LayerNorm.
 
+    The preset ``paper`` has ``norm="post"``, as published.
+
     Attributes:
         mask_embedding: ``"zero"`` keeps the MASK row of ``W_E`` at zero for all of training, as in the
             published model (its id is the padding id); ``"learned"`` trains it like any other.

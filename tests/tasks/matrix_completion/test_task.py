@@ -421,7 +421,7 @@ def test_the_negated_source_is_minus_the_matrix_under_the_same_mask() -> None:
 
 
 def test_the_published_model_has_the_published_sizes() -> None:
-    """30,284,545 parameters: one final LayerNorm here for the one after BERT's embeddings there."""
+    """30,284,545 parameters, and LayerNorms after the embeddings and each sum, as BERT's."""
     preset = tasks.task_class("matrix-completion").presets["paper"]
     task = tasks.get("matrix-completion", **preset["task"])
     model = task.build_model(0, task.Model(**preset["model"]))
@@ -431,6 +431,9 @@ def test_the_published_model_has_the_published_sizes() -> None:
     assert model.blocks[0].attn.W_Q.shape == (8, 768, 96)
     assert sum(parameter.numel() for parameter in model.parameters()) == 30_284_545
     assert all(parameter.requires_grad for parameter in model.parameters())
+    assert hasattr(model, "ln_embed")
+    assert not list(model.ln_final.parameters())
+    assert {model.ln_embed.eps, *(block.ln2.eps for block in model.blocks)} == {1e-12}
 
 
 def test_more_positions_than_entries_are_allowed_and_fewer_are_refused() -> None:
