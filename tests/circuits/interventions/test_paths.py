@@ -9,7 +9,7 @@ import torch
 from circuits import CircuitsError, Head, ablate, cache, circuit, edit, intervene, patch, run, sweep
 from circuits.interventions.paths import Path
 from circuits.model.surface import Surface
-from circuits.patch._edges import _receivers, _senders
+from circuits.patch._endpoints import inputs_of, senders_of
 
 POSITIONS = (1, 4)
 
@@ -412,7 +412,7 @@ def test_a_head_that_receives_and_sends_with_two_sources(
 def single_edges(model, source):
     """A path along every edge that `patch.edges` lists: single heads, key-value groups, MLPs, embeddings."""
     surface = Surface.of(model)
-    senders, receivers = _senders(surface), _receivers(surface)
+    senders, receivers = senders_of(surface), inputs_of(surface)
     paths = [
         Path(
             patch.activations(sender.place.site, source, sender.place.heads),
