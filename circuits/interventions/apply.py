@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,15 +57,32 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
     return tuple(plan)
 
 
-@contextmanager
-def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
+class Block(ContextDecorator, AbstractContextManager[Any]):
+    """A block in which a model is edited; entered as often as is liked, inside itself as well."""
+
+    def __init__(self, model: Any, interventions: tuple[Intervention, ...]) -> None:
+        self.model, self.interventions = model, interventions
+        self._open: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> Any:
+        block = _edited(self.model, self.interventions)
+        model = block.__enter__()
+        self._open.append(block)
+        return model
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.pop().__exit__(*error)
+
+
+def intervene(model: Any, *interventions: Intervention) -> Block:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
             output = model(tokens)
 
     Weights are edited first, then activations in argument order. A later edit sees what an earlier one left, and
-    what the user's earlier hooks left. Blocks may be nested, and an inner block adds to the outer one. Paths
+    what the user's earlier hooks left. Blocks may be nested, and an inner block adds to the outer one; one that has
+    ended may be entered again. Paths
     (`patch.path`) act together, wherever they stand: the run that they change is the one with all other edits.
     Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
     was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
@@ -77,6 +94,12 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
+    return Block(model, interventions)
+
+
+@contextmanager
+def _edited(model: Any, interventions: Iterable[Any]) -> Iterator[Any]:
+    """Edits a model while it is open; see `intervene`."""
     surface = Surface.of(model)
     with exclusive(surface.model):
         # Not before: another thread may have put something in the place of the parameters.

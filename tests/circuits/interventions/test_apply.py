@@ -44,6 +44,30 @@ def test_edits_apply_in_argument_order(causal, tokens, by_hand, assert_same):
             assert_same(causal(tokens), expected, by_hand(causal, tokens))
 
 
+def test_a_block_may_be_entered_again_inside_itself_too_and_after_an_error(causal, tokens, assert_same):
+    grow, before = edit("mlp_out.1", lambda x: x * 1.5), footprint(causal)
+    clean, once, twice = causal(tokens), run(causal, tokens, grow), run(causal, tokens, grow, grow)
+    block = intervene(causal, grow)
+    for _ in range(2):
+        with block as model:
+            assert model is causal
+            assert_same(causal(tokens), once, clean)
+            with block:
+                assert_same(causal(tokens), twice, once)
+            assert_same(causal(tokens), once, twice)
+        assert_same(causal(tokens), clean, once)
+    with pytest.raises(KeyError), block:
+        raise KeyError
+    assert footprint(causal) == before
+
+    @block
+    def decorated():
+        return causal(tokens)
+
+    assert_same(decorated(), once, clean)
+    assert footprint(causal) == before
+
+
 def test_a_later_edit_upstream_does_not_change_what_an_earlier_mean_was(
     causal, tokens, other_tokens, assert_same
 ):

@@ -215,7 +215,7 @@ def test_a_head_at_k_and_a_group_at_z_are_refused_by_the_right_name(make_model, 
         ),
         (
             patch.path("0.1", "1.3", other_tokens),
-            r"site k: head 1\.3 shares key-value group 1\.k1",
+            r'head 1\.3 shares its keys and values with others; write \("q", "1\.3"\) .* "1\.k1" for the keys',
         ),
         (
             ablate.zero("1.k1"),
