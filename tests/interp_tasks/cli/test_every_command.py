@@ -61,7 +61,7 @@ CALLS = {
     "matrix embeddings": [f"--ckpt {MC}"],
     "modular weights": [f"--ckpt {ADD}"],
     "matrix influence": [f"--ckpt {MC} --samples 4"],
-    "matrix order": [f"--ckpt {RUN}@0,1000,3000,20000 --samples 16"],
+    "matrix order": [f"--ckpt {RUN}@0,1000,8000,20000 --samples 16"],
     "modular detector": [f"--ckpt {MIIII}@post"],
     "modular primes": [f"--ckpt {MIIII}@post --samples 8 --draws 1"],
     "matrix decoding": ["--ckpt zoo:matrix-completion-autoregressive@last --samples 2"],
