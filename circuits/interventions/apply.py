@@ -82,10 +82,9 @@ def intervene(model: Any, *interventions: Intervention) -> Block:
 
     Weights are edited first, then activations in argument order. A later edit sees what an earlier one left, and
     what the user's earlier hooks left. Blocks may be nested, and an inner block adds to the outer one; one that has
-    ended may be entered again. Paths
-    (`patch.path`) act together, wherever they stand: the run that they change is the one with all other edits.
-    Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
-    was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
+    ended may be entered again. Paths (`patch.path`) act together, wherever they stand: the run that they change is the
+    one with all other edits. Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as
+    it was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
     are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
 
     The block holds the model for its thread alone: other threads that use it through `circuits`, or a model that

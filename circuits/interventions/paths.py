@@ -10,7 +10,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import Cut, Intervention, Receiver
 from circuits.interventions.edges import RECEIVERS, SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
-from circuits.model.heads import Head, KeyValueGroup
+from circuits.model.heads import Head, group_of
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 
@@ -93,7 +93,7 @@ def _refuse_shared_inputs(receivers: Sequence[Place], surface: Surface) -> None:
         return
     for head in chosen.heads or ():
         if isinstance(head, Head):
-            group = KeyValueGroup(head.layer, head.head * surface.key_value_heads // surface.n_heads)
+            group = group_of(head, surface)
             raise CircuitsError(
                 f'head {head} shares its keys and values with others; write ("q", "{head}") for its queries, "{group}" '
                 f'for the keys and values of its group, or [("q", "{head}"), "{group}"]'

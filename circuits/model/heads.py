@@ -60,6 +60,11 @@ def index_of(one: AnyHead) -> int:
     return one.head if isinstance(one, Head) else one.group
 
 
+def group_of(head: Head, surface: Surface) -> KeyValueGroup:
+    """Returns the key-value group that a head shares, under grouped-query attention."""
+    return KeyValueGroup(head.layer, head.head * surface.key_value_heads // surface.n_heads)
+
+
 def at_index(kind: SiteKind, layer: int, index: int, surface: Surface) -> AnyHead:
     """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
     return KeyValueGroup(layer, index) if surface.has_groups(kind) else Head(layer, index)
@@ -130,7 +135,7 @@ class HeadSpec:
             )
         for one in resolved:
             if isinstance(one, Head) and groups:
-                shared = KeyValueGroup(one.layer, one.head * surface.key_value_heads // surface.n_heads)
+                shared = group_of(one, surface)
                 raise CircuitsError(
                     f"site {kind.name}: head {one} shares key-value group {shared} ({_listed(shared, surface)}) and "
                     f"cannot be named there alone; write {shared}"

@@ -59,6 +59,7 @@ class Recorded:
     def of(
         cls, surface: Surface, senders: list[Endpoint], receivers: list[Endpoint], verified: bool
     ) -> Recorded:
+        """Lists the hooks that estimates between these need; doubts of them, if `verified`, need more."""
         layers = range(surface.n_layers)
         sent = [sender.hook for sender in senders]
         inputs = [hook for hook in INPUTS if hook in surface.hooks]
@@ -211,7 +212,8 @@ def estimated(
     estimates = EdgeEstimates(piece, senders, arrivals, {one.name: {} for one in receivers})
     metric_gaps: dict[str, np.ndarray] = {}
     baseline = read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE)
-    by_hook = {hook: [one for one in receivers if one.hook == hook] for hook in hooks.gradients}
+    received = dict.fromkeys(one.hook for one in receivers)
+    by_hook = [[one for one in receivers if one.hook == hook] for hook in received]
     for point in _points(senders, hooks.inputs, steps, line, verified):
         run = base_run
         if point.fraction is not None:
@@ -226,7 +228,7 @@ def estimated(
             at_source = read_values(values, "metric", len(piece.base), BASELINE)
             metric_gaps = {name: np.abs(at_source[name][0] - baseline[name][0]) for name in baseline}
         for metric, gradients in piece.gradients(run, values, hooks.gradients).items():
-            for together in filter(None, by_hook.values()):
+            for together in by_hook:
                 estimates.add(point, run, changes, together, metric, gradients)
     return baseline, estimates.found, estimates.evidence(metric_gaps)
 

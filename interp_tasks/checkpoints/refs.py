@@ -109,7 +109,8 @@ def _split(text: str) -> tuple[list[str], list[str] | None]:
     if run.startswith(ZOO):
         found = shipped(run)
         # Of several, those that ship their log alone have no checkpoint that could be meant.
-        return [each for each in found if len(found) == 1 or stored_steps(find_run(each))] or found, selectors
+        stored = [each for each in found if stored_steps(zoo_folder() / each.removeprefix(ZOO))]
+        return stored or found, selectors
     if not glob.has_magic(run) or Path(run).is_dir():
         return [run], selectors
     matches = [match for match in glob.glob(run, recursive=True) if _is_either(Path(match))]
