@@ -8,7 +8,7 @@ import torch
 import transformer_lens
 
 from circuits import CircuitsError, Site, ablate, edit, intervene, run
-from circuits.model import bridge_huggingface, bridge_qualification, bridges
+from circuits.model import bridge_huggingface, bridge_qualification, bridge_sites, bridges
 from circuits.model.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
@@ -316,13 +316,13 @@ def test_embeddings_of_another_width_are_no_site(hf_model, first_use):
 
 def test_the_check_on_first_use_multiplies_pattern_and_v(hf_model, first_use, monkeypatch):
     """Where attention is left to the wrapped module, both models are met at one softmax, so that z must follow too."""
-    read = bridge_qualification._Ours.read
+    read = bridge_sites.BridgeSites.read
 
     def other(self, tokens, places, write=None):
         seen = read(self, tokens, places, write)
         return {place: 1.1 * x if write and place[0] == "z" else x for place, x in seen.items()}
 
-    monkeypatch.setattr(bridge_qualification._Ours, "read", other)
+    monkeypatch.setattr(bridge_sites.BridgeSites, "read", other)
     assert found_anew(hf_model("gptj")) == row(hf_model("gptj")).sites - {"scores", "pattern"}
 
 
