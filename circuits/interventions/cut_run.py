@@ -1,0 +1,205 @@
+"""Collects, in one run, by how much the stream of each receiver differs from the run's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.cut_plan import CutPlan, Group
+from circuits.interventions.forward_pass import replacement_for
+from circuits.tensors import Span
+
+_WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]
+
+
+@dataclass
+class CutRun:
+    """The differences that one run has collected so far.
+
+    Attributes:
+        plan: the edges that are cut.
+        changes: by sender, the difference to the stream: replacement − output in the run. Those from before the last
+            edit of the stream are in `carried`, by group, as the edits have left them.
+        inner: by site (z, mlp_post), its value in the run, and by sender the difference to it.
+        group_mlp_out: by group, the output of the current MLP on the group's stream.
+        received: by hook, the heads that receive, their new values, where these differ from the run's (boolean), and
+            the product of the whole site, as computed from the run's stream, with random signs.
+        into_mlp: the difference of the current MLP's input from the run's stream.
+        rest: the stream that is left where every sender so far is silent, that is writes zeros; None as soon as some
+            node is silent for no receiver.
+        quiet: by hook, the number of nodes that write there, and how many of them are zero in the run [batch pos].
+        silenced: by sender, how many of the other nodes its replacement makes zero, less how many of these it does
+            not leave zero [batch pos].
+        busy: whether modules are called now for another stream than the run's.
+    """
+
+    plan: CutPlan
+    changes: dict[int, Tensor] = field(default_factory=dict)
+    carried: dict[Group, Tensor] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+    inner: dict[str, tuple[Tensor, dict[int, Tensor]]] = field(default_factory=dict)
+    group_mlp_out: dict[Group, Tensor] = field(default_factory=dict)
+    received: dict[str, tuple[list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    into_mlp: Tensor | None = None
+    rest: Tensor | None = None
+    quiet: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    silenced: dict[int, Tensor] = field(default_factory=dict)
+    # By norm: its input, and the version of that.
+    read: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+    stack: Tensor | None = None  # copies of differences, in the order of `stacked`
+    stacked: list[int] = field(default_factory=list)
+    left: Tensor | None = None  # the stream as the embeddings or the last block left it
+    busy: bool = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Lets modules be called inside the block for another stream than the run's."""
+        busy, self.busy = self.busy, True
+        try:
+            yield
+        finally:
+            self.busy = busy
+
+    def changes_of(self, hook: str, output: Tensor) -> dict[int, Tensor]:
+        """Returns, by sender at a site, its replacement − its output in the run."""
+        differences, replaced = {}, {}
+        for number in self.plan.at.get(hook, ()):
+            sender = self.plan.senders[number]
+            new, selected = replacement_for(sender.write, sender.call, output)
+            differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
+            self.seen.add(number)
+            # In a part of a sweep's examples, prompts may all be shorter than those of other parts.
+            if isinstance(sender.write.positions, Span) and sender.call.state.rows is None:
+                reached = sender.call.reached if bool(selected.any()) else sender.call.missed
+                reached.add(id(sender.write))
+            replaced[number] = new, selected
+        if self.rest is not None and hook in self.plan.nodes:
+            self._listen(hook, output, replaced)
+        return differences
+
+    def carry(
+        self,
+        onward: Callable[[Tensor], Tensor],
+        x: Tensor,
+        after: Tensor,
+        changes: dict[int, Tensor],
+        rest: Tensor | None,
+        order: int | None = None,
+        only: str | None = None,
+    ) -> None:
+        """Adapts differences, group by group, to a function f of the stream or of what is added to it: d becomes
+        f(x + d) − f(x).
+
+        Args:
+            onward: the function f (hooks, a norm, or a norm and the hooks after it); `after` is f(x).
+            rest: what is left of x where all its senders are silent; None where that is not followed.
+            order: order of the site, where it is on the stream itself; then `carried` is adapted too.
+            only: the hook of the senders, where x is what they add to the stream.
+        """
+        for group, last in self.plan.last.items():
+            if order is not None and last < order:
+                continue
+            parts = [changes[number] for number in group if number in changes]
+            if order is not None and group in self.carried:
+                parts.append(self.carried[group])
+            if parts:
+                difference = torch.stack([_like(part, x) for part in parts]).sum(0)
+                if rest is not None:
+                    (silent,) = self._silent([group], only)
+                    difference = torch.where(silent[..., None], rest - x, difference)
+                before = self.carried.get(group, 0) if order is None else 0
+                self.carried[group] = before + onward(x + difference) - after
+        if order is not None and self.rest is not None:
+            self.rest = onward(self.rest)
+
+    def for_receivers(self, groups: Sequence[Group], stream: Tensor) -> Tensor:
+        """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
+        d_model].
+        """
+        for number in frozenset().union(*groups) - self.seen:
+            sender = self.plan.senders[number]
+            raise CircuitsError(
+                f"{sender.label}: this run did not pass {sender.write.hook}, which is to send; call the whole model"
+            )
+        return self.differences(groups, stream)
+
+    def differences(self, groups: Sequence[Group], stream: Tensor) -> Tensor:
+        """Returns the same differences, of the senders that the run has passed so far."""
+        numbers = list(self.changes)
+        if not groups or not numbers:
+            differences = stream.new_zeros(len(groups), *stream.shape)
+        else:
+            stacked, columns = self._stacked(numbers, stream)
+            member = stream.new_tensor([[number in group for number in columns] for group in groups])
+            differences = torch.einsum("gs,sbpd->gbpd", member, stacked)
+        carried = [self.carried.get(group) for group in groups]
+        if any(one is not None for one in carried):
+            none = stream.new_zeros(())
+            differences = differences + torch.stack(
+                [_like(none if one is None else one, stream) for one in carried]
+            )
+        if groups and self.rest is not None:
+            differences = torch.where(self._silent(groups)[..., None], self.rest - stream, differences)
+        return differences
+
+    def totals(self) -> dict[Group, Tensor]:
+        """Returns the differences of all groups after the run."""
+        found: dict[Group, Tensor] = {}
+        for group in self.plan.last:
+            parts = [self.changes[number] for number in sorted(group) if number in self.changes]
+            parts += [self.carried[group]] if group in self.carried else []
+            found[group] = torch.stack(torch.broadcast_tensors(*parts)).sum(0)
+        return found
+
+    def _stacked(self, numbers: list[int], stream: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """Returns the differences of some senders [sender batch pos d_model], and whose they are."""
+        if self.stack is None:
+            self.stack = stream.new_empty(len(self.plan.senders), *stream.shape)
+        if torch.is_grad_enabled() or self.stack.dtype != stream.dtype:
+            return torch.stack([_like(self.changes[number], stream) for number in numbers]), numbers
+        # Each is copied once in a run, and not for every receiver.
+        for number in numbers:
+            if number not in self.stacked:
+                self.stack[len(self.stacked)] = self.changes[number]
+                self.stacked.append(number)
+        # The edits that the stream has passed have taken some along.
+        return self.stack[: len(self.stacked)], [
+            number if number in self.changes else -1 for number in self.stacked
+        ]
+
+    def _listen(self, hook: str, output: Tensor, replaced: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        """Notes where the nodes at a hook are silent in the run, and where their replacements silence them."""
+
+        def by_node(mask: Tensor) -> Tensor:
+            return mask.any(-1, keepdim=output.ndim == _WITHOUT_HEADS)
+
+        speaks = by_node(output != 0)  # [batch pos node]
+        nodes, quiet = speaks.shape[-1], (~speaks).sum(-1)
+        self.quiet[hook] = nodes, quiet
+        for number, (new, selected) in replaced.items():
+            here, heard = by_node(selected), by_node(new != 0)
+            silenced = (speaks & here & ~heard).sum(-1)
+            self.silenced[number] = silenced - (~speaks & here & heard).sum(-1)
+            quiet = quiet + silenced
+        if not bool((quiet >= nodes).any()):
+            self.rest = None
+
+    def _silent(self, groups: Sequence[Group], hook: str | None = None) -> Tensor:
+        """Tells where groups hear no sender so far, or none at a hook, boolean [group batch pos]."""
+        quiet = [self.quiet[one] for one in (self.quiet if hook is None else [hook])]
+        silent = torch.stack([count for _, count in quiet]).sum(0).expand(len(groups), -1, -1)
+        numbers = [number for number in self.silenced if hook is None or number in self.plan.at[hook]]
+        if numbers:
+            silenced = torch.stack([self.silenced[number] for number in numbers]).float()
+            member = silenced.new_tensor([[number in group for number in numbers] for group in groups])
+            silent = silent + torch.einsum("gs,sbp->gbp", member, silenced)
+        return silent >= sum(nodes for nodes, _ in quiet)
+
+
+def _like(change: Tensor, stream: Tensor) -> Tensor:
+    return change.to(stream.dtype).expand(stream.shape)
