@@ -28,7 +28,8 @@ def print_rows(
         writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
         write_data(text.getvalue())
     else:
-        from interp_tasks.cli.tables import print_sheet, sheet_of
+        from interp_tasks.cli.sheets import sheet_of
+        from interp_tasks.cli.tables import print_sheet
 
         texts = [[plain(row[name]) for name in shown] for row in rows]
         right = [all(isinstance(row[name], (int, float)) for row in rows) for name in shown]

@@ -5,20 +5,9 @@ import re
 import pytest
 
 from circuits.figures.names import beginning_in_common, in_common
-from interp_tasks.cli.tables import (
-    GAP,
-    Layout,
-    arranged,
-    folded,
-    grouped,
-    in_lines,
-    parted,
-    print_sheet,
-    sheet_of,
-    shortened,
-    squeezed,
-    words_in_common,
-)
+from interp_tasks.cli.layouts import GAP, Layout, arranged, in_lines, parted, squeezed
+from interp_tasks.cli.sheets import folded, grouped, sheet_of, shortened, words_in_common
+from interp_tasks.cli.tables import print_sheet
 
 INTERVALS = ["0.6844 [0.683, 0.686]", "0.4766 [0.461, 0.49]", "0.3524 [0.311, 0.395]"]
 
