@@ -20,7 +20,7 @@ import pytest
 import circuits
 import interp_tasks
 import tasks
-from circuits.model.families import FAMILIES, PROVED_VERSIONS
+from circuits.model.bridges.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
 from interp_tasks.cli import main
 from tests.pages import BLOCK, CIRCUITS, EXAMPLE_MODEL, REPOSITORY, blocks, files, folder, run_page

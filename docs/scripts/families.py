@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from circuits.model.families import FAMILIES, PROVED_VERSIONS
+from circuits.model.bridges.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
 
 

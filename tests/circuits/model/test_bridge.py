@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, Site, ablate, cache, edit, intervene, patch, run
-from circuits.model.bridge import _attention_hooks
+from circuits.model.bridges.attention import _attention_hooks
 from circuits.model.surface import Surface
 
 PORTED = ["scores", "pattern", "resid_mid"]

@@ -8,8 +8,8 @@ import torch
 import transformer_lens
 
 from circuits import CircuitsError, Site, ablate, edit, intervene, run
-from circuits.model import bridge_huggingface, bridge_qualification, bridge_sites, bridges
-from circuits.model.families import FAMILIES, PROVED_VERSIONS
+from circuits.model.bridges import huggingface, kinds, qualification, small_models
+from circuits.model.bridges.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 
@@ -112,7 +112,7 @@ def test_every_row_is_tested_and_every_version_proved(hf_model):
 @pytest.fixture
 def other_version(monkeypatch, first_use):
     """Nothing in the table was proved with what is installed."""
-    for module in (bridges, bridge_qualification):
+    for module in (kinds, qualification):
         monkeypatch.setattr(module, "unproved_version", lambda: "transformers 9.0")
 
 
@@ -137,7 +137,7 @@ def test_a_row_stands_with_other_versions_where_all_of_it_is_found(hf_model, oth
 @pytest.mark.parametrize("mode", MODES)
 def test_a_row_of_which_a_site_is_not_found_loses_it_and_paths(hf_model, other_version, monkeypatch, mode):
     """A write at z that arrives half in float64, where only the small model is."""
-    hooked = bridge_huggingface.HuggingFaceBridge.on_forward
+    hooked = huggingface.HuggingFaceBridge.on_forward
 
     def halved(self, hook, function):
         def write(x):
@@ -146,7 +146,7 @@ def test_a_row_of_which_a_site_is_not_found_loses_it_and_paths(hf_model, other_v
 
         return hooked(self, hook, write if hook.endswith("hook_z") else function)
 
-    monkeypatch.setattr(bridge_huggingface.HuggingFaceBridge, "on_forward", halved)
+    monkeypatch.setattr(huggingface.HuggingFaceBridge, "on_forward", halved)
     model = made(hf_model, "gpt2", mode)
     assert row(model).sites == set(KINDS) - {"z"}
     with pytest.raises(CircuitsError, match="were not compared with a forward by hand"):
@@ -154,7 +154,7 @@ def test_a_row_of_which_a_site_is_not_found_loses_it_and_paths(hf_model, other_v
 
 
 def test_weights_that_processing_changes_are_refused(hf_model, other_version, monkeypatch):
-    bridge = bridge_qualification._bridge
+    bridge = qualification._bridge
 
     def wrong(model, plain, config):
         made = bridge(model, plain, config)
@@ -169,7 +169,7 @@ def test_weights_that_processing_changes_are_refused(hf_model, other_version, mo
         made.enable_compatibility_mode = process
         return made
 
-    monkeypatch.setattr(bridge_qualification, "_bridge", wrong)
+    monkeypatch.setattr(qualification, "_bridge", wrong)
     assert row(hf_model("gpt2", "compatible")) in FAMILIES
     with pytest.raises(
         CircuitsError, match=r"its processed weights give other probabilities; use enable_comp"
@@ -230,11 +230,11 @@ def test_every_place_is_read_as_by_hand(hf_model, name):
 @pytest.fixture
 def first_use(monkeypatch):
     """Nothing is known of any config yet."""
-    monkeypatch.setattr(bridge_qualification, "_known", {})
+    monkeypatch.setattr(qualification, "_known", {})
 
 
 def found_anew(model):
-    return bridge_qualification.qualified(model, model.original_model, families.Form.of(model).parallel).sites
+    return qualification.qualified(model, model.original_model, families.Form.of(model).parallel).sites
 
 
 # A check does not find out that OPT's MLP has batch and positions on one axis, and BERT's hook points stand elsewhere.
@@ -255,26 +255,26 @@ def test_the_check_on_first_use_finds_the_sites_of_the_table(hf_model, first_use
 
 def test_the_check_on_first_use_sees_a_write_that_goes_astray(hf_model, first_use, monkeypatch):
     """A write at resid_mid that reaches only the MLP, and one at z that is lost."""
-    monkeypatch.setattr(bridge_huggingface.HuggingFaceBridge, "on_branch", lambda self, site: False)
+    monkeypatch.setattr(huggingface.HuggingFaceBridge, "on_branch", lambda self, site: False)
     assert found_anew(hf_model("llama")) == row(hf_model("llama")).sites - {"resid_mid"}
-    bridge_qualification._known.clear()
-    hooked = bridge_huggingface.HuggingFaceBridge.on_forward
+    qualification._known.clear()
+    hooked = huggingface.HuggingFaceBridge.on_forward
 
     def lost(self, hook, function):
         quiet = hook.endswith("hook_z")
         return hooked(self, hook, (lambda x: function(x) if False else None) if quiet else function)
 
     monkeypatch.undo()
-    monkeypatch.setattr(bridge_qualification, "_known", {})
-    monkeypatch.setattr(bridge_huggingface.HuggingFaceBridge, "on_forward", lost)
+    monkeypatch.setattr(qualification, "_known", {})
+    monkeypatch.setattr(huggingface.HuggingFaceBridge, "on_forward", lost)
     assert "z" not in found_anew(hf_model("llama"))
 
 
 def test_other_settings_and_versions_are_checked_once(hf_model, monkeypatch):
     checks = []
-    check = bridge_qualification._check
-    monkeypatch.setattr(bridge_qualification, "_known", {})
-    monkeypatch.setattr(bridge_qualification, "_check", lambda *given: checks.append(1) or check(*given))
+    check = qualification._check
+    monkeypatch.setattr(qualification, "_known", {})
+    monkeypatch.setattr(qualification, "_check", lambda *given: checks.append(1) or check(*given))
     model = hf_model("gpt2", scale_attn_by_inverse_layer_idx=True)
     for _ in range(2):
         assert {site for site, _ in places(model)} == set(KINDS)
@@ -285,7 +285,7 @@ def test_other_settings_and_versions_are_checked_once(hf_model, monkeypatch):
     processed = hf_model("gpt2", "processed", scale_attn_by_inverse_layer_idx=True)
     assert {site for site, _ in places(processed)} == set(KINDS)
     assert len(checks) == 2
-    monkeypatch.setattr(bridges, "unproved_version", lambda: "transformers 9.0")
+    monkeypatch.setattr(kinds, "unproved_version", lambda: "transformers 9.0")
     assert {site for site, _ in places(hf_model("llama"))} == row(hf_model("llama")).sites
     assert len(checks) == 3
 
@@ -316,13 +316,13 @@ def test_embeddings_of_another_width_are_no_site(hf_model, first_use):
 
 def test_the_check_on_first_use_multiplies_pattern_and_v(hf_model, first_use, monkeypatch):
     """Where attention is left to the wrapped module, both models are met at one softmax, so that z must follow too."""
-    read = bridge_sites.BridgeSites.read
+    read = small_models.BridgeSites.read
 
     def other(self, tokens, places, write=None):
         seen = read(self, tokens, places, write)
         return {place: 1.1 * x if write and place[0] == "z" else x for place, x in seen.items()}
 
-    monkeypatch.setattr(bridge_sites.BridgeSites, "read", other)
+    monkeypatch.setattr(small_models.BridgeSites, "read", other)
     assert found_anew(hf_model("gptj")) == row(hf_model("gptj")).sites - {"scores", "pattern"}
 
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridge_sites import BridgeSites, ModelSites
-from circuits.model.families import AT_SOFTMAX, Family, unproved_version
+from circuits.model.bridges.families import AT_SOFTMAX, Family, unproved_version
+from circuits.model.bridges.small_models import BridgeSites, ModelSites
 from circuits.model.sites import KINDS
 
 # Sizes of the small model, by the names that Hugging Face's configs share.
@@ -82,8 +82,8 @@ def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool, listed: Fami
     except Exception as error:
         whole = "; use enable_compatibility_mode(no_processing=True)" if processed else ""
         raise CircuitsError(
-            f"{what} is not in the table of families (circuits.model.families), and no small model of its config can "
-            f"be made to check it with ({type(error).__name__}: {_first_line(error)}){whole}"
+            f"{what} is not in the table of families (circuits.model.bridges.families), and no small model of its "
+            f"config can be made to check it with ({type(error).__name__}: {_first_line(error)}){whole}"
         ) from error
     if isinstance(found, str):
         raise CircuitsError(f"{what} is not supported: {found}")
@@ -193,7 +193,7 @@ def _row(
     if not proved & {"resid_pre", "z"}:
         return (
             "writes at resid_pre and z do not have the effect that they have in the model it wraps; it is supported "
-            "once its sites are proved and in the table (circuits.model.families)"
+            "once its sites are proved and in the table (circuits.model.bridges.families)"
         )
     row = replace(row, sites=frozenset(proved))
     if proved >= AT_SOFTMAX or not {"v", "z"} <= proved:

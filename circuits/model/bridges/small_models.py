@@ -1,6 +1,6 @@
 """Reads and writes the sites of a small bridge, and, by hooks of torch alone, those of the Hugging Face model in it.
 
-`bridge_qualification` compares the two: what holds the same and does the same in both is what the model computes there.
+`qualification` compares the two: what holds the same and does the same in both is what the model computes there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from circuits.model.bridge_huggingface import HuggingFaceBridge
-from circuits.model.families import Family
+from circuits.model.bridges.families import Family
+from circuits.model.bridges.huggingface import HuggingFaceBridge
 from circuits.model.hooks import Function
 from circuits.model.sites import KINDS
 

@@ -1,7 +1,7 @@
 """Reads and writes the activations of a `TransformerBridge` around a Hugging Face model (boot_transformers).
 
 Its hook points are in line, but for the sites that `families` leaves out or finds elsewhere. The table there, or for a
-model outside of it `bridge_qualification`, says which sites are supported; the hook points of others are taken away.
+model outside of it `qualification`, says which sites are supported; the hook points of others are taken away.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
-from circuits.model.bridge import AttentionHooks, Bridge, apply_in_order, pattern_of
-from circuits.model.families import AT_SOFTMAX, Family
+from circuits.model.bridges.attention import AttentionHooks, apply_in_order, pattern_of
+from circuits.model.bridges.base import Bridge
+from circuits.model.bridges.families import AT_SOFTMAX, Family
 from circuits.model.hooks import Function, Handle, Handles
 from circuits.model.sites import KINDS
 

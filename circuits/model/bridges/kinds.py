@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from circuits.model.bridge import Bridge, NativeBridge, is_native, wrapped_model
-from circuits.model.bridge_huggingface import HuggingFaceBridge
-from circuits.model.bridge_qualification import qualified
-from circuits.model.families import family_of, unproved_version
+from circuits.model.bridges.base import Bridge, is_native, wrapped_model
+from circuits.model.bridges.families import family_of, unproved_version
+from circuits.model.bridges.huggingface import HuggingFaceBridge
+from circuits.model.bridges.native import NativeBridge
+from circuits.model.bridges.qualification import qualified
 
 
 def bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:

@@ -1,0 +1,1 @@
+"""Hooks of TransformerLens bridges: native ones, and those around the models of Hugging Face."""
