@@ -27,7 +27,7 @@ from circuits.engine.receivers import Hearing, Sender
 from circuits.engine.stacks import Stack, stacked
 from circuits.engine.tails import NotResumed, Tail, TailRun, blocks_before, edited_rows, ends_block
 from circuits.interventions.apply import attached, own_memory
-from circuits.interventions.cuts import collecting
+from circuits.interventions.cuts.blocks import collecting
 from circuits.interventions.forward_pass import ForwardPass
 from circuits.interventions.reference_runs import References
 from circuits.model.hooks import Handle

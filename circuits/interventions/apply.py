@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Intervention, Receiver, Step, WeightEdit
-from circuits.interventions.cuts import cutting, renew
+from circuits.interventions.cuts.blocks import cutting, renew
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References

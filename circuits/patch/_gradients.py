@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.arguments import read_source_positions
 from circuits.interventions.base import Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference, References
-from circuits.interventions.replacements import FromTokens, Mean, Zero, chosen_columns
+from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import at_own_positions, read_source
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts, by_row

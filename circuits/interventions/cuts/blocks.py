@@ -1,17 +1,4 @@
-"""Applies all cut edges of a run together: each receiver reads a stream in which its cut senders are replaced.
-
-A receiver's input is the residual stream of the run plus the sum over its cut edges of (the sender's replacement − its
-output in this run). Nothing else is changed: the receiver's output goes on as usual, to later receivers too. All edges
-into a receiver that are not cut therefore carry what the edited run computes.
-
-No second run is needed. The input of each site is read before any hook there. Edits and the user's hooks act on a
-receiver's stream as they act on the run's: where hooks f change the stream x, a difference d that passes the site
-becomes f(x + d) − f(x). Where a norm stands between a component's weights and the stream, f is that norm: the
-differences of all senders before it that a receiver is cut off from pass it together.
-
-Where all senders are replaced by zeros, differences would leave rounding of the run's stream, which a norm makes as
-large as any stream. There a receiver reads what no sender writes (biases), which is followed beside the run.
-"""
+"""Opens blocks in which edges of a model are cut, and puts the hooks of all open ones onto it."""
 
 from __future__ import annotations
 
@@ -22,8 +9,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from circuits.interventions.base import ActivationEdit, Cut, Receiver
-from circuits.interventions.cut_hooks import CutHooks
-from circuits.interventions.cut_plan import CutBlock, Group
+from circuits.interventions.cuts.hooks import CutHooks
+from circuits.interventions.cuts.plan import CutBlock, Group
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import ForwardPass
 from circuits.model.sites import Site

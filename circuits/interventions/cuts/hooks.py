@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.cut_plan import CutBlock, CutPlan, Group, hook_at
-from circuits.interventions.cut_run import CutRun
+from circuits.interventions.cuts.plan import CutBlock, CutPlan, Group, hook_at
+from circuits.interventions.cuts.run import CutRun
 from circuits.interventions.edges import BY_HEAD
 from circuits.interventions.forward_pass import RunState
 from circuits.model.hooks import Handle, Handles

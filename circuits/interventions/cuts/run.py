@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.cut_plan import CutPlan, Group
+from circuits.interventions.cuts.plan import CutPlan, Group
 from circuits.interventions.forward_pass import replacement_for
 from circuits.tensors import Span
 

@@ -1,0 +1,245 @@
+"""Says which entries of other activations stand where an edit writes: of which example, and at which position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.base import ActivationEdit, HookContext
+from circuits.model.generation import at as columns_at
+from circuits.model.prompts import Prompts, by_row, own_positions, taken
+from circuits.tensors import Positions, Snapshot, columns_of, select_positions
+
+
+def like(tensor: Tensor, current: Tensor) -> Tensor:
+    """Returns a tensor of the run's device and dtype."""
+    return tensor.to(device=current.device, dtype=current.dtype)
+
+
+def _same_shape(
+    source: Tensor, current: Tensor, write: ActivationEdit, what: str, pooled: bool = False
+) -> None:
+    """Refuses shapes that differ beyond the batch; a mean pooled over positions has extent 1 there and fits any
+    length.
+    """
+    have, want = list(source.shape[1:]), list(current.shape[1:])
+    if pooled:
+        have[write.kind.query_axis - 1] = want[write.kind.query_axis - 1]
+    if have != want:
+        raise CircuitsError(
+            f"{write.label}: at {write.hook} the {what} is {list(source.shape)}, "
+            f"the run {list(current.shape)}"
+        )
+
+
+def in_place(
+    source: Tensor, current: Tensor, context: HookContext, what: str, pooled: bool = False
+) -> Tensor:
+    """Returns the part of a source, or of a reference, at the columns of the run; refuses other shapes."""
+    write, window = context.write, context.window
+    if window.open and source.ndim == current.ndim:
+        axis = write.kind.query_axis
+        if not pooled:
+            here = torch.arange(window.start, window.start + current.shape[axis])[None]
+            refuse_beyond(here, torch.tensor([source.shape[axis]]), current, context, what)
+            source = columns_at(source, axis, window.start, current.shape[axis], 0.0)
+        if "key" in write.kind.axes:
+            first = window.start + current.shape[axis] - current.shape[-1]
+            key_axis, masked = write.kind.axes.index("key"), _masked(write)
+            source = columns_at(source, key_axis, first, current.shape[-1], masked)
+    _same_shape(source, current, write, what, pooled)
+    return source
+
+
+def _masked(write: ActivationEdit) -> float:
+    """Returns the value of a key that the query does not see."""
+    if write.kind.name != "scores":
+        return 0.0
+    return -torch.inf if write.masked_score is None else write.masked_score
+
+
+def refuse_beyond(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
+    """Refuses an edit, while the model generates, at positions that the source has not.
+
+    Args:
+        own: the positions of the run, [batch or 1, pos].
+        lengths: those that the source has, [batch or 1].
+    """
+    axis, selected = context.write.kind.query_axis, context.selected
+    edited = selected.any([other for other in range(1, selected.ndim) if other != axis])
+    late = edited.to(own.device).expand(-1, current.shape[axis]) & (own >= lengths.to(own.device)[:, None])
+    if bool(late.any()):
+        row, column = late.nonzero()[0].tolist()
+        position, length = int(own.expand(len(late), -1)[row, column]), int(lengths.expand(len(late))[row])
+        raise CircuitsError(
+            f"{context.write.label}: no position {position} in the {what}, which has {length}; name those to edit "
+            '(positions="prompt")' + (', or give over="batch,pos"' if what == "reference" else "")
+        )
+
+
+def mask_of(prompts: Prompts, order: Tensor | None = None) -> Tensor | None:
+    """Returns the mask of prompts, in an order of its rows; None where they have no padding."""
+    if not prompts.padded:
+        return None
+    return prompts.real if order is None else prompts.real[order]
+
+
+def real_of(context: HookContext, current: Tensor) -> Tensor:
+    """Returns the mask of the run and of what came before it, [batch pos], all true where it has no padding."""
+    window = context.window
+    if window.real is not None:
+        return window.real.to(current.device)
+    length = window.start + current.shape[context.write.kind.query_axis]
+    return torch.ones(len(current), length, dtype=torch.bool, device=current.device)
+
+
+def same_columns(source: Tensor, current: Tensor, context: HookContext) -> Tensor:
+    source = in_place(source, current, context, "source")
+    if source.shape[0] == 1:
+        return source
+    return context.per_example(source, current.shape[0], f"the source {list(source.shape)}")
+
+
+def source_rows(
+    source: Tensor,
+    mask: Tensor | None,
+    current: Tensor,
+    context: HookContext,
+    at: Positions | Snapshot | None = None,
+    advice: str = "give prompts of one length",
+) -> Tensor:
+    """Returns the source's rows of this call, each position where the run has it.
+
+    Args:
+        mask: of the source, bool [batch pos], true at tokens; None: it has no padding.
+        at: positions of the source that go, in order, to those of the edit; None: all go to the same positions.
+        advice: what to do where the two have prompts of other lengths.
+    """
+    kind, write, window = context.write.kind, context.write, context.window
+    if at is None and mask is None and window.real is None:
+        return same_columns(source, current, context)
+    real = real_of(context, current)
+    length, what = source.shape[kind.query_axis], f"the source {list(source.shape)}"
+    source_real = torch.ones(len(source), length, dtype=torch.bool) if mask is None else mask
+    given = chosen_columns(at, source_real, f"{write.label}, source_positions")
+    if len(source) > 1:
+        source = context.per_example(source, len(current), what)
+        source_real = context.per_example(source_real, len(current), what)
+    source_real = source_real.to(current.device)
+    if at is None:
+        here, there = real.sum(1), source_real.sum(1).expand(len(real))
+        if window.open:
+            refuse_beyond(window.own(current.shape[kind.query_axis]), there, current, context, "source")
+        elif bool((here != there).any()):
+            row = int((here != there).nonzero()[0])
+            raise CircuitsError(
+                f"{write.label}: example {context.number(row)} has {int(here[row])} tokens, the one it takes from "
+                f"{int(there[row])}; {advice}"
+            )
+        start = source_real.int().argmax(1)[:, None]
+        return placed(source, own_positions(real), there, current, real, context, start)
+    columns = _paired_columns(given, current, context)
+    values = taken(source, columns, kind.query_axis)
+    _same_shape(values, current, write, "source")
+    return values
+
+
+def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) -> Tensor:
+    """Returns for each column of the run that of the source which goes there, [batch pos]; 0 where none does.
+
+    Args:
+        given: the columns of the source that are named, for each row of the whole batch or for all.
+    """
+    write, window, length = context.write, context.window, current.shape[context.write.kind.query_axis]
+    if len(given) > 1:
+        numbers = torch.arange(len(given))
+        given = [given[int(row)] for row in (numbers if context.rows is None else numbers[context.rows])]
+    columns = torch.zeros(len(current), length, dtype=torch.long, device=current.device)
+    of_row = [given[row if len(given) > 1 else 0].to(current.device) for row in range(len(current))]
+    if isinstance(write.positions, tuple):
+        targets = [
+            window.selected((position,), length, write.label).to(current.device).expand_as(columns)
+            for position in write.positions
+        ]
+        counts = [len(write.positions)] * len(current)
+    else:
+        shape = [len(current), length]
+        edited = context.selected.any(
+            [axis for axis in range(1, current.ndim) if axis != write.kind.query_axis]
+        )
+        edited = edited.expand(shape)
+        # A mask is over the prompt, whose positions have come in the first run.
+        counts = [] if window.start else edited.sum(1).tolist()
+        order = edited.long().cumsum(1) - 1
+        targets = [edited & (order == number) for number in range(max(counts, default=0))]
+    for row, count in enumerate(counts):
+        if len(of_row[row]) != count:
+            raise CircuitsError(
+                f"{write.label}: example {context.number(row)} is edited at {count} positions, and "
+                f"source_positions= names {len(of_row[row])} for it"
+            )
+    seen = torch.zeros_like(columns, dtype=torch.bool)
+    for number, target in enumerate(targets):
+        found = torch.stack([one[number] if number < len(one) else one.new_zeros(()) for one in of_row])
+        twice = seen & target & (columns != found[:, None])
+        if bool(twice.any()):
+            row = int(twice.nonzero()[0, 0])
+            raise CircuitsError(
+                f"{write.label}: positions= names a token of example {context.number(row)} twice, and "
+                "source_positions= another token for each; name it once"
+            )
+        seen = seen | target
+        columns = torch.where(target, found[:, None], columns)
+    return columns
+
+
+def chosen_columns(positions: Positions | Snapshot | None, real: Tensor, label: str) -> list[Tensor]:
+    """Returns the columns of the chosen positions of each row, in order."""
+    if positions is None:
+        return []
+    if isinstance(positions, Snapshot):
+        chosen = positions.tensor.to(real.device)
+        if chosen.ndim == 1 and len(chosen) == real.shape[1]:
+            chosen = chosen.expand_as(real)
+        if chosen.shape != real.shape:
+            raise CircuitsError(
+                f"{label}: a mask of positions is {list(chosen.shape)}, its inputs are {list(real.shape)}"
+            )
+        return [(row & kept).nonzero().flatten() for row, kept in zip(chosen, real, strict=True)]
+    select_positions(positions, real.shape[1], label, real)
+    return list(columns_of(positions, real))
+
+
+def placed(
+    values: Tensor,
+    own: Tensor,
+    lengths: Tensor,
+    current: Tensor,
+    real: Tensor,
+    context: HookContext,
+    start: Tensor | int = 0,
+) -> Tensor:
+    """Returns values at each row's own positions, along the axes of positions.
+
+    Args:
+        own: the positions of the run and of what came before it, [batch pos].
+        lengths: the positions that the values have, [batch or 1].
+        real: the mask of the run and of what came before it, [batch pos].
+        start: the column of the first of the values, [batch or 1, 1].
+    """
+    kind = context.write.kind
+    for axis in kind.position_axes:
+        count = current.shape[axis]
+        # The last columns so far: queries are those of the run, keys all that the cache has not dropped.
+        here = own[:, own.shape[1] - count :].to(values.device)
+        columns = (start + here.clamp(min=0)).clamp(max=values.shape[axis] - 1)
+        values = taken(values, columns, axis)
+        if kind.axes[axis] == "key":
+            known = by_row(here < lengths.to(here.device)[:, None], axis, values.ndim)
+            values = torch.where(known, values, torch.full_like(values, _masked(context.write)))
+    if "key" in kind.axes:
+        # Keys that are padding stay as they are: no query sees them.
+        values = torch.where(real[:, None, None, -current.shape[-1] :], values, current)
+    _same_shape(values, current, context.write, "source")
+    return values
