@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS
-from interp_tasks.experiments._circuit.search import (
-    CIRCUIT,
-    FAITHFULNESS,
-    LARGEST_RANDOM,
-    SIZE,
-    Search,
-)
+from interp_tasks.experiments._circuit.rows import CIRCUIT, FAITHFULNESS, LARGEST_RANDOM, SIZE
+from interp_tasks.experiments._circuit.settings import Search
 from interp_tasks.experiments._circuit.table import faithfulness_text, share
 from interp_tasks.pages import Beside, Column, Section, Table
 from interp_tasks.report.draw import move_line, rounded, step_line, stepped

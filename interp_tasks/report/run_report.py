@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.search import FEWEST
+from interp_tasks.experiments._circuit.settings import FEWEST
 from interp_tasks.measurement.subjects import Examples, Options, Progress, check_refs
 from interp_tasks.pages import Page, Section, versions
 from interp_tasks.report.published import Published, published_beside

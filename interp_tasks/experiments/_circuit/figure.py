@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from circuits.figures.palette import COLOURS, SYMBOLS, template
-from interp_tasks.experiments._circuit.search import CIRCUIT, FAITHFULNESS, SIZE
+from interp_tasks.experiments._circuit.rows import CIRCUIT, FAITHFULNESS, SIZE
 
 if TYPE_CHECKING:
     import pandas

@@ -12,13 +12,9 @@ import typer
 
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.search import (
-    FoundCircuit,
-    Search,
-    check_circuit,
-    found_in,
-    read_circuit,
-)
+from interp_tasks.experiments._circuit.search import FoundCircuit, found_in
+from interp_tasks.experiments._circuit.settings import Search
+from interp_tasks.experiments._circuit.stored import check_circuit, read_circuit
 from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
@@ -356,7 +352,7 @@ def notes(found: Mapping[str, FoundCircuit], search: Search) -> tuple[str, ...]:
 
 def largest(found: FoundCircuit) -> str:
     """Names the members with the largest effects."""
-    from interp_tasks.experiments._circuit.search import CIRCUIT, TOP
+    from interp_tasks.experiments._circuit.rows import CIRCUIT, TOP
     from interp_tasks.pages import signed
 
     rows = [row for row in found.rows if not str(row["variant"]).startswith((TOP, CIRCUIT, "curve"))]

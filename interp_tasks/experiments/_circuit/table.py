@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments._circuit.search import (
-    CIRCUIT,
-    FAITHFULNESS,
-    GAP,
-    LARGEST_RANDOM,
-    SIZE,
-    TOP,
-)
+from interp_tasks.experiments._circuit.rows import CIRCUIT, FAITHFULNESS, GAP, LARGEST_RANDOM, SIZE, TOP
 from interp_tasks.measurement.table import filled
 from interp_tasks.pages import Column, number, with_interval
 

@@ -19,8 +19,12 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
+from interp_tasks.experiments._circuit.halves import halves
 from interp_tasks.experiments._circuit.measure import drawn
-from interp_tasks.experiments._circuit.search import Search, graph_of, halves, metrics_of, smallest
+from interp_tasks.experiments._circuit.metrics import metrics_of
+from interp_tasks.experiments._circuit.search import smallest
+from interp_tasks.experiments._circuit.settings import Search
+from interp_tasks.experiments._circuit.stored import graph_of
 from interp_tasks.measurement.subjects import Examples, subjects
 
 N, SEED = 24, 3
