@@ -122,7 +122,8 @@ def wrapped_model(model: nn.Module) -> nn.Module:
 
 
 def is_native(wrapped: nn.Module) -> bool:
-    return class_of(wrapped) == "NativeModel"
+    """Tells whether the model that a bridge is around is TransformerLens's own."""
+    return type(wrapped).__name__ == "NativeModel"
 
 
 def _for_bridge(
@@ -145,7 +146,3 @@ def _by_head(function: Function, d_head: int) -> Function:
 
 def _flattened(by_head: Tensor | None) -> Tensor | None:
     return None if by_head is None else by_head.flatten(-2)
-
-
-def class_of(module: Any) -> str:
-    return type(module).__name__

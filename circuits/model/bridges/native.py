@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.bridges.attention import TOLERANCE, AttentionHooks, apply_in_order, pattern_of
-from circuits.model.bridges.base import Bridge, class_of
+from circuits.model.bridges.base import Bridge
 from circuits.model.hooks import Function, Handle, Handles
 
 # Attributes that the wrapped attention must have for its scores to be recomputed.
@@ -203,10 +203,12 @@ def _refuse_foreign(block: nn.Module, layer: int) -> None:
     inner = _inner(block)
     attention = _inner(inner.attn)
     for module, wanted in ((inner, "NativeBlock"), (attention, "NativeAttention")):
-        if class_of(module) != wanted:
+        if type(module).__name__ != wanted:
             raise CircuitsError(
-                f"block {layer} of this TransformerBridge has a {class_of(module)} where {wanted} is supported"
+                f"block {layer} of this TransformerBridge has a {type(module).__name__} where {wanted} is supported"
             )
     lacking = [name for name in _NEEDED if not hasattr(attention, name)]
     if lacking:
-        raise CircuitsError(f"block {layer}: {class_of(attention)} has no {lacking[0]}; it is not supported")
+        raise CircuitsError(
+            f"block {layer}: {type(attention).__name__} has no {lacking[0]}; it is not supported"
+        )
