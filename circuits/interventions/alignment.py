@@ -1,4 +1,4 @@
-"""Says which entries of other activations stand where an edit writes: of which example, and at which position."""
+"""Takes from other activations the entries that stand where an edit writes: of which example, at which position."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from circuits.model.prompts import Prompts, by_row, own_positions, taken
 from circuits.tensors import Positions, Snapshot, columns_of, select_positions
 
 
-def like(tensor: Tensor, current: Tensor) -> Tensor:
-    """Returns a tensor of the run's device and dtype."""
+def in_dtype_of(tensor: Tensor, current: Tensor) -> Tensor:
+    """Returns a tensor on the run's device, in its dtype."""
     return tensor.to(device=current.device, dtype=current.dtype)
 
 
@@ -33,7 +33,7 @@ def _same_shape(
         )
 
 
-def in_place(
+def at_columns_of_run(
     source: Tensor, current: Tensor, context: HookContext, what: str, pooled: bool = False
 ) -> Tensor:
     """Returns the part of a source, or of a reference, at the columns of the run; refuses other shapes."""
@@ -78,14 +78,14 @@ def refuse_beyond(own: Tensor, lengths: Tensor, current: Tensor, context: HookCo
         )
 
 
-def mask_of(prompts: Prompts, order: Tensor | None = None) -> Tensor | None:
+def source_mask(prompts: Prompts, order: Tensor | None = None) -> Tensor | None:
     """Returns the mask of prompts, in an order of its rows; None where they have no padding."""
     if not prompts.padded:
         return None
     return prompts.real if order is None else prompts.real[order]
 
 
-def real_of(context: HookContext, current: Tensor) -> Tensor:
+def run_mask(context: HookContext, current: Tensor) -> Tensor:
     """Returns the mask of the run and of what came before it, [batch pos], all true where it has no padding."""
     window = context.window
     if window.real is not None:
@@ -95,7 +95,8 @@ def real_of(context: HookContext, current: Tensor) -> Tensor:
 
 
 def same_columns(source: Tensor, current: Tensor, context: HookContext) -> Tensor:
-    source = in_place(source, current, context, "source")
+    """Returns the source at the run's columns: its rows of this call, or its only one."""
+    source = at_columns_of_run(source, current, context, "source")
     if source.shape[0] == 1:
         return source
     return context.per_example(source, current.shape[0], f"the source {list(source.shape)}")
@@ -114,12 +115,12 @@ def source_rows(
     Args:
         mask: of the source, bool [batch pos], true at tokens; None: it has no padding.
         at: positions of the source that go, in order, to those of the edit; None: all go to the same positions.
-        advice: what to do where the two have prompts of other lengths.
+        advice: what to do where the two have prompts of unequal length.
     """
     kind, write, window = context.write.kind, context.write, context.window
     if at is None and mask is None and window.real is None:
         return same_columns(source, current, context)
-    real = real_of(context, current)
+    real = run_mask(context, current)
     length, what = source.shape[kind.query_axis], f"the source {list(source.shape)}"
     source_real = torch.ones(len(source), length, dtype=torch.bool) if mask is None else mask
     given = chosen_columns(at, source_real, f"{write.label}, source_positions")
@@ -138,7 +139,7 @@ def source_rows(
                 f"{int(there[row])}; {advice}"
             )
         start = source_real.int().argmax(1)[:, None]
-        return placed(source, own_positions(real), there, current, real, context, start)
+        return at_own_positions(source, own_positions(real), there, current, real, context, start)
     columns = _paired_columns(given, current, context)
     values = taken(source, columns, kind.query_axis)
     _same_shape(values, current, write, "source")
@@ -211,7 +212,7 @@ def chosen_columns(positions: Positions | Snapshot | None, real: Tensor, label: 
     return list(columns_of(positions, real))
 
 
-def placed(
+def at_own_positions(
     values: Tensor,
     own: Tensor,
     lengths: Tensor,

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import (
-    in_place,
-    like,
-    mask_of,
-    placed,
-    real_of,
+    at_columns_of_run,
+    at_own_positions,
+    in_dtype_of,
     refuse_beyond,
+    run_mask,
     same_columns,
+    source_mask,
     source_rows,
 )
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
@@ -37,7 +37,8 @@ from circuits.tensors import (
 # The direction of every patch, as descriptions give it.
 DIRECTION = "source -> run"
 
-_WITH_MASK = "give the source with its mask (circuits.prompts), or positions= and source_positions="
+# What to do where a source and the run have prompts of unequal length.
+_UNEQUAL_LENGTHS = "give the source with its mask (circuits.prompts), or positions= and source_positions="
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,12 @@ class Mean(_FromPrompts):
         pooled, prompts = self.over == "batch,pos", self.prompts
         if not pooled and (prompts.padded or context.window.real is not None):
             return self._by_position(mean, current, context)
-        return in_place(mean, current, context, "reference", pooled)
+        return at_columns_of_run(mean, current, context, "reference", pooled)
 
     def _by_position(self, mean: Tensor, current: Tensor, context: HookContext) -> Tensor:
         """Returns the mean at each row's own positions."""
         kind, label = context.write.kind, context.write.label
-        real = real_of(context, current)
+        real = run_mask(context, current)
         lengths, known = real.sum(1), self.prompts.lengths
         if context.window.open:
             refuse_beyond(
@@ -127,7 +128,7 @@ class Mean(_FromPrompts):
             raise CircuitsError(
                 f"{label}: queries of prompts of unequal length see different keys; give prompts of one length"
             )
-        return placed(mean, own_positions(real), known.max()[None], current, real, context)
+        return at_own_positions(mean, own_positions(real), known.max()[None], current, real, context)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "mean", "over": self.over, "reference": self.given.describe()}
@@ -152,7 +153,9 @@ class Resample(_FromPrompts):
         source = context.reference("source", current)
         order = derangement(len(source), self.seed)
         # Rows are put in order first, and then cut to those of this call.
-        return source_rows(source[order.to(source.device)], mask_of(self.prompts, order), current, context)
+        return source_rows(
+            source[order.to(source.device)], source_mask(self.prompts, order), current, context
+        )
 
     def describe(self) -> dict[str, Any]:
         return {"value": "resample", "seed": self.seed, "source": self.given.describe()}
@@ -177,7 +180,7 @@ class FromTokens(_FromPrompts):
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         source = context.reference("source", current)
-        return source_rows(source, mask_of(self.prompts), current, context, self.at, _WITH_MASK)
+        return source_rows(source, source_mask(self.prompts), current, context, self.at, _UNEQUAL_LENGTHS)
 
     def describe(self) -> dict[str, Any]:
         described = {"value": "source", "direction": self.direction, "source": self.given.describe()}
@@ -209,10 +212,10 @@ class FromTensors(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: the source has no {context.write.hook}; it has {hooks}"
             )
-        mask, tensor = None if self.mask is None else self.mask.tensor, like(source.tensor, current)
+        mask, tensor = None if self.mask is None else self.mask.tensor, in_dtype_of(source.tensor, current)
         if mask is None and self.at is None:
             return same_columns(tensor, current, context)
-        return source_rows(tensor, mask, current, context, self.at, _WITH_MASK)
+        return source_rows(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS)
 
     def describe(self) -> dict[str, Any]:
         source = {hook: tensor.describe() for hook, tensor in self.activations}
@@ -237,7 +240,7 @@ class Computed(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
             )
-        return like(new, current)
+        return in_dtype_of(new, current)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "function", "function": getattr(self.function, "__qualname__", repr(self.function))}

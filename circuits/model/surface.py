@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridges.base import FAMILY as BRIDGE
+from circuits.model.bridges.base import BRIDGE
+from circuits.model.bridges.choice import bridge_of
 from circuits.model.bridges.families import FAMILIES
 from circuits.model.bridges.huggingface import HuggingFaceBridge
-from circuits.model.bridges.kinds import bridge_of
 from circuits.model.hooks import (
     Function,
     Handle,

@@ -1,4 +1,4 @@
-"""Lays a table out in lines within a width, where it is too wide by what costs a reader least.
+"""Lays a table out in lines within a width; where it is too wide, makes it narrower by what costs a reader least.
 
 In this order: headers in several lines, names without what they have in common, lines above groups of rows, fewer
 blanks; then columns in a further table below. Only where a text is too long for that, it stands in several lines.
@@ -290,9 +290,11 @@ def at_marks(name: str) -> list[str]:
 
 
 def padded(text: str, width: int, right: bool) -> str:
+    """Returns a line with blanks after it, or before it where it stands at the right edge."""
     blanks = " " * (width - cell_len(text))
     return blanks + text if right else text + blanks
 
 
 def longest(text: str) -> int:
+    """Returns the width of the longest line of a text."""
     return max(map(cell_len, text.split("\n")))

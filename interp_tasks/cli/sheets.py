@@ -1,7 +1,7 @@
-"""Texts of a table, and what makes it narrower before it is laid out.
+"""Holds the texts of a table, and takes out of them what repeats.
 
-What all rows of a block have in common is taken out of them and written in the block's head; names lose what they have
-in common; the first column becomes lines above groups of rows.
+What all rows of a block have in common is always taken out (`folded`). Where a table is too wide, `layouts` has names
+without what they have in common (`shortened`), and lines above groups of rows (`grouped`).
 """
 
 from __future__ import annotations

@@ -221,12 +221,12 @@ def snapshot(subject: Subject, view: View, *, circuit: bool = False) -> Snapshot
 
 def circuit_of(subject: Subject) -> FoundCircuit:
     """Returns the circuit of one checkpoint, on its first examples; faithfulness over sizes is left out."""
-    from interp_tasks.experiments._circuit.search import found_in
+    from interp_tasks.experiments._circuit.search import find_circuit
     from interp_tasks.experiments._circuit.settings import Search
 
     batch = None if subject.batch is None else subject.batch[:CIRCUIT_SAMPLES]
     few = replace(subject, tokens=subject.tokens[:CIRCUIT_SAMPLES], batch=batch)
-    return found_in(few, Search(curve=False))
+    return find_circuit(few, Search(curve=False))
 
 
 def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.DataFrame:

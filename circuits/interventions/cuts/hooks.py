@@ -32,7 +32,7 @@ class CutHooks:
         self._layers = range(surface.n_layers)
         self._handle: Handle | None = None
         # The run of a model whose own __call__ was bypassed.
-        self._direct = CutRun(self._plan)
+        self._direct = CutRun()
 
     def put_on(self) -> None:
         """Puts hooks onto every place where senders' changes arise, pass on or are received."""
@@ -75,22 +75,22 @@ class CutHooks:
     def collected(self) -> dict[Group, Tensor]:
         """Returns the differences of all groups after the run."""
         run: CutRun = self._frame.known[_RUN_KEY]
-        return run.totals()
+        return run.totals(self._plan)
 
     # ---- Hook functions in the order of a run. Each gets the input of its site.
 
     def _embedding(self, hook: str, x: Tensor) -> None:
         # A busy run asks what hangs at this very hook, and comes here a second time.
         if hook == "hook_embed" and not self._frame.whole and not self._direct.busy:
-            self._direct = CutRun(self._plan)
+            self._direct = CutRun()
         run = self._current_run()
         if run is None:
             return
-        output = self._through(run, hook, x)
+        output = self._after_hooks(run, hook, x)
         run.left = output if run.left is None else run.left + output
         if hook == "hook_embed" and not self._through_mlps:
             run.rest = torch.zeros_like(output)
-        run.changes |= run.changes_of(hook, output)
+        run.changes |= run.changes_of(self._plan, hook, output)
 
     def _before_attention(self, layer: int, x: Tensor) -> None:
         """Computes what receivers at q, k and v of a layer get of the stream with the senders' changes.
@@ -111,8 +111,8 @@ class CutHooks:
             check_made(
                 x, run.left, label, f"what comes to block {layer} differs from what was handed on to it"
             )
-        beyond_mlp = self._through_mlp(layer) if self._surface.parallel else []
-        arriving = run.differences(beyond_mlp, x)
+        beyond_mlp = self._groups_past_mlp(layer) if self._surface.parallel else []
+        arriving = run.differences(self._plan, beyond_mlp, x)
         stream = self._stream(run, hook_at("resid_pre", layer), self._plan.order("q", layer), x)
         if self._surface.parallel:
             self._before_mlp(run, layer, beyond_mlp, x, arriving, stream)
@@ -126,7 +126,7 @@ class CutHooks:
         groups = list(dict.fromkeys(groups))
         if not groups:
             return
-        changes = run.for_receivers(groups, stream)
+        changes = run.for_receivers(self._plan, groups, stream)
         projections = self._projections
         with run.aside():
             normed = projections.norms(layer, stream + changes)
@@ -172,8 +172,8 @@ class CutHooks:
     def _inside(self, site: str, layer: int, x: Tensor) -> None:
         run, hook = self._current_run(), hook_at(site, layer)
         if run is not None and (hook in self._plan.at or run.rest is not None):
-            output = self._through(run, hook, x)
-            changes = run.changes_of(hook, output)
+            output = self._after_hooks(run, hook, x)
+            changes = run.changes_of(self._plan, hook, output)
             if hook in self._plan.at:
                 run.inner[site] = output, changes
 
@@ -183,7 +183,7 @@ class CutHooks:
         if run is None:
             return
         self._check_read(run, "ln1" if site == "attn_out" else "ln2", layer)
-        after = self._through(run, hook, x)
+        after = self._after_hooks(run, hook, x)
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
         rest, z = None, hook_at("z", layer)
         if run.rest is not None and site == "attn_out":
@@ -208,14 +208,16 @@ class CutHooks:
             if output is not x:
                 # From the output computed here, so that what has not changed stays exactly as it is.
                 whole = partial(self._to_stream, run, site, layer)
-                run.carry(whole, output, whole(output), differences, rest, only=z)
+                run.carry(self._plan, whole, output, whole(output), differences, rest, only=z)
             elif after is x:
                 run.changes |= differences
             else:
-                run.carry(partial(self._through, run, hook), x, after, differences, rest, only=z)
+                run.carry(
+                    self._plan, partial(self._after_hooks, run, hook), x, after, differences, rest, only=z
+                )
         if rest is not None and run.rest is not None:
             run.rest = run.rest + self._to_stream(run, site, layer, rest)
-        run.changes |= run.changes_of(hook, after)
+        run.changes |= run.changes_of(self._plan, hook, after)
         for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
             # Where the MLP itself is a cut sender, its output does not depend on the group's stream.
             cut = self._plan.cut_at(group, layer, after)
@@ -227,12 +229,12 @@ class CutHooks:
         run, hook = self._current_run(), hook_at("resid_mid", layer)
         if run is None:
             return
-        order, groups = self._plan.order("mlp_pre", layer), self._through_mlp(layer)
-        arriving = run.differences(groups, x)
+        order, groups = self._plan.order("mlp_pre", layer), self._groups_past_mlp(layer)
+        arriving = run.differences(self._plan, groups, x)
         stream = self._normalised(run, "resid_mid", layer, self._stream(run, hook, order, x), order)
         self._before_mlp(run, layer, groups, x, arriving, stream)
 
-    def _through_mlp(self, layer: int) -> list[Group]:
+    def _groups_past_mlp(self, layer: int) -> list[Group]:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
         order = self._plan.order("mlp_pre", layer)
         if not self._through_mlps or hook_at("mlp_out", layer) not in self._surface.hooks:
@@ -250,9 +252,11 @@ class CutHooks:
         """
         receiver = hook_at("mlp_pre", layer), None
         if receiver in self._plan.groups:
-            (run.into_mlp,) = run.for_receivers([self._plan.groups[receiver]], stream)
+            (run.into_mlp,) = run.for_receivers(self._plan, [self._plan.groups[receiver]], stream)
         with run.aside():
-            for group, coming, leaving in zip(groups, arriving, run.differences(groups, stream), strict=True):
+            for group, coming, leaving in zip(
+                groups, arriving, run.differences(self._plan, groups, stream), strict=True
+            ):
                 if bool(coming.any()) or bool(leaving.any()):
                     run.group_mlp_out[group] = self._projections.mlp(layer, x + coming, stream + leaving)
 
@@ -285,7 +289,7 @@ class CutHooks:
             return None
         new = None
         if (hook, None) in self._plan.groups:
-            (change,) = run.for_receivers([self._plan.groups[hook, None]], x)
+            (change,) = run.for_receivers(self._plan, [self._plan.groups[hook, None]], x)
             x = new = x + change
             self._has_received(hook)
         order = self._plan.order("resid_post", layer)
@@ -293,7 +297,7 @@ class CutHooks:
         left = self._normalised(run, "resid_post", layer, self._stream(run, hook, order, x), order)
         run.left = left.clone()
         if layer == self._layers[-1] and not self._frame.whole:
-            self._direct = CutRun(self._plan)
+            self._direct = CutRun()
         return new
 
     # ---- Helpers
@@ -306,10 +310,10 @@ class CutHooks:
         if self._blocks[0].call.state.suspended:
             return None
         frame = self._frame
-        run: CutRun = frame.known.setdefault(_RUN_KEY, CutRun(self._plan)) if frame.whole else self._direct
+        run: CutRun = frame.known.setdefault(_RUN_KEY, CutRun()) if frame.whole else self._direct
         return None if run.busy else run
 
-    def _through(self, run: CutRun, hook: str, x: Tensor) -> Tensor:
+    def _after_hooks(self, run: CutRun, hook: str, x: Tensor) -> Tensor:
         """Returns the activation after all hooks at a site."""
         with run.aside():
             return self._surface.through(hook, x)
@@ -323,13 +327,15 @@ class CutHooks:
 
     def _to_stream(self, run: CutRun, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what a sublayer's output adds to the stream, past its norm and the hooks at attn_out or mlp_out."""
-        return self._through(run, hook_at(site, layer), self._added_by(run, site, layer, output))
+        return self._after_hooks(run, hook_at(site, layer), self._added_by(run, site, layer, output))
 
     def _stream(self, run: CutRun, hook: str, order: int, x: Tensor) -> Tensor:
         """Returns the run's stream after a site; where hooks change it there, the collected differences change too."""
-        after = self._through(run, hook, x)
+        after = self._after_hooks(run, hook, x)
         if after is not x:
-            run.carry(partial(self._through, run, hook), x, after, run.changes, run.rest, order)
+            run.carry(
+                self._plan, partial(self._after_hooks, run, hook), x, after, run.changes, run.rest, order
+            )
             run.changes = {}
         return after
 
@@ -341,7 +347,7 @@ class CutHooks:
             after = self._projections.onward(site, layer, x)
             if after is not x:
                 onward = partial(self._projections.onward, site, layer)
-                run.carry(onward, x, after, run.changes, run.rest, order)
+                run.carry(self._plan, onward, x, after, run.changes, run.rest, order)
                 run.changes = {}
         return after
 

@@ -19,7 +19,7 @@ Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
 
 @dataclass(eq=False)
 class CutBlock:
-    """One open block of `cutting`: its edges, and the hooks at which something was received."""
+    """The edges of one block that `blocks` opens, and the hooks at which something was received."""
 
     cuts: tuple[Cut, ...]
     call: ForwardPass
@@ -36,7 +36,7 @@ class Sender:
 
 
 class CutPlan:
-    """The edges that one model is cut off from, by sender and by receiver.
+    """The edges that are cut in one model, by sender and by receiver.
 
     Attributes:
         senders: by number.
@@ -48,7 +48,7 @@ class CutPlan:
     """
 
     def __init__(self, surface: Surface, blocks: Sequence[CutBlock]) -> None:
-        """Numbers the senders, and finds which of them each receiving head hears, and where each is heard last."""
+        """Numbers the senders; finds whom each receiving head is cut off from, and each group's last receiver."""
         self._surface, self._receivers = surface, receivers_of(surface)
         self.senders: list[Sender] = []
         self.at: dict[str, list[int]] = {}
@@ -95,7 +95,7 @@ class CutPlan:
             self._labels[group] = label
 
     def receive_nothing(self, groups: Iterable[Group]) -> None:
-        """Has no receiver any more; groups of senders are followed to the end of the last layer."""
+        """Drops all receivers; follows these groups of senders to the end of the last layer."""
         self.groups, self.heads = {}, {}
         self.last = dict.fromkeys(groups, self.order("resid_post", self._surface.n_layers - 1))
 

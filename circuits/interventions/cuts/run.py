@@ -21,10 +21,12 @@ _WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]
 class CutRun:
     """The differences that one run has collected so far.
 
+    It holds tensors and no plan, which refers to the forward pass that keeps this: they would hold each other.
+
     Attributes:
-        plan: the edges that are cut.
         changes: by sender, the difference to the stream: replacement − output in the run. Those from before the last
             edit of the stream are in `carried`, by group, as the edits have left them.
+        seen: the senders that the run has passed.
         inner: by site (z, mlp_post), its value in the run, and by sender the difference to it.
         group_mlp_out: by group, the output of the current MLP on the group's stream.
         received: by hook, the heads that receive, their new values, where these differ from the run's (boolean), and
@@ -35,10 +37,12 @@ class CutRun:
         quiet: by hook, the number of nodes that write there, and how many of them are zero in the run [batch pos].
         silenced: by sender, how many of the other nodes its replacement makes zero, less how many of these it does
             not leave zero [batch pos].
+        read: by norm, its input, and the version of that.
+        stack: copies of differences, those of the senders `stacked`, in that order.
+        left: the stream as the embeddings or the last block left it.
         busy: whether modules are called now for another stream than the run's.
     """
 
-    plan: CutPlan
     changes: dict[int, Tensor] = field(default_factory=dict)
     carried: dict[Group, Tensor] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
@@ -49,11 +53,10 @@ class CutRun:
     rest: Tensor | None = None
     quiet: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     silenced: dict[int, Tensor] = field(default_factory=dict)
-    # By norm: its input, and the version of that.
     read: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
-    stack: Tensor | None = None  # copies of differences, in the order of `stacked`
+    stack: Tensor | None = None
     stacked: list[int] = field(default_factory=list)
-    left: Tensor | None = None  # the stream as the embeddings or the last block left it
+    left: Tensor | None = None
     busy: bool = False
 
     @contextmanager
@@ -65,11 +68,11 @@ class CutRun:
         finally:
             self.busy = busy
 
-    def changes_of(self, hook: str, output: Tensor) -> dict[int, Tensor]:
+    def changes_of(self, plan: CutPlan, hook: str, output: Tensor) -> dict[int, Tensor]:
         """Returns, by sender at a site, its replacement − its output in the run."""
         differences, replaced = {}, {}
-        for number in self.plan.at.get(hook, ()):
-            sender = self.plan.senders[number]
+        for number in plan.at.get(hook, ()):
+            sender = plan.senders[number]
             new, selected = replacement_for(sender.write, sender.call, output)
             differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
             self.seen.add(number)
@@ -78,12 +81,13 @@ class CutRun:
                 reached = sender.call.reached if bool(selected.any()) else sender.call.missed
                 reached.add(id(sender.write))
             replaced[number] = new, selected
-        if self.rest is not None and hook in self.plan.nodes:
+        if self.rest is not None and hook in plan.nodes:
             self._listen(hook, output, replaced)
         return differences
 
     def carry(
         self,
+        plan: CutPlan,
         onward: Callable[[Tensor], Tensor],
         x: Tensor,
         after: Tensor,
@@ -101,7 +105,7 @@ class CutRun:
             order: order of the site, where it is on the stream itself; then `carried` is adapted too.
             only: the hook of the senders, where x is what they add to the stream.
         """
-        for group, last in self.plan.last.items():
+        for group, last in plan.last.items():
             if order is not None and last < order:
                 continue
             parts = [changes[number] for number in group if number in changes]
@@ -110,31 +114,31 @@ class CutRun:
             if parts:
                 difference = torch.stack([_like(part, x) for part in parts]).sum(0)
                 if rest is not None:
-                    (silent,) = self._silent([group], only)
+                    (silent,) = self._silent(plan, [group], only)
                     difference = torch.where(silent[..., None], rest - x, difference)
                 before = self.carried.get(group, 0) if order is None else 0
                 self.carried[group] = before + onward(x + difference) - after
         if order is not None and self.rest is not None:
             self.rest = onward(self.rest)
 
-    def for_receivers(self, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def for_receivers(self, plan: CutPlan, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
-        d_model].
+        d_model]; refuses senders that the run has not passed.
         """
         for number in frozenset().union(*groups) - self.seen:
-            sender = self.plan.senders[number]
+            sender = plan.senders[number]
             raise CircuitsError(
                 f"{sender.label}: this run did not pass {sender.write.hook}, which is to send; call the whole model"
             )
-        return self.differences(groups, stream)
+        return self.differences(plan, groups, stream)
 
-    def differences(self, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def differences(self, plan: CutPlan, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the same differences, of the senders that the run has passed so far."""
         numbers = list(self.changes)
         if not groups or not numbers:
             differences = stream.new_zeros(len(groups), *stream.shape)
         else:
-            stacked, columns = self._stacked(numbers, stream)
+            stacked, columns = self._stacked(plan, numbers, stream)
             member = stream.new_tensor([[number in group for number in columns] for group in groups])
             differences = torch.einsum("gs,sbpd->gbpd", member, stacked)
         carried = [self.carried.get(group) for group in groups]
@@ -144,22 +148,22 @@ class CutRun:
                 [_like(none if one is None else one, stream) for one in carried]
             )
         if groups and self.rest is not None:
-            differences = torch.where(self._silent(groups)[..., None], self.rest - stream, differences)
+            differences = torch.where(self._silent(plan, groups)[..., None], self.rest - stream, differences)
         return differences
 
-    def totals(self) -> dict[Group, Tensor]:
+    def totals(self, plan: CutPlan) -> dict[Group, Tensor]:
         """Returns the differences of all groups after the run."""
         found: dict[Group, Tensor] = {}
-        for group in self.plan.last:
+        for group in plan.last:
             parts = [self.changes[number] for number in sorted(group) if number in self.changes]
             parts += [self.carried[group]] if group in self.carried else []
             found[group] = torch.stack(torch.broadcast_tensors(*parts)).sum(0)
         return found
 
-    def _stacked(self, numbers: list[int], stream: Tensor) -> tuple[Tensor, Sequence[int]]:
+    def _stacked(self, plan: CutPlan, numbers: list[int], stream: Tensor) -> tuple[Tensor, Sequence[int]]:
         """Returns the differences of some senders [sender batch pos d_model], and whose they are."""
         if self.stack is None:
-            self.stack = stream.new_empty(len(self.plan.senders), *stream.shape)
+            self.stack = stream.new_empty(len(plan.senders), *stream.shape)
         if torch.is_grad_enabled() or self.stack.dtype != stream.dtype:
             return torch.stack([_like(self.changes[number], stream) for number in numbers]), numbers
         # Each is copied once in a run, and not for every receiver.
@@ -189,11 +193,11 @@ class CutRun:
         if not bool((quiet >= nodes).any()):
             self.rest = None
 
-    def _silent(self, groups: Sequence[Group], hook: str | None = None) -> Tensor:
+    def _silent(self, plan: CutPlan, groups: Sequence[Group], hook: str | None = None) -> Tensor:
         """Tells where groups hear no sender so far, or none at a hook, boolean [group batch pos]."""
         quiet = [self.quiet[one] for one in (self.quiet if hook is None else [hook])]
         silent = torch.stack([count for _, count in quiet]).sum(0).expand(len(groups), -1, -1)
-        numbers = [number for number in self.silenced if hook is None or number in self.plan.at[hook]]
+        numbers = [number for number in self.silenced if hook is None or number in plan.at[hook]]
         if numbers:
             silenced = torch.stack([self.silenced[number] for number in numbers]).float()
             member = silenced.new_tensor([[number in group for number in numbers] for group in groups])

@@ -1,1 +1,1 @@
-"""Hooks of TransformerLens bridges: native ones, and those around the models of Hugging Face."""
+"""Reads and writes the activations of TransformerLens bridges: `native` ones, and those around `huggingface` models."""

@@ -1,4 +1,4 @@
-"""Hooks at the scores and the pattern of a bridge, which have no hook point of their own in line."""
+"""Keeps the functions hooked at the scores and pattern of a layer, where these have no hook point in line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from circuits.model.hooks import Function, Handle, Handles
-
-# Largest difference allowed between the recomputed attention and the model's own, relative to the largest entry. Both
-# come from the same operations on the same tensors, so on most machines they are equal.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 class AttentionHooks(ABC):

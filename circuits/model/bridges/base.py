@@ -2,6 +2,8 @@
 
 There a hook point is not always in line. Heads are hooked flat, and split here. A write at `resid_mid` (the input
 of ln2) does not reach the skip connection, so the difference is put in at the end of the block (`stream_writes`).
+
+Hooks here and beside are lambdas: a deep copy of a model shares them, and does not copy the objects that they refer to.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridges.stream_writes import StreamWrite, refuse_other_writes, stream_writes
+from circuits.model.bridges.stream_writes import StreamWrite, refuse_other_writes
 from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point, passed
 from circuits.model.sites import KINDS
 
-FAMILY = "TransformerBridge"
+BRIDGE = "TransformerBridge"
 
 # Sites at which the model has all heads on one flat axis.
 _BY_HEAD = ("q", "k", "v", "z")
@@ -79,7 +81,7 @@ class Bridge(ABC):
         if layer is not None and site == "resid_mid" and self.on_branch(site):
             output = passed(self._hooks[hook], activation)
             if output is not activation:
-                refuse_other_writes(activation, stream_writes.get(self._hooks[hook], []), output, layer)
+                refuse_other_writes(activation, self._hooks[hook], output, layer)
             return output
         if layer is None or site not in _BY_HEAD:
             return passed(self._hooks[hook], activation)
@@ -134,9 +136,6 @@ def _for_bridge(
     vectors = given.pop("inputs_embeds", None)
     tokens = given.get("input_ids", args[0] if args else None)
     return (tokens if vectors is None else vectors,), given
-
-
-# Hooks are lambdas: a deep copy of a model shares them, and does not copy the objects that they refer to.
 
 
 def _by_head(function: Function, d_head: int) -> Function:

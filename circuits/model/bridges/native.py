@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridges.attention import TOLERANCE, AttentionHooks, apply_in_order, pattern_of
+from circuits.model.bridges.accuracy import COARSEST, RECOMPUTED
+from circuits.model.bridges.attention import AttentionHooks, apply_in_order, pattern_of
 from circuits.model.bridges.base import Bridge
 from circuits.model.hooks import Function, Handle, Handles
 
@@ -166,7 +167,7 @@ def _check(recomputed: Tensor, expected: Tensor, layer: int) -> None:
             recomputed,
             expected,
             rtol=0,
-            atol=TOLERANCE.get(expected.dtype, 3e-2) * float(largest),
+            atol=RECOMPUTED.get(expected.dtype, COARSEST) * float(largest),
             equal_nan=True,
         ):
             off = float((recomputed - expected).abs().max() / largest)

@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.bridges.base import BRIDGE
+from circuits.model.bridges.compared_sites import BridgeSites, HuggingFaceSites
 from circuits.model.bridges.families import AT_SOFTMAX, Family, unproved_version
-from circuits.model.bridges.small_models import BridgeSites, ModelSites
 from circuits.model.sites import KINDS
 
 # Sizes of the small model, by the names that Hugging Face's configs share.
@@ -164,7 +165,7 @@ def _check(
     if isinstance(row, str) or not processed:
         return row
     ours = BridgeSites(bridge(), row, _log_probabilities)
-    theirs = ModelSites(plain, as_made, parallel, row.places, _log_probabilities)
+    theirs = HuggingFaceSites(plain, as_made, row.places, _log_probabilities)
     expected = theirs.run(tokens)
     if not _same(ours.run(tokens), expected, expected):
         return "its processed weights give other probabilities; use enable_compatibility_mode(no_processing=True)"
@@ -178,7 +179,7 @@ def _row(
     """Returns the row of a bridge around a copy of `plain`, or what is wrong with it as a whole."""
     kind = type(plain).__name__
     row = Family(kind, kind, frozenset(KINDS), parallel)
-    ours, theirs = BridgeSites(bridge, row), ModelSites(plain, bridge, parallel)
+    ours, theirs = BridgeSites(bridge, row), HuggingFaceSites(plain, bridge)
     expected = theirs.run(tokens)
     if not _same(ours.run(tokens), expected, expected):
         return (
@@ -209,7 +210,7 @@ def _row(
 
 def _stands(bridge: Any, plain: nn.Module, tokens: Tensor, row: Family) -> bool:
     """Tells whether all that a row of the table says of a bridge around a copy of `plain` is found."""
-    ours, theirs = BridgeSites(bridge, row), ModelSites(plain, bridge, row.parallel, row.places)
+    ours, theirs = BridgeSites(bridge, row), HuggingFaceSites(plain, bridge, row.places)
     with suppress(CircuitsError):  # no single softmax
         return (
             _proved(ours, theirs, tokens, sorted(row.sites)) == row.sites
@@ -229,7 +230,7 @@ def _places(names: Iterable[str]) -> list[tuple[str, int | None]]:
 
 
 def _proved(
-    ours: BridgeSites, theirs: ModelSites, tokens: Tensor, names: list[str], effects_only: bool = False
+    ours: BridgeSites, theirs: HuggingFaceSites, tokens: Tensor, names: list[str], effects_only: bool = False
 ) -> set[str]:
     """Returns the sites at which both models hold the same, and a random write does the same, at every layer.
 
@@ -285,9 +286,7 @@ def _weighs(ours: BridgeSites, tokens: Tensor) -> bool:
 def _bridge(model: nn.Module, plain: nn.Module, config: Any) -> Any:
     """Makes a bridge of the same package around a model."""
     package = next(
-        base.__module__.partition(".")[0]
-        for base in type(model).__mro__
-        if base.__name__ == "TransformerBridge"
+        base.__module__.partition(".")[0] for base in type(model).__mro__ if base.__name__ == BRIDGE
     )
     builder = import_module(f"{package}.model_bridge.sources._bridge_builder")
     architecture = getattr(model.cfg, "architecture", None) or type(plain).__name__

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: The source that a task declares for this where it can: other values, all else alike.
 VALUES = "values"
+#: Another example of the batch.
 RESAMPLE = "resample"
 
 

@@ -12,7 +12,8 @@ import typer
 
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.search import FoundCircuit, found_in
+from interp_tasks.experiments._circuit.rows import CIRCUIT, CURVE, TOP
+from interp_tasks.experiments._circuit.search import FoundCircuit, find_circuit
 from interp_tasks.experiments._circuit.settings import Search
 from interp_tasks.experiments._circuit.stored import check_circuit, read_circuit
 from interp_tasks.files import check_file
@@ -276,7 +277,7 @@ def circuit(
             if progress is not None:
                 progress(min(len(found), len(refs.named) - 1), len(refs.named), f"{ref}: {stage}")
 
-        found[ref] = found_in(subject, search, report_stage)
+        found[ref] = find_circuit(subject, search, report_stage)
         circuit = found[ref].circuit
         done = {} if circuit is None else {"circuit": {"size": len(circuit), "sha256": circuit.sha256}}
         return Measured(pandas.DataFrame(found[ref].rows), done)
@@ -352,10 +353,9 @@ def notes(found: Mapping[str, FoundCircuit], search: Search) -> tuple[str, ...]:
 
 def largest(found: FoundCircuit) -> str:
     """Names the members with the largest effects."""
-    from interp_tasks.experiments._circuit.rows import CIRCUIT, TOP
     from interp_tasks.pages import signed
 
-    rows = [row for row in found.rows if not str(row["variant"]).startswith((TOP, CIRCUIT, "curve"))]
+    rows = [row for row in found.rows if not str(row["variant"]).startswith((TOP, CIRCUIT, CURVE))]
     # A ranking by estimates is not in the order of the effects that were measured.
     rows.sort(key=lambda row: -abs(row["effect"]))
     texts = [f"{row['variant']} {signed(row['effect'])}" for row in rows[:LISTED]]

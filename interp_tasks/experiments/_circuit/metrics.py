@@ -49,10 +49,11 @@ def metrics_of(subject: Subject, search: Search) -> tuple[str | None, str | None
 
 
 def has_gradient(value: Metric) -> bool:
+    """Tells whether a metric can rank: effects are estimated from its gradient."""
     return bool((value[0] if isinstance(value, tuple) else value).requires_grad)
 
 
-def only(task: Task | None, name: str) -> Callable[[Any, Any], dict[str, Metric]]:
+def single_metric(task: Task | None, name: str) -> Callable[[Any, Any], dict[str, Metric]]:
     """Returns one metric of a task, as ``circuits`` takes it."""
     assert task is not None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments._circuit.settings import Search, by_of
+from interp_tasks.experiments._circuit.settings import Search, ranked_by
 
 if TYPE_CHECKING:
     import pandas
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: What rows are about: the circuit, the first so many of the ranking, or one member by its name.
 CIRCUIT, TOP = "circuit", "top "
+#: And a ranking as a whole.
+CURVE = "curve"
 #: Metrics of the circuit's row, and of curves.
 SIZE, FAITHFULNESS = "size", "faithfulness"
 ON_FINDING_HALF, LARGEST_RANDOM = "faithfulness, finding half", "faithfulness, best of random"
@@ -24,8 +26,8 @@ MEASURED_BY = "exact"
 
 
 def ends_rows(ends: pandas.Series, total: int, search: Search) -> list[dict[str, Any]]:
-    """Returns the rows of a checkpoint: how its clean and source run differ; without a circuit no more."""
-    about = {"variant": CIRCUIT, "intervention": named(search), "n": int(ends["n"]), "engine": "naive"}
+    """Returns how clean and source run differ: all the rows of a checkpoint that has no circuit."""
+    about = {"variant": CIRCUIT, "intervention": how_found(search), "n": int(ends["n"]), "engine": "naive"}
     nothing = float("nan")
     return [
         {**about, "metric": SIZE, "value": nothing, "baseline": float(total)},
@@ -40,7 +42,8 @@ def ends_rows(ends: pandas.Series, total: int, search: Search) -> list[dict[str,
     ]
 
 
-def named(search: Search) -> str:
+def how_found(search: Search) -> str:
+    """Returns the method that found a circuit; of one that was given, that."""
     return "given" if search.keep is not None else search.method
 
 
@@ -102,7 +105,7 @@ def curve_rows(curve: Curve, search: Search) -> list[dict[str, Any]]:
     for area in AREAS:
         rows.append(
             {
-                "variant": "curve",
+                "variant": CURVE,
                 "intervention": search.method,
                 "n": int(curve.settings["n"]),
                 "metric": area,
@@ -126,7 +129,7 @@ def member_rows(circuit: Circuit, screened: Any, search: Search) -> list[dict[st
     by_name = dict(zip(screened.ranking(), screened.frame.to_dict("records"), strict=True))
     make = circuits.edges if circuit.kind == "edges" else circuits.nodes
     rows = []
-    for name in screened.ranking(by=by_of(search.method))[: len(circuit)]:
+    for name in screened.ranking(by=ranked_by(search.method))[: len(circuit)]:
         row = by_name[name]
         measured = bool(pandas.notna(row["effect"]))
         of = "effect" if measured else "estimate"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments._circuit.halves import Half, halves
-from interp_tasks.experiments._circuit.metrics import metrics_of, only
+from interp_tasks.experiments._circuit.metrics import metrics_of, single_metric
 from interp_tasks.experiments._circuit.rows import (
     CIRCUIT,
     RANDOM,
@@ -18,7 +18,7 @@ from interp_tasks.experiments._circuit.rows import (
     ends_rows,
     member_rows,
 )
-from interp_tasks.experiments._circuit.settings import Search, by_of
+from interp_tasks.experiments._circuit.settings import Search, ranked_by
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def gap_in_table() -> Iterator[None]:
 
 
 @gap_in_table()
-def found_in(
+def find_circuit(
     subject: Subject, search: Search, report_stage: Callable[[str], None] | None = None
 ) -> FoundCircuit:
     """Finds the smallest circuit on the first half of a subject's examples and tests it on the second.
@@ -82,7 +82,7 @@ def found_in(
     begin = report_stage or (lambda _: None)
     finding, testing = halves(subject, search.source)
     metric, rank_by = metrics_of(subject, search)
-    test, rank = (None if name is None else only(subject.task, name) for name in (metric, rank_by))
+    test, rank = (None if name is None else single_metric(subject.task, name) for name in (metric, rank_by))
     empty = circuits.nodes([], subject.model)
     controls: dict[str, Any] = {"subsets": 0, "greedy": 0, "minimality": False, "seed": subject.seed}
 
@@ -118,7 +118,7 @@ def found_in(
             return float(frame.set_index("size")["faithfulness"][size])
 
         size, on_finding_half = smallest(on_finding, len(ranking), search.faithfulness)
-        circuit = screened.top(size, by=by_of(search.method))
+        circuit = screened.top(size, by=ranked_by(search.method))
         if search.curve:
             begin("curve")
             rng = np.random.default_rng([subject.seed, 5])
@@ -173,7 +173,7 @@ def ranked(subject: Subject, half: Half, metric: Any, search: Search) -> tuple[A
         options["budget"] = search.budget
     screen = patch.edges if search.kind == "edges" else patch.screen
     screened = screen(subject.model, half.base, half.source, metric, **options)
-    return screened, screened.ranking(by=by_of(search.method))
+    return screened, screened.ranking(by=ranked_by(search.method))
 
 
 def candidates(model: Any, kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a search for circuits is asked for, and what of it is refused before any model is loaded."""
+"""Says what a search for circuits is asked for, and refuses what shows before a model is loaded."""
 
 from __future__ import annotations
 
@@ -90,12 +90,13 @@ class Search:
         return {**{name: value for name, value in vars(self).items() if name != "keep"}, "keep": keep}
 
 
-def by_of(method: str) -> str:
+def ranked_by(method: str) -> str:
     """Returns the size that a method ranks by: the exact effect, where measured, or the estimate."""
     return {"exact": "effect", "verified": "best"}.get(method, "estimate")
 
 
 def refused_metric(option: str, name: str, known: Sequence[str]) -> UserError:
+    """Returns the error for a metric that a task does not have."""
     error = unknown(option, name, known, "metrics")
     # One metric at a time: there is no "all" here.
     return UserError(str(error).removesuffix("; or write all"))

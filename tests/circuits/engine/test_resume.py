@@ -1,6 +1,8 @@
 """Resumed runs against one full forward per variant with plain hooks, which is their oracle."""
 
+import gc
 import itertools
+import weakref
 from collections import Counter
 
 import pytest
@@ -22,7 +24,7 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.engine import memory
+from circuits.engine import memory, resume
 from circuits.engine.stacks import stacked
 from circuits.interventions.apply import planned
 from circuits.model.surface import Surface
@@ -571,6 +573,28 @@ def test_a_hook_that_never_fires_is_an_error_as_with_plain_hooks(make_model, hoo
     given = {str(n): edit("blocks.2.attn.hook_result", lambda x: x) for n in range(20)}
     with pytest.raises(CircuitsError, match="hook_result never fired"):
         sweep(model, tokens, given, metric=total, engine=engine, **FEW)
+
+
+def test_the_passes_of_senders_are_gone_as_they_end(make_model, hooked_only, monkeypatch):
+    """Activations that only a collection of cycles would free add up, as the collector counts no bytes."""
+    model = make_model(0, hooked_only, **LLAMA)
+    generator = torch.Generator().manual_seed(4)
+    tokens, source = (torch.randint(0, 11, (4, 6), generator=generator) for _ in range(2))
+    given = {f"0.{head} -> output": patch.path(f"0.{head}", "output", source) for head in range(4)}
+    collecting, calls = resume.collecting, []
+
+    def noting(surface, senders, groups, call):
+        calls.append(weakref.ref(call))
+        return collecting(surface, senders, groups, call)
+
+    monkeypatch.setattr(resume, "collecting", noting)
+    gc.disable()
+    try:
+        sweep(model, tokens, given, metric=total, engine="resumed", **FEW)
+        assert calls
+        assert not any(call() for call in calls)
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_left_on_the_model(make_model, hooked_only, tokens):

@@ -8,7 +8,7 @@ import torch
 import transformer_lens
 
 from circuits import CircuitsError, Site, ablate, edit, intervene, run
-from circuits.model.bridges import huggingface, kinds, qualification, small_models
+from circuits.model.bridges import choice, compared_sites, huggingface, qualification
 from circuits.model.bridges.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
@@ -112,7 +112,7 @@ def test_every_row_is_tested_and_every_version_proved(hf_model):
 @pytest.fixture
 def other_version(monkeypatch, first_use):
     """Nothing in the table was proved with what is installed."""
-    for module in (kinds, qualification):
+    for module in (choice, qualification):
         monkeypatch.setattr(module, "unproved_version", lambda: "transformers 9.0")
 
 
@@ -285,7 +285,7 @@ def test_other_settings_and_versions_are_checked_once(hf_model, monkeypatch):
     processed = hf_model("gpt2", "processed", scale_attn_by_inverse_layer_idx=True)
     assert {site for site, _ in places(processed)} == set(KINDS)
     assert len(checks) == 2
-    monkeypatch.setattr(kinds, "unproved_version", lambda: "transformers 9.0")
+    monkeypatch.setattr(choice, "unproved_version", lambda: "transformers 9.0")
     assert {site for site, _ in places(hf_model("llama"))} == row(hf_model("llama")).sites
     assert len(checks) == 3
 
@@ -316,13 +316,13 @@ def test_embeddings_of_another_width_are_no_site(hf_model, first_use):
 
 def test_the_check_on_first_use_multiplies_pattern_and_v(hf_model, first_use, monkeypatch):
     """Where attention is left to the wrapped module, both models are met at one softmax, so that z must follow too."""
-    read = small_models.BridgeSites.read
+    read = compared_sites.BridgeSites.read
 
     def other(self, tokens, places, write=None):
         seen = read(self, tokens, places, write)
         return {place: 1.1 * x if write and place[0] == "z" else x for place, x in seen.items()}
 
-    monkeypatch.setattr(small_models.BridgeSites, "read", other)
+    monkeypatch.setattr(compared_sites.BridgeSites, "read", other)
     assert found_anew(hf_model("gptj")) == row(hf_model("gptj")).sites - {"scores", "pattern"}
 
 

@@ -1,4 +1,5 @@
-"""Reads and writes the sites of a small bridge, and, by hooks of torch alone, those of the Hugging Face model in it.
+"""Reads and writes the same sites on a small bridge, and, by hooks of torch alone, on the Hugging Face model that it is
+around a copy of.
 
 `qualification` compares the two: what holds the same and does the same in both is what the model computes there.
 """
@@ -24,7 +25,7 @@ class BridgeSites:
     """The small bridge, hooked as `circuits` hooks one at the sites of a row."""
 
     def __init__(self, bridge: Any, row: Family, read_out: Callable[[Tensor], Tensor] = torch.clone) -> None:
-        self.bridge, self._read_out = bridge, read_out
+        self._bridge, self._read_out = bridge, read_out
         self._hooks = {name: hook for name, hook in bridge.hook_dict.items() if isinstance(hook, nn.Module)}
         self._hooked = HuggingFaceBridge(bridge, self._hooks, bridge.original_model, row)
 
@@ -35,7 +36,7 @@ class BridgeSites:
             if site is not None:
                 hook = KINDS[site].hook.format(layer)
                 stack.callback(self._hooked.on_forward(hook, _shift(noise)).remove)
-            return self._read_out(self.bridge(tokens))
+            return self._read_out(self._bridge(tokens))
 
     def read(
         self,
@@ -54,7 +55,7 @@ class BridgeSites:
                 hook = KINDS[place[0]].hook.format(place[1])
                 if hook in self._hooks:
                     stack.callback(self._hooked.on_forward(hook, _keep(seen, place)).remove)
-            self.bridge(tokens)
+            self._bridge(tokens)
         return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
 
 
@@ -69,14 +70,13 @@ def _keep(seen: dict[Any, Tensor], key: Any) -> Function:
     return keep
 
 
-class ModelSites:
+class HuggingFaceSites:
     """The small Hugging Face model, hooked by torch at its own modules, which the bridge's names lead to."""
 
     def __init__(
         self,
         plain: nn.Module,
         bridge: Any,
-        parallel: bool,
         places: Mapping[str, str] = MappingProxyType({}),
         read_out: Callable[[Tensor], Tensor] = torch.clone,
     ) -> None:
@@ -84,7 +84,7 @@ class ModelSites:
         Args:
             places: hook points by site, as in `Family`.
         """
-        self._plain, self._bridge, self._parallel = plain, bridge, parallel
+        self._plain, self._bridge = plain, bridge
         self._places, self._read_out = places, read_out
         config: Any = plain.config
         self._heads = config.num_attention_heads
