@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -388,8 +389,10 @@ def refusals(done: Sequence[Done]) -> list[str]:
     names: dict[str, list[str]] = {}
     for one in done:
         if one.result is None and one.job.refs():
-            # What each of them has instead is its own.
-            reason = one.reason.partition(": the nearest are")[0].removeprefix(f"{one.job.on[0].base} ")
+            # What each of them has instead, and where its drop lies, is its own.
+            reason = re.split(r": the nearest are| \(steps ", one.reason)[0].removeprefix(
+                f"{one.job.on[0].base} "
+            )
             names.setdefault(reason, []).append(one.job.name)
     return [f"{', '.join(runs)}: {reason}" for reason, runs in names.items()]
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 from dataclasses import replace
 
 import pandas
@@ -19,7 +20,7 @@ from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.reproduction import reproduce, train_missing
 from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
-from interp_tasks.reproduction.reproduction import about, corrected
+from interp_tasks.reproduction.reproduction import about, corrected, refusals
 from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import Job, figure_of, jobs_of, longest_first, lots_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
@@ -428,6 +429,28 @@ def test_a_claim_is_about_a_missing_run_by_the_name_that_its_table_has(seeds, na
     assert about(claim(where={"run": named}), [missing])
     assert not about(claim(where={"run": "c"}), [missing])
     assert not about(claim(where={"run": "b/seed-7"}), [missing])
+
+
+def test_runs_that_lack_the_same_are_named_once():
+    """Whatever else each of them has, and wherever its drop lies."""
+    reasons = [
+        "zoo:a has no checkpoint before its drop (steps 5 to 9, at 5)",
+        "zoo:b has no checkpoint before its drop (steps 6 to 8, at 6)",
+        "zoo:c has no checkpoint at step 4: the nearest are 1 and 8 (of 2)",
+        "zoo:d has no checkpoint at step 4: the nearest are 2 and 9 (of 2)",
+    ]
+    done = [
+        SimpleNamespace(
+            result=None,
+            reason=reason,
+            job=SimpleNamespace(name=name, refs=lambda: ["x"], on=[SimpleNamespace(base=f"zoo:{name}")]),
+        )
+        for name, reason in zip("abcd", reasons, strict=True)
+    ]
+    assert refusals(done) == [
+        "a, b: has no checkpoint before its drop",
+        "c, d: has no checkpoint at step 4",
+    ]
 
 
 def test_a_paper_on_one_run_of_two(runs):
