@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import sys
-from types import SimpleNamespace
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas
 import pytest
