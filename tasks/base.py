@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from tasks.devices import constant, moved
 from tasks.errors import TaskError
 from tasks.hooked import ModelSizes, build_hooked_transformer
 from tasks.settings import ModelSettings
@@ -62,9 +63,9 @@ class Batch:
     def to(self, device: str | torch.device) -> Batch:
         return replace(
             self,
-            tokens=self.tokens.to(device),
-            targets=self.targets.to(device),
-            extras={name: value.to(device) for name, value in self.extras.items()},
+            tokens=moved(self.tokens, device),
+            targets=moved(self.targets, device),
+            extras={name: moved(value, device) for name, value in self.extras.items()},
         )
 
 
@@ -178,6 +179,9 @@ class Task(BaseModel, ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {"cpu": {}}
     #: Steps at which the paper analyses its own model; a run always stores those it reaches.
     published_steps: ClassVar[tuple[int, ...]] = ()
+    #: Whether ``loss`` is operations on tensors alone, the same for every batch: an update on a CUDA device is then
+    #: recorded once and repeated. A loss that draws numbers or decides by values leaves it out.
+    capturable: ClassVar[bool] = False
     drop_metric: ClassVar[DropMetric] = DropMetric("loss", "down")
     #: Steps of the paper's marks (pre, onset, end, post) in a run of its own scale; they replace the detected ones.
     published_marks: ClassVar[Mapping[str, int]] = {}
@@ -292,7 +296,7 @@ class Task(BaseModel, ABC):
         """Returns the output at ``read_positions``, from an output at all positions or at those alone."""
         if output.shape[1] == len(self.read_positions):
             return output
-        return output[:, list(self.read_positions)]
+        return output[:, constant(self.read_positions, torch.long, output.device)]
 
     def build_model(self, seed: int = 0, settings: ModelSettings | None = None) -> HookedTransformer:
         """Builds a fresh ``HookedTransformer`` on the CPU, a function of the seed alone.

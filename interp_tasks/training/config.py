@@ -46,7 +46,8 @@ class TrainConfig(BaseModel):
         grokfast_start: of ``"ema"``: h before the first step, the first gradient (their code) or zero (MIIII's code).
         dropout: rate, applied to the residual stream after each addition to it (MIIII, code).
         dropout_masks: one mask for each sample, or one shared by the whole batch (MIIII, code).
-        precision: ``"bf16"`` runs the forward and backward products in bfloat16 (autocast), weights stay float32.
+        precision: ``"bf16"`` runs the forward and backward products in bfloat16 (autocast), weights stay float32;
+            ``"tf32"`` rounds the factors of float32 products to 11 significant bits (a CUDA device alone).
         start_from: a REF of one checkpoint to take weights from.
         start_parts: the parts taken from there, the others are drawn from the seed; none named: those that do not
             train, or all where all do.
@@ -88,7 +89,7 @@ class TrainConfig(BaseModel):
     grokfast_window: int = Field(100, ge=1)
     dropout: float = Field(0.0, ge=0, lt=1)
     dropout_masks: Literal["per-sample", "shared"] = "per-sample"
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
     start_from: str | None = Field(None, min_length=1)
     start_parts: tuple[Part, ...] = ()
     train_parts: tuple[Part, ...] = ()

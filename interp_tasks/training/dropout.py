@@ -6,14 +6,15 @@ the fused and the hooked forward drop the same entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tasks.devices import constant
 from tasks.seeds import generator
 
 Place = Literal["resid_mid", "resid_post"]
@@ -45,10 +46,21 @@ class Dropout:
         positions: Sequence[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """Applies this step's mask to ``resid`` (at ``positions``, if only some are computed)."""
-        kept = self.kept(len(resid), resid.shape[-1], layer, place)
+        kept = self.kept(len(resid), resid.shape[-1], layer, place).to(resid.device, resid.dtype)
         if positions is not None:
-            kept = kept[:, list(positions)]
-        return resid * kept.to(resid.device, resid.dtype) / (1 - self.rate)
+            kept = kept[:, constant(tuple(positions), torch.long, resid.device)]
+        return resid * kept / (1 - self.rate)
+
+    def drawn_for(
+        self, examples: int, layers: int, attn_only: bool, d_model: int
+    ) -> dict[str, Bool[Tensor, "rows pos d_model"]]:
+        """Returns the entries that stay at every place of a model, by ``layer.place``."""
+        places: tuple[Place, ...] = ("resid_post",) if attn_only else ("resid_mid", "resid_post")
+        return {
+            f"{layer}.{place}": self.kept(examples, d_model, layer, place)
+            for layer in range(layers)
+            for place in places
+        }
 
     def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
         """Returns the entries that stay, on the CPU; of a shared mask one row."""
@@ -57,3 +69,13 @@ class Dropout:
         rows = 1 if self.masks == "shared" else whole
         kept = torch.rand(rows, self.positions, d_model, generator=random_stream) >= self.rate
         return kept if self.masks == "shared" else kept[first:last]
+
+
+@dataclass(frozen=True)
+class DrawnMasks(Dropout):
+    """Dropout masks drawn in advance, by ``layer.place``, because a mapped or a captured function cannot draw."""
+
+    drawn: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
+        return self.drawn[f"{layer}.{place}"]

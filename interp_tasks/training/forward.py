@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp_tasks.training.dropout import Dropout
+from tasks.devices import constant
 from tasks.hooked import is_post_norm
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ class FusedForward:
     ) -> Float[Tensor, "batch read d_out"]:
         """Returns the output at the positions that are read; in the last layer only those are computed."""
         n_pos = tokens.shape[1]
-        positions = [position for position in self.read_positions if position < n_pos]
-        read = None if positions == list(range(n_pos)) else positions
+        positions = tuple(position for position in self.read_positions if position < n_pos)
+        read = None if positions == tuple(range(n_pos)) else positions
         last = self.cfg.n_layers - 1
         look_up = 2 * self.cfg.d_vocab < len(tokens)
         resid = self._embed(tokens)
@@ -116,7 +117,7 @@ class FusedForward:
             else:
                 q, k, v = self._qkv(layer, resid, rows)
             if rows is not None:
-                resid = resid[:, rows]
+                resid = resid[:, _index(rows, resid.device)]
             resid = resid + self._attend(layer, q, k, v, rows)
             if self.cfg.attn_only:
                 resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
@@ -166,13 +167,13 @@ class FusedForward:
         packed = self._linear(x, weight, bias)
         return list(packed.chunk(len(kinds), dim=-1))
 
-    def _qkv(self, layer: int, resid: Tensor, rows: list[int] | None) -> list[Tensor]:
+    def _qkv(self, layer: int, resid: Tensor, rows: tuple[int, ...] | None) -> list[Tensor]:
         x = self._before(f"blocks.{layer}.ln1", resid)
         if rows is None:
             return self._project(layer, "QKV", x)
-        return [*self._project(layer, "Q", x[:, rows]), *self._project(layer, "KV", x)]
+        return [*self._project(layer, "Q", x[:, _index(rows, x.device)]), *self._project(layer, "KV", x)]
 
-    def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: list[int] | None) -> list[Tensor]:
+    def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: tuple[int, ...] | None) -> list[Tensor]:
         """Returns q, k and v of the first layer, looked up in a table of every token at every position."""
         n_pos = tokens.shape[1]
         table = self.parameters["pos_embed.W_pos"][:n_pos, None] + self.parameters["embed.W_E"]
@@ -184,12 +185,13 @@ class FusedForward:
             return list(packed.chunk(3, dim=-1))
         weight, bias = self._projection(0, "KV")
         packed = F.embedding(index, self._linear(table, weight, bias).flatten(0, 1))
-        [q_table] = self._project(0, "Q", table[rows])
+        read = _index(rows, tokens.device)
+        [q_table] = self._project(0, "Q", table[read])
         offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
-        q = F.embedding(tokens[:, rows] + offsets, q_table.flatten(0, 1))
+        q = F.embedding(tokens[:, read] + offsets, q_table.flatten(0, 1))
         return [q, *packed.chunk(2, dim=-1)]
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: list[int] | None) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None) -> Tensor:
         scale = 1 / float(self.cfg.attn_scale)
         q, k, v = (rearrange(x, "b p (head d) -> b head p d", head=self.cfg.n_heads) for x in (q, k, v))
         visible = self._visible(k.shape[2], rows, k.device)
@@ -212,13 +214,13 @@ class FusedForward:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
 
     def _visible(
-        self, n_pos: int, rows: list[int] | None, device: torch.device
+        self, n_pos: int, rows: tuple[int, ...] | None, device: torch.device
     ) -> Bool[Tensor, "query key"] | None:
         """Returns the mask of the keys that each computed query sees; ``None`` if all see all."""
         if self.cfg.attention_dir == "bidirectional" or (rows is not None and min(rows) == n_pos - 1):
             return None
         positions = torch.arange(n_pos, device=device)
-        queries = positions if rows is None else positions[rows]
+        queries = positions if rows is None else positions[_index(rows, device)]
         return positions <= queries[:, None]
 
     def _mlp(self, layer: int, resid: Tensor) -> Tensor:
@@ -226,6 +228,10 @@ class FusedForward:
         x = self._before(f"blocks.{layer}.ln2", resid)
         hidden = ACTIVATIONS[self.cfg.act_fn](self._affine(x, f"{prefix}W_in", f"{prefix}b_in"))
         return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
+
+
+def _index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
+    return constant(rows, torch.long, device)
 
 
 def attend_from_one(

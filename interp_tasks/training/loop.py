@@ -12,13 +12,14 @@ from torch import Tensor
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, Stopped
+from interp_tasks.training.captured import CapturedUpdate, why_not_captured
 from interp_tasks.training.clock import Clock
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.distributed import Follower, Processes
 from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
-from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.optimizer import GradientWatcher, Updater
 from tasks.base import Batch, Task, pool, pool_parts
 from tasks.seeds import derive_seed
 
@@ -59,7 +60,13 @@ class Loop:
         )
         self.forward_reason = reason
         self.forward = self.processes.forward(self.forward, model)
-        self.updater = Updater(model, config)
+        kind = "shared" if self.processes.several else self.forward.kind
+        self.eager_reason = why_not_captured(device, task, config, kind)
+        self.captured: CapturedUpdate | None = None
+        if self.eager_reason is None:
+            sizes = model.cfg
+            self.captured = CapturedUpdate(self.compute, sizes.n_layers, sizes.attn_only, sizes.d_model)
+        self.updater = Updater(model, config, captured=self.captured is not None)
         # They measure the whole model, which every process has.
         seen_by_one = [*observers, *self._observer_of_activations()]
         self.observers = seen_by_one if self.processes.leads else []
@@ -70,6 +77,10 @@ class Loop:
         """Returns the loop's record in ``run.json``."""
         return {
             "forward": {"kind": self.forward.kind, "reason": self.forward_reason},
+            "updates": {
+                "kind": "eager" if self.captured is None else "captured",
+                "reason": self.eager_reason,
+            },
             "stacked": None,
             "processes": self.processes.described(),
             "validation_examples": {name: len(batch) for name, (_, batch) in self.validation.items()},
@@ -111,6 +122,17 @@ class Loop:
         batch = self.batch(step)
         dropout = self.dropout(step, batch.tokens.shape[1])
         self.model.train()
+        self.updater.set_rate(step)
+        every = self.config.gradient_norms_every
+        if every and (step + 1) % every == 0:
+            norms = GradientNorms()
+            self.compute(batch, dropout, norms)
+            return {"gradient_norm": norms.line}
+        (self.captured or self.compute)(batch, dropout)
+        return {}
+
+    def compute(self, batch: Batch, dropout: Dropout | None, watch: GradientWatcher | None = None) -> None:
+        """Makes one update at the learning rate that is set, from a batch."""
         with self.autocast():
             output = self.forward(batch.tokens, dropout)
         loss = self.task.loss(output.float() if output.dtype == torch.bfloat16 else output, batch)
@@ -119,15 +141,7 @@ class Loop:
             loss = loss + self.config.l1 * sum(each.abs().sum() for each in self.updater.parameters.values())
         with self.processes.losses():
             loss.backward()
-        line: dict[str, Any] = {}
-        every = self.config.gradient_norms_every
-        if every and (step + 1) % every == 0:
-            norms = GradientNorms()
-            self.updater.update(step, norms)
-            line["gradient_norm"] = norms.line
-        else:
-            self.updater.update(step)
-        return line
+        self.updater.apply(watch)
 
     def logs(self, step: int) -> bool:
         """Returns whether metrics are due after ``step`` updates."""
@@ -204,7 +218,7 @@ class Loop:
         return Dropout(config.dropout, config.dropout_masks, positions, config.seed, step)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.precision == "float32":
+        if self.config.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
 

@@ -16,13 +16,18 @@ RANDOM = "random/torch"
 GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
 
-def optimizer_of(parameters: Sequence[Tensor], config: TrainConfig) -> torch.optim.Optimizer:
-    """Returns the optimiser that a config asks for."""
+def optimizer_of(
+    parameters: Sequence[Tensor], config: TrainConfig, *, captured: bool = False
+) -> torch.optim.Optimizer:
+    """Returns the optimiser that a config asks for; where its steps are captured, the learning rate is a tensor."""
     shared: dict[str, Any] = {
         "lr": config.learning_rate,
         "weight_decay": config.weight_decay,
         "fused": True,
     }
+    if captured:
+        shared["lr"] = torch.tensor(config.learning_rate, device=parameters[0].device)
+        shared["capturable"] = True
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=config.momentum, **shared)
     adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
@@ -48,14 +53,33 @@ class Parameters(Protocol):
 class Updater:
     """Grokfast filter, clipping, learning rate and optimiser over a model's trainable parameters."""
 
-    def __init__(self, model: Parameters, config: TrainConfig) -> None:
+    def __init__(self, model: Parameters, config: TrainConfig, *, captured: bool = False) -> None:
+        """Makes the optimiser.
+
+        Args:
+            captured: updates will be recorded as a CUDA graph.
+        """
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer = optimizer_of(list(self.parameters.values()), config)
+        self.optimizer = optimizer_of(list(self.parameters.values()), config, captured=captured)
         self.filter = filter_of(config)
 
     def update(self, step: int, watch: GradientWatcher | None = None) -> None:
         """Makes update number ``step`` from the gradients in ``.grad``, and clears them."""
+        self.set_rate(step)
+        self.apply(watch)
+
+    def set_rate(self, step: int) -> None:
+        """Sets the learning rate of update number ``step``."""
+        rate = self.config.learning_rate_at(step)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def apply(self, watch: GradientWatcher | None = None) -> None:
+        """Makes an update at the rate that is set, from the gradients in ``.grad``, and clears them."""
         if watch:
             watch("raw", self._gradients())
         if self.filter is not None:
@@ -64,8 +88,6 @@ class Updater:
                 watch("filtered", self._gradients())
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate_at(step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -27,6 +27,7 @@ from interp_tasks.training.optimizer import RANDOM
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
 from interp_tasks.training.trainer import (
+    check_precision,
     open_run_folder,
     prepare_model,
     reproducible,
@@ -87,6 +88,7 @@ def train_stacked(
         raise UserError(
             "stacked seeds train in one process: leave out torchrun, or train them one after another"
         )
+    check_precision(config, device)
     seeds = checked_seeds(seeds)
     if task.parts():
         raise UserError(VARIOUS.format(task.name))

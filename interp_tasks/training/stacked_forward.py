@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp_tasks.training.dropout import Dropout, Place
+from interp_tasks.training.dropout import DrawnMasks, Dropout
 from interp_tasks.training.forward import FusedForward
+from tasks.devices import moved
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -66,26 +66,11 @@ class StackedForward:
 
     def _masks(self, dropouts: Sequence[Dropout], examples: int, device: torch.device) -> Masks:
         cfg = self.one.cfg
-        places: list[Place] = ["resid_post"] if cfg.attn_only else ["resid_mid", "resid_post"]
-        if not dropouts:
-            return {}
-        return {
-            f"{layer}.{place}": torch.stack(
-                [dropout.kept(examples, cfg.d_model, layer, place) for dropout in dropouts]
-            ).to(device)
-            for layer in range(cfg.n_layers)
-            for place in places
-        }
-
-
-@dataclass(frozen=True)
-class DrawnMasks(Dropout):
-    """Dropout masks drawn in advance, because a mapped function cannot draw for each seed."""
-
-    drawn: Masks = field(default_factory=dict)
-
-    def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
-        return self.drawn[f"{layer}.{place}"]
+        drawn = [
+            dropout.drawn_for(examples, cfg.n_layers, cfg.attn_only, cfg.d_model) for dropout in dropouts
+        ]
+        places = drawn[0] if drawn else {}
+        return {place: moved(torch.stack([masks[place] for masks in drawn]), device) for place in places}
 
 
 class MappedForward(FusedForward):

@@ -88,6 +88,7 @@ def train(
     launch = launched()
     device = launch.device(device)
     check_device_exists(device)
+    check_precision(config, device)
     processes = join(launch, device)
     config = share_thread_count(config, out, processes)
     model, described = prepare_model(task, settings, config, device, model)
@@ -232,6 +233,18 @@ def check_device_exists(device: str) -> None:
         raise UserError(f"device {device!r} is not available: torch sees no CUDA GPU; use --device cpu")
 
 
+def check_precision(config: TrainConfig, device: str) -> None:
+    """Refuses a precision that a device has not.
+
+    Raises:
+        UserError: in one line.
+    """
+    if config.precision == "tf32" and torch.device(device).type != "cuda":
+        raise UserError(
+            f"train.precision=tf32 is for CUDA devices, not for {device}: use --device cuda or train.precision=float32"
+        )
+
+
 def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
     check_device_exists(device)
     if device != "cpu":
@@ -257,9 +270,12 @@ def reproducible(config: TrainConfig) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic or deterministic)
     torch.manual_seed(derive_seed(config.seed, "global"))
+    products = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
     try:
         yield
     finally:
+        torch.backends.cuda.matmul.allow_tf32 = products
         torch.set_num_threads(threads)
         torch.set_flush_denormal(flushed)
         torch.set_rng_state(random_state)

@@ -52,6 +52,7 @@ class AutoregressiveCompletion(Matrices):
     presets = built_in_presets("matrix-completion-autoregressive")
     published_steps: ClassVar[tuple[int, ...]] = (200, 600)
     drop_metric: ClassVar[DropMetric] = DropMetric("accuracy_observed", "up")
+    capturable: ClassVar[bool] = True
 
     grid_max: float = Field(2.0, gt=0)
     loss_on: Literal["sequence", "answer"] = "sequence"
@@ -93,7 +94,7 @@ class AutoregressiveCompletion(Matrices):
 
     def loss(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> Float[Tensor, ""]:
         """Returns the mean cross-entropy of the next token over the positions that ``loss_on`` names, in nats."""
-        targets = batch.targets[:, list(self.read_positions)]
+        targets = self.read(batch.targets)
         return F.cross_entropy(self.read(output).flatten(0, 1), targets.flatten())
 
     def metrics(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> dict[str, Metric]:

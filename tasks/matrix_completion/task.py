@@ -60,6 +60,7 @@ class MatrixCompletion(Matrices):
     published_steps: ClassVar[tuple[int, ...]] = (1000, 4000, 10000, 14000, 16000, 20000, 50000)
     drop_metric: ClassVar[DropMetric] = DropMetric("mse_masked", "down")
     published_marks: ClassVar[Mapping[str, int]] = {"pre": 4000}
+    capturable: ClassVar[bool] = True
 
     @property
     def sequence_length(self) -> int:
@@ -247,7 +248,9 @@ def freeze_mask_embedding(model: HookedTransformer) -> None:
 
 
 def _without_mask_row(gradient: Tensor) -> Tensor:
-    return gradient.index_fill(0, torch.tensor([MASK_ID], device=gradient.device), 0.0)
+    changed = gradient.clone()
+    changed[MASK_ID].zero_()
+    return changed
 
 
 def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:

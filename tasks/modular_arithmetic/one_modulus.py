@@ -23,6 +23,8 @@ class OneModulus(ModularTask):
         operator_token: a token between the operands, [a, op, b, '='], op = p + 1 (Lee et al.'s code).
     """
 
+    capturable: ClassVar[bool] = True
+
     equals_class: bool = False
     operator_token: bool = False
 

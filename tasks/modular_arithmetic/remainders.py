@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tasks.base import Batch, DropMetric, GridAxis, Metric, ModularAnswer
 from tasks.catalog import built_in_presets
+from tasks.devices import constant
 from tasks.modular_arithmetic.table import (
     ArithmeticModelSettings,
     ModularTask,
@@ -51,6 +52,7 @@ class Miiii(ModularTask):
     # Primes generalise in groups. The mean accuracy rises by the group's share, too little for a threshold on accuracy;
     # the mean loss falls by a large part of what remains.
     drop_metric: ClassVar[DropMetric] = DropMetric("loss", "down")
+    capturable: ClassVar[bool] = True
 
     primes: tuple[int, ...] | None = None
     digits: Literal["low-first", "high-first"] = "low-first"
@@ -138,7 +140,7 @@ class Miiii(ModularTask):
     def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
         """Returns the mean over all primes (masked ones count in the denominator) of CE_q / ln q; float64."""
         losses = self._cross_entropies(output, batch).mean(0)
-        return losses @ losses.new_tensor(self.loss_weights) / len(self.moduli)
+        return losses @ constant(self.loss_weights, losses.dtype, losses.device) / len(self.moduli)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
