@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from interp_tasks.training.dropout import DrawnMasks, Dropout
 from tasks.base import Batch, Task
+from tasks.devices import moved
 
 if TYPE_CHECKING:
     from interp_tasks.training.config import TrainConfig
 
-#: An update on a batch, with this step's dropout.
-Compute = Callable[[Batch, Dropout | None], None]
 #: From an update without arguments to one that repeats its operations on the same memory.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 #: Updates before the capture: the optimiser's state and the libraries' workspaces are made in them.
@@ -56,50 +54,30 @@ def cuda_graph(update: Callable[[], None]) -> Callable[[], None]:
 
 
 class CapturedUpdate:
-    """Makes updates by ``compute`` at first, then by replaying what it did, for every shape of batch by itself.
+    """Makes updates by ``compute`` at first, then by replaying what it did, for every shape of inputs by itself.
 
     Args:
-        layers: of the model, and whether they are attention alone: where dropout masks are applied.
+        compute: an update from all tensors that differ between updates, by name.
         capture: how; another in tests, where there is no CUDA device.
     """
 
     def __init__(
-        self, compute: Compute, layers: int, attn_only: bool, d_model: int, capture: Capture = cuda_graph
+        self, compute: Callable[[Mapping[str, Tensor]], None], capture: Capture = cuda_graph
     ) -> None:
         self.compute, self.capture = compute, capture
-        self.layers, self.attn_only, self.d_model = layers, attn_only, d_model
         self.captured: dict[tuple[object, ...], Captured] = {}
         self.seen: dict[tuple[object, ...], int] = {}
 
-    def __call__(self, batch: Batch, dropout: Dropout | None) -> None:
-        inputs = self._inputs(batch, dropout)
+    def __call__(self, inputs: Mapping[str, Tensor], device: torch.device) -> None:
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
         if shapes not in self.captured:
             self.seen[shapes] = self.seen.get(shapes, 0) + 1
             if self.seen[shapes] <= WARM_UP:
-                self.compute(batch, dropout)
+                self.compute(inputs)
                 return
-            self.captured[shapes] = self._capture(batch, dropout, inputs)
+            kept = {name: tensor.to(device, copy=True) for name, tensor in inputs.items()}
+            self.captured[shapes] = Captured(kept, self.capture(lambda: self.compute(kept)))
         self.captured[shapes](inputs)
-
-    def _inputs(self, batch: Batch, dropout: Dropout | None) -> dict[str, Tensor]:
-        """Returns all tensors that differ between updates, by name."""
-        inputs = {"tokens": batch.tokens, "targets": batch.targets}
-        inputs |= {f"extras/{name}": tensor for name, tensor in batch.extras.items()}
-        if dropout is not None:
-            drawn = dropout.drawn_for(len(batch), self.layers, self.attn_only, self.d_model)
-            inputs |= {f"masks/{place}": mask for place, mask in drawn.items()}
-        return inputs
-
-    def _capture(self, batch: Batch, dropout: Dropout | None, inputs: Mapping[str, Tensor]) -> Captured:
-        kept = {name: tensor.to(batch.tokens.device, copy=True) for name, tensor in inputs.items()}
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): each for name, each in kept.items() if name.startswith(prefix)}
-
-        same_batch = Batch(kept["tokens"], kept["targets"], part("extras/"))
-        same_dropout = dropout and DrawnMasks(**vars(dropout), drawn=part("masks/"))
-        return Captured(kept, self.capture(lambda: self.compute(same_batch, same_dropout)))
 
 
 @dataclass
@@ -111,9 +89,21 @@ class Captured:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> None:
         for name, tensor in inputs.items():
-            source = tensor.pin_memory() if self._crosses(name, tensor) else tensor
-            self.inputs[name].copy_(source, non_blocking=True)
+            self.inputs[name].copy_(moved(tensor, self.inputs[name].device))
         self.replay()
 
-    def _crosses(self, name: str, tensor: Tensor) -> bool:
-        return self.inputs[name].is_cuda and not tensor.is_cuda
+
+def packed(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of a batch and the masks of dropout by names that :func:`unpacked` undoes."""
+    inputs = {"tokens": batch.tokens, "targets": batch.targets}
+    inputs |= {f"extras/{name}": tensor for name, tensor in batch.extras.items()}
+    return inputs | {f"masks/{place}": mask for place, mask in masks.items()}
+
+
+def unpacked(inputs: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
+    """Returns the batch and the masks that :func:`packed` was given."""
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): each for name, each in inputs.items() if name.startswith(prefix)}
+
+    return Batch(inputs["tokens"], inputs["targets"], part("extras/")), part("masks/")

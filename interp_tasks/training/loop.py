@@ -12,11 +12,11 @@ from torch import Tensor
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, Stopped
-from interp_tasks.training.captured import CapturedUpdate, why_not_captured
+from interp_tasks.training.captured import CapturedUpdate, packed, unpacked, why_not_captured
 from interp_tasks.training.clock import Clock
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.distributed import Follower, Processes
-from interp_tasks.training.dropout import Dropout
+from interp_tasks.training.dropout import DrawnMasks, Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimizer import GradientWatcher, Updater
@@ -64,8 +64,7 @@ class Loop:
         self.eager_reason = why_not_captured(device, task, config, kind)
         self.captured: CapturedUpdate | None = None
         if self.eager_reason is None:
-            sizes = model.cfg
-            self.captured = CapturedUpdate(self.compute, sizes.n_layers, sizes.attn_only, sizes.d_model)
+            self.captured = CapturedUpdate(self.compute_from)
         self.updater = Updater(model, config, captured=self.captured is not None)
         # They measure the whole model, which every process has.
         seen_by_one = [*observers, *self._observer_of_activations()]
@@ -128,8 +127,23 @@ class Loop:
             norms = GradientNorms()
             self.compute(batch, dropout, norms)
             return {"gradient_norm": norms.line}
-        (self.captured or self.compute)(batch, dropout)
+        if self.captured is None:
+            self.compute(batch, dropout)
+        else:
+            self.captured(packed(batch, self.masks(dropout, len(batch))), batch.tokens.device)
         return {}
+
+    def masks(self, dropout: Dropout | None, examples: int) -> Mapping[str, Tensor]:
+        """Returns what stays of a step's residual streams, by ``layer.place``; empty without dropout."""
+        cfg = self.model.cfg
+        return dropout.drawn_for(examples, cfg.n_layers, cfg.attn_only, cfg.d_model) if dropout else {}
+
+    def compute_from(self, inputs: Mapping[str, Tensor]) -> None:
+        """Makes one update at the learning rate that is set, from tensors alone."""
+        batch, masks = unpacked(inputs)
+        # Of a step the masks are all that is read.
+        dropout = self.dropout(0, batch.tokens.shape[1])
+        self.compute(batch, dropout and DrawnMasks(**vars(dropout), drawn=masks))
 
     def compute(self, batch: Batch, dropout: Dropout | None, watch: GradientWatcher | None = None) -> None:
         """Makes one update at the learning rate that is set, from a batch."""

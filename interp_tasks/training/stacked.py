@@ -16,14 +16,16 @@ from interp_tasks.checkpoints.run_files import check_no_run, stored_steps
 from interp_tasks.checkpoints.run_folder import RunFolder, resumable
 from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, UserError
+from interp_tasks.training.captured import CapturedUpdate, packed, unpacked
 from interp_tasks.training.clock import Clock, free_memory
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.cost import state_bytes, weight_bytes
+from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, StepProgress, stopped
 from interp_tasks.training.observers import GradientNorms
-from interp_tasks.training.optimizer import RANDOM
+from interp_tasks.training.optimizer import RANDOM, GradientWatcher
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
 from interp_tasks.training.trainer import (
@@ -243,9 +245,11 @@ class Stack:
             # The whole split is the same for all.
             run.whole_split = runs[0].whole_split
         models = [run.model for run in runs]
-        parameters = StackedParameters(models)
+        parameters = self.parameters = StackedParameters(models)
         self.forward = StackedForward(models, self.task.read_positions, parameters.tensors)
-        self.updater = StackedUpdater(parameters, self.config)
+        # One of them says what holds for all.
+        self.captured = None if runs[0].eager_reason else CapturedUpdate(self._compute_from)
+        self.updater = StackedUpdater(parameters, self.config, captured=self.captured is not None)
         self.maps_loss = True
         self._check()
 
@@ -305,17 +309,17 @@ class Stack:
 
     def update(self, step: int) -> list[dict[str, Any]]:
         """Takes one step of all runs together, and returns what each logs."""
-        tensors = self._batch(step)
-        dropouts = [run.dropout(step, tensors[0].shape[-1]) for run in self.runs]
-        with self.runs[0].autocast():
-            outputs = self.forward(tensors[0], [each for each in dropouts if each is not None])
-        loss = self._losses(outputs, tensors).sum()
-        if self.config.l1:
-            loss = loss + self.config.l1 * sum(each.abs().sum() for each in self.updater.parameters.values())
-        loss.backward()
+        batch = Batch(*self._batch(step))
+        dropouts = self._dropouts(step, batch.tokens.shape[-1])
+        masks = self.forward.masks(dropouts, batch.tokens.shape[-2])
+        self.updater.set_rate(step)
         every = self.config.gradient_norms_every
         if not every or (step + 1) % every:
-            self.updater.update(step)
+            inputs = packed(batch, masks)
+            if self.captured is None:
+                self._compute_from(inputs)
+            else:
+                self.captured(inputs, batch.tokens.device)
             return [{} for _ in self.runs]
         norms = [GradientNorms() for _ in self.runs]
 
@@ -323,8 +327,24 @@ class Stack:
             for index, each in enumerate(norms):
                 each(stage, {name: gradient[index] for name, gradient in gradients.items()})
 
-        self.updater.update(step, watch)
+        self._compute_from(packed(batch, masks), watch)
         return [{"gradient_norm": each.line} for each in norms]
+
+    def _dropouts(self, step: int, positions: int) -> list[Dropout]:
+        dropouts = (run.dropout(step, positions) for run in self.runs)
+        return [each for each in dropouts if each is not None]
+
+    def _compute_from(self, inputs: Mapping[str, Tensor], watch: GradientWatcher | None = None) -> None:
+        """Makes one update of all runs at the learning rate that is set, from tensors alone."""
+        batch, masks = unpacked(inputs)
+        with self.runs[0].autocast():
+            # Of a step the masks are all that is read.
+            outputs = self.forward(batch.tokens, self._dropouts(0, batch.tokens.shape[-1]), masks)
+        loss = self._losses(outputs, (batch.tokens, batch.targets, dict(batch.extras))).sum()
+        if self.config.l1:
+            loss = loss + self.config.l1 * sum(each.abs().sum() for each in self.updater.parameters.values())
+        loss.backward()
+        self.updater.apply(watch)
 
     def _batch(self, step: int) -> Tensors:
         """Returns the tensors of the step, stacked by run, or the whole split that all runs share."""

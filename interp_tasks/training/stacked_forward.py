@@ -44,15 +44,21 @@ class StackedForward:
         self.parameters = dict(parameters)
 
     def __call__(
-        self, tokens: Int[Tensor, "*seed batch pos"], dropouts: Sequence[Dropout] = ()
+        self,
+        tokens: Int[Tensor, "*seed batch pos"],
+        dropouts: Sequence[Dropout] = (),
+        masks: Masks | None = None,
     ) -> Float[Tensor, "seed batch read d_out"]:
         """Returns outputs at the read positions.
 
         Args:
             tokens: without the seed axis where every seed has the same.
             dropouts: one for each seed, or none at all.
+            masks: as :meth:`masks` draws them; ``None``: drawn here.
         """
-        masks = self._masks(dropouts, tokens.shape[-2], tokens.device)
+        if masks is None:
+            masks = self.masks(dropouts, tokens.shape[-2])
+        masks = {place: moved(mask, tokens.device) for place, mask in masks.items()}
 
         def forward(parameters: dict[str, Tensor], tokens: Tensor, masks: Masks) -> Tensor:
             one = copy.copy(self.one)
@@ -64,13 +70,14 @@ class StackedForward:
         output: Tensor = mapped(self.parameters, tokens, masks)
         return output
 
-    def _masks(self, dropouts: Sequence[Dropout], examples: int, device: torch.device) -> Masks:
+    def masks(self, dropouts: Sequence[Dropout], examples: int) -> Masks:
+        """Returns the masks of one step of every seed, on the CPU; empty without dropout."""
         cfg = self.one.cfg
         drawn = [
             dropout.drawn_for(examples, cfg.n_layers, cfg.attn_only, cfg.d_model) for dropout in dropouts
         ]
         places = drawn[0] if drawn else {}
-        return {place: moved(torch.stack([masks[place] for masks in drawn]), device) for place in places}
+        return {place: torch.stack([masks[place] for masks in drawn]) for place in places}
 
 
 class MappedForward(FusedForward):

@@ -52,8 +52,8 @@ def hooked(owners: Sequence[Tensor], gradients: Tensor) -> Tensor:
 class StackedUpdater(Updater):
     """An updater of stacked models: optimiser and Grokfast element by element, clipping seed by seed."""
 
-    def __init__(self, parameters: StackedParameters, config: TrainConfig) -> None:
-        super().__init__(parameters, config)
+    def __init__(self, parameters: StackedParameters, config: TrainConfig, *, captured: bool = False) -> None:
+        super().__init__(parameters, config, captured=captured)
 
     def _clip(self, largest: float) -> None:
         gradients = list(self._gradients().values())

@@ -129,13 +129,21 @@ class Miiii(ModularTask):
 
     def logits(self, output: Float[Tensor, "batch _ classes"]) -> Float[Tensor, "batch tasks widest"]:
         """Returns the logits per prime, padded with −inf for the classes that a prime does not have."""
-        packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
-        widest = max(self.moduli)
-        padded = [
-            torch.nn.functional.pad(part, (0, widest - part.shape[-1]), value=float("-inf"))
-            for part in packed
-        ]
-        return torch.stack(padded, 1)
+        packed = self.read(output)[:, 0]
+        padded = torch.nn.functional.pad(packed, (0, 1), value=float("-inf"))
+        columns = constant(self._padded_columns, torch.long, packed.device)
+        return padded[:, columns].unflatten(1, (len(self.moduli), -1))
+
+    @cached_property
+    def _padded_columns(self) -> tuple[int, ...]:
+        """Columns of the output, prime by prime, each filled up to the widest with one past the last column."""
+        widest, past = max(self.moduli), self.d_vocab_out
+        first = [sum(self.moduli[:i]) for i in range(len(self.moduli))]
+        return tuple(
+            start + i if i < q else past
+            for start, q in zip(first, self.moduli, strict=True)
+            for i in range(widest)
+        )
 
     def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
         """Returns the mean over all primes (masked ones count in the denominator) of CE_q / ln q; float64."""
@@ -164,6 +172,9 @@ class Miiii(ModularTask):
     def _cross_entropies(
         self, output: Float[Tensor, "batch _ classes"], batch: Batch
     ) -> Float[Tensor, "batch tasks"]:
+        if output.is_cuda:
+            # There, launching some operations for each prime takes longer than computing three times as much.
+            return cross_entropy(self.logits(output), batch.targets)
         # Computed from each prime's own columns: equal to the padded form with −inf, at a third of the memory.
         packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
         return torch.stack([cross_entropy(part, batch.targets[:, i]) for i, part in enumerate(packed)], 1)

@@ -12,10 +12,12 @@ import torch
 import tasks
 from interp_tasks import UserError, train
 from interp_tasks.checkpoints import read_run
-from interp_tasks.training.captured import WARM_UP, CapturedUpdate, is_capturable, why_not_captured
+from interp_tasks.training.captured import CapturedUpdate, is_capturable, why_not_captured
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.loop import Loop
 from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.stacked import Seed, Stack
+from interp_tasks.training.stacked_optimizer import StackedUpdater
 from interp_tasks.training.trainer import prepare_model
 from tasks.modular_arithmetic.one_modulus import OneModulus
 
@@ -40,29 +42,66 @@ CASES = {
 }
 
 
-def loops(case, device="cpu"):
-    """The same run twice: an update at a time, and captured."""
+def kept(case):
     name, data, training = CASES[case]
     task = tasks.get(name, **data)
-    config = TrainConfig(**EVERYTHING, **training, eval_samples=4, threads=1)
     norm = {"norm": "post"} if case == "post-norm" else {}
-    pair = []
-    for _ in range(2):
-        model, _described = prepare_model(task, task.Model(**TINY, **norm), config, device)
-        pair.append(Loop(task, model, config, device, (), None))
-    eager, captured = pair
+    return task, task.Model(**TINY, **norm), {**EVERYTHING, **training, "eval_samples": 4, "threads": 1}
+
+
+def recording():
+    """A capture that keeps the update itself, and the list of what it kept."""
     recorded = []
 
     def keep(update):
         recorded.append(update)
         return update
 
-    sizes = captured.model.cfg
-    captured.captured = CapturedUpdate(
-        captured.compute, sizes.n_layers, sizes.attn_only, sizes.d_model, capture=keep
+    return keep, recorded
+
+
+def loops(case, device="cpu"):
+    """The same run twice: an update at a time, and captured."""
+    task, settings, training = kept(case)
+    config = TrainConfig(**training)
+    eager, captured = (
+        Loop(task, prepare_model(task, settings, config, device)[0], config, device, (), None)
+        for _ in range(2)
     )
+    keep, recorded = recording()
+    captured.captured = CapturedUpdate(captured.compute_from, capture=keep)
     captured.updater = Updater(captured.model, config, captured=True)
     return eager, captured, recorded
+
+
+def stacks(case, device="cpu"):
+    """The same seeds twice: an update at a time, and captured."""
+    task, settings, training = kept(case)
+
+    def stack():
+        configs = [TrainConfig(**training, seed=seed) for seed in (0, 3)]
+        return Stack(
+            [
+                Seed(task, prepare_model(task, settings, config, device)[0], config, device, (0, 3), None)
+                for config in configs
+            ]
+        )
+
+    eager, captured = stack(), stack()
+    keep, recorded = recording()
+    captured.captured = CapturedUpdate(captured._compute_from, capture=keep)
+    captured.updater = StackedUpdater(captured.parameters, captured.config, captured=True)
+    return eager, captured, recorded
+
+
+def assert_same(expected, got, rtol=1e-5, atol=1e-6):
+    assert expected.keys() == got.keys()
+    for name, one in expected.items():
+        # The gradient of b_K is rounding alone. The rate is a float32 tensor in the one, a double in the other.
+        if not name.endswith("b_K"):
+            torch.testing.assert_close(
+                got[name], one, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -73,31 +112,19 @@ def test_captured_updates_are_the_updates(case):
         # Norms of gradients are logged in both.
         assert lines[0].keys() == lines[1].keys()
         assert ("gradient_norm" in lines[0]) == ((step + 1) % 5 == 0)
-    for (name, one), other in zip(eager.model.named_parameters(), captured.model.parameters(), strict=True):
-        # The rate is a float32 tensor there, a double here.
-        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6, msg=name)
+    assert_same(eager.updater.parameters, captured.updater.parameters)
     # Each shape of batch once.
     assert len(recorded) == (2 if case == "sizes" else 1)
 
 
-def test_what_is_recorded_reads_nothing_of_the_step_it_was_recorded_in():
-    """Were batch, masks or rate those of one step, the weights would be others."""
-    _, captured, recorded = loops("fresh batches")
-    for step in range(WARM_UP + 1):
-        captured.update(step)
-    before = [parameter.clone() for parameter in captured.model.parameters()]
-    batch, dropout = captured.batch(9), captured.dropout(9, 4)
-    captured.updater.set_rate(9)
-    captured.captured(batch, dropout)
-    again = [parameter.clone() for parameter in captured.model.parameters()]
-    for parameter, was in zip(captured.model.parameters(), before, strict=True):
-        parameter.data.copy_(was)
-    captured.updater.set_rate(9)
-    # The same weights, and the batch of another step.
-    captured.captured(captured.batch(10), dropout)
-    apart = [(one - other).abs().max() for one, other in zip(again, captured.model.parameters(), strict=True)]
+@pytest.mark.parametrize("case", ["whole split", "fresh batches", "shared masks", "post-norm"])
+def test_captured_updates_of_several_seeds_are_their_updates(case):
+    eager, captured, recorded = stacks(case)
+    for step in range(14):
+        lines = [stack.update(step) for stack in (eager, captured)]
+        assert [line.keys() for line in lines[0]] == [line.keys() for line in lines[1]]
+    assert_same(eager.updater.parameters, captured.updater.parameters)
     assert len(recorded) == 1
-    assert max(apart) > 0
 
 
 def test_reasons_to_launch_operations_one_by_one():
@@ -152,18 +179,21 @@ def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_cuda_graphs_make_the_same_updates(case):
     eager, captured, _ = loops(case, "cuda")
-    eager.captured = None
-    eager.updater = Updater(eager.model, eager.config)
-    captured.captured = CapturedUpdate(
-        captured.compute,
-        captured.model.cfg.n_layers,
-        captured.model.cfg.attn_only,
-        captured.model.cfg.d_model,
-    )
-    for step in range(30):
+    eager.captured, eager.updater = None, Updater(eager.model, eager.config)
+    captured.captured = CapturedUpdate(captured.compute_from)
+    for step in range(14):
         for loop in (eager, captured):
             loop.update(step)
-    for (name, one), other in zip(eager.model.named_parameters(), captured.model.parameters(), strict=True):
-        # The gradient of b_K is rounding alone.
-        if not name.endswith("b_K"):
-            torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4, msg=name)
+    assert_same(eager.updater.parameters, captured.updater.parameters, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", ["whole split", "fresh batches", "shared masks", "post-norm"])
+def test_cuda_graphs_make_the_same_updates_of_several_seeds(case):
+    eager, captured, _ = stacks(case, "cuda")
+    eager.captured, eager.updater = None, StackedUpdater(eager.parameters, eager.config)
+    captured.captured = CapturedUpdate(captured._compute_from)
+    for step in range(14):
+        for stack in (eager, captured):
+            stack.update(step)
+    assert_same(eager.updater.parameters, captured.updater.parameters, rtol=1e-3, atol=1e-4)

@@ -198,6 +198,25 @@ def test_padding_with_minus_infinity_changes_nothing() -> None:
     assert (as_published.argmax(-1)[:, 0] >= 2).all()
 
 
+def test_the_padded_form_has_the_gradient_of_the_packed_one() -> None:
+    """On a CUDA device the loss is computed in the padded form."""
+    task = Miiii(p=23)
+    batch = task.sample(20)
+    gradients = []
+    for padded in (False, True):
+        output = random_output(task, batch).requires_grad_()
+        losses = (
+            cross_entropy(task.logits(output), batch.targets)
+            if padded
+            else task._cross_entropies(output, batch)
+        )
+        assert losses.shape == (20, 8)
+        (losses.square() @ torch.arange(8.0).double()).sum().backward()
+        gradients.append(output.grad)
+    assert gradients[0].abs().max() > 0.1
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-6, atol=1e-6)
+
+
 def test_equal_logits_cost_exactly_one_for_each_prime() -> None:
     task = Miiii()
     batch = task.sample(10)
