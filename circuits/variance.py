@@ -261,4 +261,4 @@ def _between(centred: Tensor, index: Tensor) -> Float[Tensor, " feature"]:
 def _shares(sums: Tensor, values: Tensor) -> Tensor:
     total_squares = _centred(values).square().sum(0)
     varies = total_squares > ROUNDING * values.square().sum(0)
-    return torch.where(varies, sums / torch.where(varies, total_squares, 1.0), 0.0)
+    return torch.where(varies, sums.to(values.device) / torch.where(varies, total_squares, 1.0), 0.0)

@@ -113,7 +113,8 @@ class ModularSum:
     @cached_property
     def terms(self) -> Int[Tensor, "input coordinate"]:
         """Returns mᵢ·xᵢ mod q."""
-        return self.coordinates.long() * torch.tensor(self.coefficients) % self.period
+        coefficients = torch.tensor(self.coefficients, device=self.coordinates.device)
+        return self.coordinates.long() * coefficients % self.period
 
     @cached_property
     def remainders(self) -> Int[Tensor, " input"]:
@@ -166,7 +167,8 @@ class ModularSum:
         check_threshold(threshold)
         centred = neurons.double() - neurons.double().mean(0)
         total = centred.square().sum(0)
-        powers = [(self.block([key]).T @ centred).square().sum(0) for key in self.frequencies]
+        blocks = (self.block([key]).to(centred.device) for key in self.frequencies)
+        powers = [(block.T @ centred).square().sum(0) for block in blocks]
         shares = torch.where(total > 0, torch.stack(powers) / torch.where(total > 0, total, 1.0), 0.0)
         best = shares.max(0)
         assigned = torch.where(best.values > 0, best.indices, -1)
@@ -185,7 +187,8 @@ class ModularSum:
             )
         logits = logits.double()
         # For an input with answer r, entry c is the difference r - c; as an index, entry d is also the class r - d.
-        difference = (self.remainders[:, None] - torch.arange(self.period)) % self.period
+        remainders = self.remainders.to(logits.device)
+        difference = (remainders[:, None] - torch.arange(self.period, device=logits.device)) % self.period
         return CosineFit(logits.gather(1, difference).mean(0), difference, logits)
 
     def plot(self) -> Any:
@@ -209,6 +212,7 @@ def share(
 ) -> Float[Tensor, " input *feature"]:
     """Returns the projection of values on orthonormal directions, float64."""
     flat = values.double().reshape(len(values), -1)
+    directions = directions.to(flat.device)
     return (directions @ (directions.T @ flat)).reshape(values.shape)
 
 
@@ -236,7 +240,7 @@ def variance_explained(
 
 def _orthonormal(functions: Sequence[Tensor]) -> Tensor:
     """Returns an orthonormal basis of the span of some functions [input function], orthogonal to the constant."""
-    constant = torch.ones(len(functions[0]), 1, dtype=torch.float64)
+    constant = functions[0].new_ones(len(functions[0]), 1, dtype=torch.float64)
     with_constant = torch.cat([constant, *functions], 1)
     basis, triangle = torch.linalg.qr(with_constant)
     independent = triangle.diagonal().abs() > _DEPENDENT * with_constant.norm(dim=0)

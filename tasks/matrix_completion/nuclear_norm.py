@@ -106,7 +106,7 @@ def _solve(
     # In units of the largest singular value of the observed matrix.
     soft = torch.zeros_like(known) if penalty is None else penalty * known / 2 / scale[:, 0, 0]
     matrices, bound = torch.empty_like(observed), torch.empty_like(known)
-    working = torch.arange(len(observed))
+    working = torch.arange(len(observed), device=observed.device)
     state = _State.start(observed / scale, ~hidden, soft)
     for _ in range(MAX_STEPS):
         completed, dual, gap = state.certificate(keep_observed=penalty is None)
