@@ -334,13 +334,22 @@ def check_sample_size(n: int | None) -> None:
 
 def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
     """Pools each metric to a number: the mean over examples, or Σsum / Σcount; ``None`` if Σcount is 0."""
+    found: list[Tensor] = []
+    for metric in metrics.values():
+        if isinstance(metric, tuple):
+            found += [part.double().sum() for part in metric]
+        else:
+            found.append(metric.double().mean())
+    # All at once: a GPU is waited for once.
+    numbers = iter(torch.stack(found).tolist() if found else ())
     pooled: dict[str, float | None] = {}
     for name, metric in metrics.items():
+        number = next(numbers)
         if isinstance(metric, tuple):
-            total, count = (part.double().sum().item() for part in metric)
-            pooled[name] = total / count if count else None
+            count = next(numbers)
+            pooled[name] = number / count if count else None
         else:
-            pooled[name] = metric.double().mean().item()
+            pooled[name] = number
     return pooled
 
 

@@ -218,7 +218,7 @@ class Loop:
             ),
             "train_loss": self.task.loss(output, seen).item(),
         }
-        if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
+        if not torch.stack([each.isfinite().all() for each in self.updater.parameters.values()]).all():
             raise Diverged(
                 f"training diverged: weights are not finite at step {step}; "
                 "lower train.learning_rate, or set train.warmup_steps or train.clip_norm"

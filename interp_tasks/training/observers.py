@@ -71,4 +71,5 @@ class GradientNorms:
         self.line: dict[str, dict[str, float]] = {}
 
     def __call__(self, stage: str, gradients: Mapping[str, Tensor]) -> None:
-        self.line[stage] = {name: gradient.norm().item() for name, gradient in gradients.items()}
+        norms = torch.stack([gradient.norm() for gradient in gradients.values()]).tolist()
+        self.line[stage] = dict(zip(gradients, norms, strict=True))
