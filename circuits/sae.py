@@ -38,7 +38,8 @@ def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
             A site without a layer ("mlp_out") takes a function of the layer that returns the SAE. An SAE with
             parameters computes in their dtype, whatever the model's.
 
-    Raises `CircuitsError` for a site that has no position axis or an SAE already, and for an SAE of another width.
+    Raises `CircuitsError` for a site that has no position axis or an SAE already, and for an SAE of another width or on
+    another device than the model.
     """
     surface = Surface.of(model)
     if not isinstance(autoencoders, Mapping) or not autoencoders:
@@ -92,6 +93,12 @@ def _checked(site: Site, sae: Any, surface: Surface) -> Splice:
         raise CircuitsError(
             f"{what}: give an object with encode and decode, or a pair of functions, got {type(sae).__name__}"
         )
+    elsewhere = {weight.device for weight in _weights(sae)} - {surface.device}
+    if elsewhere:
+        raise CircuitsError(
+            f"{what}: the SAE is on {elsewhere.pop()}, the model on {surface.device}; move it there first: "
+            f'sae.to("{surface.device}")'
+        )
     autoencoder = Autoencoder(pair[0], pair[1], _dtype(sae))
     size = 1
     for length in surface.shape(site.kind, 1, 1)[2:]:
@@ -108,9 +115,12 @@ def _checked(site: Site, sae: Any, surface: Surface) -> Splice:
     return Splice(site, autoencoder, features.shape[2])
 
 
+def _weights(sae: Any) -> Iterator[Tensor]:
+    return iter(sae.parameters() if isinstance(sae, nn.Module) else ())
+
+
 def _dtype(sae: Any) -> torch.dtype | None:
-    weights = sae.parameters() if isinstance(sae, nn.Module) else ()
-    return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
+    return next((weight.dtype for weight in _weights(sae) if weight.is_floating_point()), None)
 
 
 def _tried(function: Callable[[Tensor], Any], x: Tensor, what: str) -> Tensor:

@@ -118,8 +118,8 @@ def components(
 ) -> Float[Tensor, "cells function"]:
     """Returns an orthonormal basis F [cells function] of the functions on the grid at some frequencies.
 
-    `F @ (F.T @ x)` is the part of x [cells ...] (in the order of the cells) at these frequencies. All sides of the grid
-    must have the same length, the period.
+    `F @ (F.T @ x)` is the part of x [cells ...] (in the order of the cells) at these frequencies; `fourier.share(x, F)`
+    is the same for x on any device, as F is on the CPU. All sides of the grid must have the same length, the period.
 
     Args:
         along: None: the products over the coordinates of {1, cos(w x), sin(w x)}, without the constant, w = 2πk/p (8

@@ -32,13 +32,17 @@ class CosineFit:
     logits: Float[Tensor, "input class"]
 
     @cached_property
+    def _waves(self) -> Float[Tensor, "frequency difference"]:
+        """Returns cos(w_k d), k = 0..q/2, on the device of the logits."""
+        period = len(self.by_difference)
+        d = torch.arange(period, device=self.by_difference.device)
+        k = d[: period // 2 + 1, None]
+        return (k * d % period).double().mul(2 * math.pi / period).cos()
+
+    @cached_property
     def coefficients(self) -> Float[Tensor, " frequency"]:
         """Returns α_k, k = 0..q/2, in logits; k = 0 is the mean."""
-        period = len(self.by_difference)
-        d = torch.arange(period)
-        k = torch.arange(period // 2 + 1)
-        waves = ((k[:, None] * d) % period).double().mul(2 * math.pi / period).cos()
-        return waves @ self.by_difference / waves.square().sum(1)
+        return self._waves @ self.by_difference / self._waves.square().sum(1)
 
     def plot(self, keys: Iterable[int] = ()) -> Any:
         """Returns a plotly figure of the coefficient of each frequency, as bars; `keys` are marked."""
@@ -48,11 +52,9 @@ class CosineFit:
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """Returns the fit by the mean and the cosines of some frequencies."""
-        period = len(self.by_difference)
-        d = torch.arange(period)
-        curve = self.coefficients[0].expand(period).clone()
+        curve = self.coefficients[0].expand(len(self.by_difference)).clone()
         for key in keys:
-            curve += self.coefficients[key] * ((key * d) % period).double().mul(2 * math.pi / period).cos()
+            curve += self.coefficients[key] * self._waves[key]
         return curve[self.difference]
 
     def explained(self, keys: Iterable[int], of: str = "all") -> float:

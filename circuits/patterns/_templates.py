@@ -2,7 +2,7 @@
 
 A template is bool [query key], or [batch query key] where it depends on the example. Templates are combined with `&`,
 `|` and `~`: `row(7, 7, itself=False) & marked(observed)` marks the observed entries of the query's row. Queries without
-a key in a template are not scored against it.
+a key in a template are not scored against it. All are on the CPU, so that they combine whatever they are made from.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
         mask = torch.from_numpy(mask)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
         raise CircuitsError(f"patterns.marked: expected a boolean mask [batch pos], got {_shown(mask)}")
-    return mask[:, None, :].expand(-1, mask.shape[1], -1)
+    return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
 
 
 def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
@@ -92,7 +92,8 @@ def template_keys(name: str, template: Any, examples: Any, rows: slice, prompts:
         keys = template(examples)
         keys = torch.from_numpy(keys) if isinstance(keys, np.ndarray) else keys
         _check(name, keys, len(prompts), prompts.shape[1])
-    return keys[None] if keys.ndim == 2 else prompts.in_order(keys.to(torch.uint8).cpu(), (1, 2)).bool()
+    keys = keys.cpu()
+    return keys[None] if keys.ndim == 2 else prompts.in_order(keys.to(torch.uint8), (1, 2)).bool()
 
 
 def _check(name: str, template: Any, batch: int, length: int) -> None:

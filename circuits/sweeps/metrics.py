@@ -132,9 +132,9 @@ class Metric:
     def values(self, output: Tensor, clean: Tensor, spare: bool = False) -> dict[str, Any]:
         """Returns what the function returns, by name; with a gradient where the output has one.
 
-        The function gets copies, so that its writes reach no other variant and nobody's tensors. Its output is NaN at
-        padding and where it said that it does not read; one of half precision comes as float32, in which differences of
-        logits keep their digits.
+        The function gets copies, so that its writes reach no other variant and nobody's tensors, and a batch that is a
+        tensor on the output's device. Its output is NaN at padding and where it said that it does not read; one of half
+        precision comes as float32, in which differences of logits keep their digits.
         """
         kept = None if self.kept is None else self.kept.to(output.device)
         if self.function is None:
@@ -145,7 +145,8 @@ class Metric:
         copy = output.float() if half else output.clone() if kept is None and not spare else output
         if self._unread is not None and not spare:
             copy = copy.masked_fill(self._unread.to(output.device), torch.nan)
-        given = () if self.batch is None else (private(self.batch),)
+        batch = self.batch.to(output.device) if isinstance(self.batch, Tensor) else self.batch
+        given = () if batch is None else (private(batch),)
         with self.watched():
             return by_name(self.function(copy, *given), self.name)
 

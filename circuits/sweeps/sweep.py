@@ -61,11 +61,11 @@ def sweep(
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
             `grid` make such dicts. Draws get a row each, after one that pools them.
         metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a slice). It
-            gets copies of its own, is called once per variant and chunk, and returns a value per example [n], a pair
-            (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a metric:
-            `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited
-            model's two highest logits: means over all positions read but padding. `logit_difference` makes a metric of
-            given answers.
+            gets copies of its own, a tensor's on the output's device, is called once per variant and chunk, and returns
+            a value per example [n], a pair (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount
+            over examples. Without a metric: `kl` (nats) and `mse` from the unedited output, which have no p-value, and
+            `logit_diff`, of the unedited model's two highest logits: means over all positions read but padding.
+            `logit_difference` makes a metric of given answers.
         engine: "fast", one clean pass, then each variant from its first edit on, computed from the weights, many of
             them stacked; "resumed", the model's own blocks from the first edit on, many variants in one batch; "naive",
             one full forward per variant with plain hooks; "auto", for each variant the first of these that can run it.

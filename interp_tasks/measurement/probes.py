@@ -162,7 +162,8 @@ def declared_by(subject: Subject | Planned) -> ProbeTargets:
     task, batch = subject.task, subject.batch
     assert task is not None
     assert batch is not None
-    declared = task.probe_targets(batch)
+    # Where a sign is the solver's, as of singular vectors, targets are the same for every device of the model.
+    declared = task.probe_targets(batch.to("cpu"))
     if not declared.targets:
         raise UserError(
             f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"

@@ -360,6 +360,10 @@ def test_what_does_not_fit_is_refused(model, tokens, other_tokens):
         ),
         ({"z.0": (sae.encode, lambda f: None)}, "decode returns NoneType"),
         ({"z.0": 3}, "an object with encode and decode, or a pair of functions, got int"),
+        (
+            {"z.0": Autoencoder().to("meta")},
+            r'splice: z.0: the SAE is on meta, the model on cpu; move it there first: sae.to\("cpu"\)$',
+        ),
         ({"z.0": sae, "blocks.0.attn.hook_z": sae}, "z.0 is named twice"),
         ({}, "give a dict of sites and autoencoders"),
     ):

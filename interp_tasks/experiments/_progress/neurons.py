@@ -69,9 +69,7 @@ class Neurons:
         tokens, position = self.inputs.tokens[rows], self.inputs.position
         put = edit(
             self.site,
-            lambda old: old.index_copy(
-                1, old.new_tensor([position]).long(), values[rows].to(old.dtype)[:, None]
-            ),
+            lambda old: old.index_copy(1, old.new_tensor([position]).long(), values[rows].to(old)[:, None]),
             positions=[position],
         )
         device = next(self.model.parameters()).device

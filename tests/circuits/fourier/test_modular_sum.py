@@ -8,6 +8,8 @@ from circuits import fourier
 from circuits.errors import CircuitsError
 from circuits.fourier import ModularSum, share, variance_explained
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 
 def grid(p):
     return torch.cartesian_prod(torch.arange(p), torch.arange(p))
@@ -162,6 +164,30 @@ def test_a_regression_is_numpys():
     # A regressor that repeats changes nothing.
     twice = fourier.regression(values, torch.cat([regressors, regressors], 1))
     np.testing.assert_allclose(twice.numpy(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("place", ["meta", pytest.param("cuda", marks=NEEDS_CUDA)])
+def test_values_on_a_device_meet_coordinates_on_the_cpu(place):
+    """Tensors on "meta" hold no numbers, but refuse those of another device."""
+    total, logits = ModularSum(grid(7), (1, 1), 7), random_logits(7, 7)
+    functions = fourier.components(fourier.Grid({"a": 7, "b": 7}), [2])
+    for measure in (
+        lambda x: total.cosines(x).coefficients,
+        lambda x: total.cosines(x).fitted([1, 3]),
+        lambda x: total.restricted(x, [1, 3]),
+        lambda x: total.excluded(x, [1, 3]),
+        lambda x: share(x, functions),
+        lambda x: variance_explained(x, functions),
+        lambda x: fourier.regression(x, functions),
+    ):
+        found = measure(logits.to(place))
+        assert found.device.type == place
+        if place != "meta":
+            torch.testing.assert_close(found.cpu(), measure(logits))
+    if place != "meta":
+        assert total.cosines(logits.to(place)).explained([2]) == pytest.approx(
+            total.cosines(logits).explained([2])
+        )
 
 
 def test_variance_explained_against_numpy():

@@ -666,6 +666,16 @@ def test_templates_by_hand():
     assert patterns.marked(marks).int().tolist() == [[[1, 0], [1, 0]], [[0, 1], [0, 1]]]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_templates_of_any_device_combine(grid, tokens, mask):
+    def found(mask):
+        own = patterns.identity(LENGTH).to(mask.device)  # a template that no function of ours made
+        both = patterns.row(2, 3) & patterns.marked(mask)
+        return patterns.scores(grid, tokens, {"own": own, "both": both}).frame["score"]
+
+    np.testing.assert_array_equal(found(mask.to("cuda")), found(mask))
+
+
 def test_plot_has_a_map_per_head(causal, tokens):
     maps = patterns.attention(causal, tokens)
     figure = maps.plot(labels=list("abcdef"), titles={(1, 2): "mine"})

@@ -21,7 +21,7 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.sweeps.metrics import metric_name, read_metric, read_values, unedited_metrics
+from circuits.sweeps.metrics import Metric, metric_name, read_metric, read_values, unedited_metrics
 
 
 def test_the_three_shapes_of_a_result():
@@ -583,3 +583,23 @@ def test_a_metric_of_a_half_precision_model_is_computed_in_single(make_model, to
     assert abs(float(frame["baseline"].iloc[0]) - difference) < 1e-6
     found = patch.attribution(model, tokens, tokens.roll(1, 0), margin)
     assert abs(float(found.frame["baseline"].iloc[0]) - difference) < 1e-6
+
+
+def test_a_batch_comes_on_the_device_of_the_output():
+    """On "meta" tensors of two devices meet in no operation, so that the product would fail."""
+    read = Metric.of(lambda output, batch: (output[:, 0] * batch).sum(-1), torch.ones(3, 5), None, "compare")
+    output = torch.ones(3, 2, 5, device="meta")
+    assert read.values(output, output)["metric"].device.type == "meta"
+    kept = Metric.of(lambda output, batch: torch.tensor(batch), [1.0, 2.0, 3.0], None, "compare")
+    assert kept.values(output, output)["metric"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_sweep_on_cuda_takes_a_batch_from_the_cpu(model, tokens):
+    def loss(output, batch):
+        return output.gather(-1, batch[..., None]).mean((1, 2))
+
+    asked = {"variants": {"0.1": ablate.zero("0.1")}, "metric": loss, "batch": tokens % model.cfg.d_vocab_out}
+    expected = sweep(model, tokens, **asked).frame
+    found = sweep(model.to("cuda"), tokens, **asked).frame
+    np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-5)
