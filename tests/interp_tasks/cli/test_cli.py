@@ -885,9 +885,7 @@ def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):
         "interp-run: --metric 'mse_maskd': the metrics are mse_all, mse_masked, mse_observed; or write all\n"
     )
     assert (code, out, err) == (2, "", line)
-    code, out, err = call(
-        "ablation", "--ckpt", "zoo:miiii-113-all-primes-128@last", "--metric", "los_3", *SMALL
-    )
+    code, out, err = call("ablation", "--ckpt", "zoo:miiii-113-paper@last", "--metric", "los_3", *SMALL)
     assert (code, out) == (2, "")
     assert re.fullmatch(
         r"interp-run: --metric 'los_3': of 60 metrics the closest are loss_3, .*; or write all\n", err
@@ -993,7 +991,7 @@ def test_what_a_task_declares_is_known_before_a_model_is_loaded(call, monkeypatc
         *LACKING_NEURONS.items(),
         ("modular detector --metric recal", "'modular-addition' has none"),
         (
-            "modular detector --metric recal --ckpt zoo:miiii-113-all-primes-128@last",
+            "modular detector --metric recal --ckpt zoo:miiii-113-paper@last",
             "--metric 'recal': of 11 metrics",
         ),
         ("matrix embeddings --metric norms --ckpt run@40", "--metric 'norms': of"),

@@ -41,7 +41,7 @@ CALLS = {
     "runs curve": [f"--ckpt {RUN}"],
     "runs drops": [f"--ckpt {RUN} --ckpt zoo:modular-addition-113"],
     "modular generalisation": [f"--ckpt {MIIII}"],
-    "modular gradients": ["--ckpt zoo:miiii-113"],
+    "modular gradients": ["--ckpt zoo:miiii-113-paper"],
     "modular prime-order": [f"--ckpt {MIIII}"],
     "ablation": [f"--ckpt {MC} --samples 8 --heads each", f"--ckpt {MC} --samples 8 --heads all"],
     "heads": [f"--ckpt {MC} --samples 8"],
