@@ -25,6 +25,10 @@ class Fault(AssertionError):
     """What should not have happened, in one line."""
 
 
+class Unknown(Exception):
+    """A trial or a device that there is not, in one line."""
+
+
 class Skipped(Exception):
     """A trial that this machine cannot make, and why."""
 
@@ -35,10 +39,26 @@ class Trials:
 
     Attributes:
         count: how many different trials there are; ``None``: each number is another random one.
+        names: of all trials, where they have some.
     """
 
     trial: Trial
     count: int | None = None
+    names: Sequence[str] = ()
+
+    def called(self, wanted: Sequence[int | str]) -> list[int]:
+        """Returns the numbers of trials that are asked for by number, or by a part of their names.
+
+        Raises:
+            Unknown: no trial has that in its name.
+        """
+        found: list[int] = []
+        for each in wanted:
+            named = [number for number, name in enumerate(self.names) if str(each) in name]
+            if isinstance(each, str) and not named:
+                raise Unknown(f"no trial is called {each!r}" if self.names else "trials have numbers alone")
+            found += [each] if isinstance(each, int) else named
+        return found
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,11 @@ def expect(held: bool, what: str) -> None:
 
 
 def perform(
-    campaign: Campaign, n: int | None = None, seed: int = 0, only: Sequence[int] = (), debug: bool = False
+    campaign: Campaign,
+    n: int | None = None,
+    seed: int = 0,
+    only: Sequence[int | str] = (),
+    debug: bool = False,
 ) -> Summary:
     """Trials ``seed`` to ``seed + n``, or those of ``only``; of a campaign whose trials have an end, all of them."""
     summary = Summary(campaign.name, seed, versions=versions(), machine=machine())
@@ -86,7 +110,7 @@ def perform(
         wanted = campaign.usual if n is None else n
         if trials.count is not None:
             wanted = trials.count if n is None else min(n, trials.count)
-        numbers = list(only) or range(seed, seed + wanted)
+        numbers = trials.called(only) or range(seed, seed + wanted)
         for number in numbers:
             try:
                 kinds.update(trials.trial(number))

@@ -133,7 +133,7 @@ def save(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     return folder
 
 
-def boot(folder: Path, mode: str = "raw", dtype: torch.dtype = torch.float64) -> Any:
+def boot(folder: Path, mode: str = "raw", dtype: torch.dtype = torch.float64, device: str = "cpu") -> Any:
     """Makes a bridge of the model in `folder`.
 
     Args:
@@ -141,7 +141,7 @@ def boot(folder: Path, mode: str = "raw", dtype: torch.dtype = torch.float64) ->
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    model = TransformerBridge.boot_transformers(str(folder), dtype=dtype, device="cpu")
+    model = TransformerBridge.boot_transformers(str(folder), dtype=dtype, device=device)
     if mode != "raw":
         with warnings.catch_warnings():
             # BERT's norms cannot be folded, which is said and done without.

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tasks
 from interp_tasks.checkpoints import read_metrics, stored_steps
@@ -82,6 +83,28 @@ def test_options_that_nobody_means_are_refused_in_one_line():
     assert summary["n"] == 40
     # How many of the others are done before they are stopped is the machine's affair.
     assert summary["kinds"]["refused"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+        ),
+    ],
+)
+def test_a_device_finds_the_numbers_of_the_cpu(device):
+    """Some trials of every kind; what the campaign can find, test_device_campaign.py has."""
+    summary = campaign("device", 30, "--device", device)
+    assert summary["failures"] == {}
+    assert sum(summary["kinds"].values()) == 30
+    assert {kind.partition(" ")[0].strip(",") for kind in summary["kinds"]} == {
+        "command",
+        "training",
+        "circuits",
+    }
 
 
 def weights(run):
