@@ -179,8 +179,9 @@ class Task(BaseModel, ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {"cpu": {}}
     #: Steps at which the paper analyses its own model; a run always stores those it reaches.
     published_steps: ClassVar[tuple[int, ...]] = ()
-    #: Whether ``loss`` is operations on tensors alone, the same for every batch: an update on a CUDA device is then
-    #: recorded once and repeated. A loss that draws numbers or decides by values leaves it out.
+    #: Whether ``loss``, with all that it calls, is operations on tensors alone, the same for every batch: an update on
+    #: a CUDA device is then recorded once and repeated. A loss that draws numbers or decides by values leaves it out.
+    #: It is not inherited.
     capturable: ClassVar[bool] = False
     drop_metric: ClassVar[DropMetric] = DropMetric("loss", "down")
     #: Steps of the paper's marks (pre, onset, end, post) in a run of its own scale; they replace the detected ones.
@@ -296,7 +297,7 @@ class Task(BaseModel, ABC):
         """Returns the output at ``read_positions``, from an output at all positions or at those alone."""
         if output.shape[1] == len(self.read_positions):
             return output
-        return output[:, constant(self.read_positions, torch.long, output.device)]
+        return output[:, constant(tuple(self.read_positions), torch.long, output.device)]
 
     def build_model(self, seed: int = 0, settings: ModelSettings | None = None) -> HookedTransformer:
         """Builds a fresh ``HookedTransformer`` on the CPU, a function of the seed alone.
@@ -341,7 +342,7 @@ def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
         else:
             found.append(metric.double().mean())
     # All at once: a GPU is waited for once.
-    numbers = iter(torch.stack(found).tolist() if found else ())
+    numbers = iter(torch.stack([each.to(found[0].device) for each in found]).tolist() if found else ())
     pooled: dict[str, float | None] = {}
     for name, metric in metrics.items():
         number = next(numbers)

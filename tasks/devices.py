@@ -27,4 +27,5 @@ def _made(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -
         return torch.tensor(values, dtype=dtype, device=device)
 
 
-_kept = lru_cache(maxsize=256)(_made)
+# For as long as the process: a CUDA graph that was recorded with one of them reads its memory.
+_kept = lru_cache(maxsize=None)(_made)

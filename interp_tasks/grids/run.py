@@ -115,7 +115,7 @@ def grid(
 
 
 def check_devices(units: Sequence[Unit], device: str) -> None:
-    """Refuses a device that is not there before a unit waits for it.
+    """Refuses a device that is not there, or has not the precision that is asked for, before a unit waits for it.
 
     Raises:
         UserError: in one line.
@@ -123,6 +123,10 @@ def check_devices(units: Sequence[Unit], device: str) -> None:
     if units:
         check_device(device)
     for unit in units:
+        if isinstance(unit, TrainUnit):
+            from interp_tasks.training.trainer import check_precision
+
+            check_precision(unit.resolved.train, device)
         if isinstance(unit, MeasureUnit) and "device" in unit.asked.settings:
             with naming_experiment(unit.asked):
                 check_device(unit.asked.settings["device"])

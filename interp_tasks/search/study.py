@@ -24,7 +24,7 @@ from interp_tasks.search.storage import (
     opened,
 )
 from interp_tasks.search.trials import built, carry_out, resolve_objective, run_name
-from interp_tasks.training.trainer import check_device_exists
+from interp_tasks.training.trainer import check_device_exists, check_precision
 from tasks.seeds import derive_seed
 
 #: The claim under which trials are dealt out and results written.
@@ -68,6 +68,10 @@ def search(
     plan.check_values(built)
     first = {one.key: one.samples()[0] for one in plan.space.dimensions}
     base = plan.resolved(first)
+    for one in plan.space.dimensions:
+        for value in one.samples() if one.key == "train.precision" else ():
+            check_precision(plan.resolved({**first, one.key: value}).train, device)
+    check_precision(base.train, device)
     key, direction = resolve_objective(plan.objective, *built(base))
     identity = plan.identity(key, direction)
     with warnings.catch_warnings():

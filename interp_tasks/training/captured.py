@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 #: Updates before the capture: the optimiser's state and the libraries' workspaces are made in them.
 WARM_UP = 3
+#: Torch captures one graph at a time in a process.
+_CAPTURING = threading.Lock()
 
 
-def why_not_captured(device: str, task: Task, config: TrainConfig, forward: str) -> str | None:
+def why_not_captured(device: str, task: Task, model: Any, config: TrainConfig, forward: str) -> str | None:
     """Returns the reason for which updates are not captured, or ``None``.
 
     Args:
@@ -32,6 +36,7 @@ def why_not_captured(device: str, task: Task, config: TrainConfig, forward: str)
         f"task {task.name!r} does not declare its loss capturable": not is_capturable(task),
         "several processes": forward == "shared",
         "the model's own forward": forward != "fused",
+        "hooks on parameters": any(hooked(parameter) for parameter in model.parameters()),
         "a window of gradients": config.grokfast == "ma",
         "optimizer sgd": config.optimizer == "sgd",
     }
@@ -39,18 +44,35 @@ def why_not_captured(device: str, task: Task, config: TrainConfig, forward: str)
 
 
 def is_capturable(task: Task) -> bool:
-    """Returns whether the class that defines a task's loss, and no class above it, declares the loss capturable."""
-    owner = next(each for each in type(task).__mro__ if "loss" in vars(each))
-    return bool(vars(owner).get("capturable", False))
+    """Returns whether a task's own class says so: one that is derived from it may have changed what the loss does."""
+    return bool(vars(type(task)).get("capturable", False))
 
 
-def cuda_graph(update: Callable[[], None]) -> Callable[[], None]:
-    """Returns the replay of an update, whose operations are recorded and not run."""
-    graph = torch.cuda.CUDAGraph()
-    # Another thread may use the device meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        update()
-    return graph.replay
+def hooked(parameter: Tensor) -> bool:
+    """Returns whether a parameter has hooks on its gradient that are not known to do the same in every update."""
+    hooks = [
+        *(parameter._backward_hooks or {}).values(),
+        *(getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values(),
+    ]
+    return not all(getattr(hook, "capturable", False) for hook in hooks)
+
+
+class CudaGraphs:
+    """Records updates on one device, each as a CUDA graph."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, update: Callable[[], None]) -> Callable[[], None]:
+        """Returns the replay of an update, whose operations are recorded and not run."""
+        graph = torch.cuda.CUDAGraph()
+        with _CAPTURING, torch.cuda.device(self.device):
+            # Torch's own stream for captures is one of the first device that it was used on. Another thread may use
+            # the device meanwhile.
+            stream = torch.cuda.Stream(self.device)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                update()
+        return graph.replay
 
 
 class CapturedUpdate:
@@ -58,26 +80,59 @@ class CapturedUpdate:
 
     Args:
         compute: an update from all tensors that differ between updates, by name.
-        capture: how; another in tests, where there is no CUDA device.
+        parameters: that it changes. A replay writes to the memory that they had.
+        capture: how; ``None``: as CUDA graphs.
     """
 
     def __init__(
-        self, compute: Callable[[Mapping[str, Tensor]], None], capture: Capture = cuda_graph
+        self,
+        compute: Callable[[Mapping[str, Tensor]], None],
+        parameters: Mapping[str, Tensor],
+        device: str | torch.device,
+        capture: Capture | None = None,
     ) -> None:
-        self.compute, self.capture = compute, capture
+        self.compute, self.parameters, self.device = compute, parameters, torch.device(device)
+        self.capture = capture or CudaGraphs(self.device)
         self.captured: dict[tuple[object, ...], Captured] = {}
         self.seen: dict[tuple[object, ...], int] = {}
+        self.places: list[tuple[int, bool]] = []
+        self.failed = False
 
-    def __call__(self, inputs: Mapping[str, Tensor], device: torch.device) -> None:
+    def __call__(self, inputs: Mapping[str, Tensor]) -> None:
+        places = [(each.data_ptr(), each.requires_grad) for each in self.parameters.values()]
+        if places != self.places:
+            self.forget()
+            self.places = places
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
         if shapes not in self.captured:
             self.seen[shapes] = self.seen.get(shapes, 0) + 1
-            if self.seen[shapes] <= WARM_UP:
+            if self.failed or self.seen[shapes] <= WARM_UP or not self._record(shapes, inputs):
                 self.compute(inputs)
                 return
-            kept = {name: tensor.to(device, copy=True) for name, tensor in inputs.items()}
-            self.captured[shapes] = Captured(kept, self.capture(lambda: self.compute(kept)))
         self.captured[shapes](inputs)
+
+    def forget(self) -> None:
+        """Frees what was captured; it is captured anew where it is needed."""
+        self.captured.clear()
+        self.seen.clear()
+
+    def _record(self, shapes: tuple[object, ...], inputs: Mapping[str, Tensor]) -> bool:
+        """Captures an update, and returns whether that was possible."""
+        kept = {name: tensor.to(self.device, copy=True) for name, tensor in inputs.items()}
+        # Into a gradient that is there, the captured backward pass would add.
+        self._drop_gradients()
+        try:
+            self.captured[shapes] = Captured(kept, self.capture(lambda: self.compute(kept)))
+        except RuntimeError as error:
+            self._drop_gradients()
+            self.failed = True
+            said = " ".join(str(error).split())[:200]
+            warnings.warn(f"updates are not recorded as a CUDA graph, and slower: {said}", stacklevel=2)
+        return not self.failed
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
 
 @dataclass

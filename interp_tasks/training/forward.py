@@ -6,8 +6,7 @@ the tests hold outputs and gradients equal, and :func:`fastest_forward` checks t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -18,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp_tasks.training.dropout import Dropout
+from interp_tasks.training.precision import float32_products
 from tasks.devices import constant
 from tasks.hooked import is_post_norm
 
@@ -267,17 +267,6 @@ def why_not_fused(model: HookedTransformer) -> str | None:
     return next((reason for reason, present in checks.items() if present), None)
 
 
-@contextlib.contextmanager
-def _exact_products() -> Iterator[None]:
-    """Computes products of float32 as such: rounded to tf32, two right forwards differ by more than two wrong ones."""
-    rounded = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = rounded
-
-
 def fastest_forward(
     model: HookedTransformer, read_positions: Sequence[int], tokens: Int[Tensor, "batch pos"]
 ) -> tuple[Forward, str | None]:
@@ -287,7 +276,8 @@ def fastest_forward(
         fused = FusedForward(model, read_positions)
     except ValueError as error:
         return hooked, str(error)
-    with torch.no_grad(), _exact_products():
+    # Rounded to tf32, two right forwards differ by more than a right and a wrong one.
+    with torch.no_grad(), float32_products(rounded=False):
         expected, got = hooked(tokens), fused(tokens)
     scale = expected.std().item() or 1.0
     difference = (got - expected).abs().max().item() / scale

@@ -61,11 +61,11 @@ class Loop:
         self.forward_reason = reason
         self.forward = self.processes.forward(self.forward, model)
         kind = "shared" if self.processes.several else self.forward.kind
-        self.eager_reason = why_not_captured(device, task, config, kind)
+        self.eager_reason = why_not_captured(device, task, model, config, kind)
+        self.updater = Updater(model, config, captured=self.eager_reason is None)
         self.captured: CapturedUpdate | None = None
         if self.eager_reason is None:
-            self.captured = CapturedUpdate(self.compute_from)
-        self.updater = Updater(model, config, captured=self.captured is not None)
+            self.captured = CapturedUpdate(self.compute_from, self.updater.parameters, device)
         # They measure the whole model, which every process has.
         seen_by_one = [*observers, *self._observer_of_activations()]
         self.observers = seen_by_one if self.processes.leads else []
@@ -87,12 +87,17 @@ class Loop:
 
     def run(self, folder: RunFolder | Follower, stop: Callable[[], bool] | None = None) -> None:
         start = self.begin(folder, self.processes.point(self.processes.lead(folder.resume)))
-        for step in range(start, self.config.steps):
-            self.clock.go()
-            self.after(folder, step + 1, self.update(step))
-            if stop is not None and step + 1 < self.config.steps and self.processes.any(stop()):
-                self.store_stop(folder, step + 1)
-                raise stopped(str(folder.path), step + 1, self.config.steps)
+        try:
+            for step in range(start, self.config.steps):
+                self.clock.go()
+                self.after(folder, step + 1, self.update(step))
+                if stop is not None and step + 1 < self.config.steps and self.processes.any(stop()):
+                    self.store_stop(folder, step + 1)
+                    raise stopped(str(folder.path), step + 1, self.config.steps)
+        finally:
+            if self.captured is not None:
+                # What is captured holds the loop, and the loop it: nobody else would free its memory.
+                self.captured.forget()
         if start < self.config.steps:
             folder.finish(self.clock.memory())
 
@@ -130,7 +135,7 @@ class Loop:
         if self.captured is None:
             self.compute(batch, dropout)
         else:
-            self.captured(packed(batch, self.masks(dropout, len(batch))), batch.tokens.device)
+            self.captured(packed(batch, self.masks(dropout, len(batch))))
         return {}
 
     def masks(self, dropout: Dropout | None, examples: int) -> Mapping[str, Tensor]:

@@ -71,5 +71,5 @@ class GradientNorms:
         self.line: dict[str, dict[str, float]] = {}
 
     def __call__(self, stage: str, gradients: Mapping[str, Tensor]) -> None:
-        norms = torch.stack([gradient.norm() for gradient in gradients.values()]).tolist()
-        self.line[stage] = dict(zip(gradients, norms, strict=True))
+        norms = [gradient.norm() for gradient in gradients.values()]
+        self.line[stage] = dict(zip(gradients, torch.stack(norms).tolist() if norms else (), strict=True))

@@ -26,9 +26,11 @@ from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, StepProgress, stopped
 from interp_tasks.training.observers import GradientNorms
 from interp_tasks.training.optimizer import RANDOM, GradientWatcher
+from interp_tasks.training.precision import float32_products
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
 from interp_tasks.training.trainer import (
+    check_device_exists,
     check_precision,
     open_run_folder,
     prepare_model,
@@ -90,6 +92,7 @@ def train_stacked(
         raise UserError(
             "stacked seeds train in one process: leave out torchrun, or train them one after another"
         )
+    check_device_exists(device)
     check_precision(config, device)
     seeds = checked_seeds(seeds)
     if task.parts():
@@ -245,13 +248,17 @@ class Stack:
             # The whole split is the same for all.
             run.whole_split = runs[0].whole_split
         models = [run.model for run in runs]
-        parameters = self.parameters = StackedParameters(models)
+        parameters = StackedParameters(models)
         self.forward = StackedForward(models, self.task.read_positions, parameters.tensors)
         # One of them says what holds for all.
-        self.captured = None if runs[0].eager_reason else CapturedUpdate(self._compute_from)
-        self.updater = StackedUpdater(parameters, self.config, captured=self.captured is not None)
+        eager = runs[0].eager_reason is not None
+        self.updater = StackedUpdater(parameters, self.config, captured=not eager)
+        self.captured = None
+        if not eager:
+            self.captured = CapturedUpdate(self._compute_from, self.updater.parameters, runs[0].device)
         self.maps_loss = True
-        self._check()
+        with float32_products(rounded=False):
+            self._check()
 
     @property
     def loss_kind(self) -> str:
@@ -319,7 +326,7 @@ class Stack:
             if self.captured is None:
                 self._compute_from(inputs)
             else:
-                self.captured(inputs, batch.tokens.device)
+                self.captured(inputs)
             return [{} for _ in self.runs]
         norms = [GradientNorms() for _ in self.runs]
 

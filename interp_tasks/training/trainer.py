@@ -30,6 +30,7 @@ from interp_tasks.training.distributed import Processes, join
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, StepProgress
 from interp_tasks.training.observers import Observer
+from interp_tasks.training.precision import float32_products
 from interp_tasks.training.provenance import run_info
 from tasks.base import Task
 from tasks.registry import get
@@ -270,12 +271,10 @@ def reproducible(config: TrainConfig) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic or deterministic)
     torch.manual_seed(derive_seed(config.seed, "global"))
-    products = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
     try:
-        yield
+        with float32_products(rounded=config.precision == "tf32"):
+            yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = products
         torch.set_num_threads(threads)
         torch.set_flush_denormal(flushed)
         torch.set_rng_state(random_state)

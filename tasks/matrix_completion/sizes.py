@@ -28,6 +28,7 @@ class MatrixCompletionSizes(MatrixCompletion):
 
     presets = built_in_presets("matrix-completion-sizes")
     published_marks: ClassVar[Mapping[str, int]] = {}
+    capturable: ClassVar[bool] = True
 
     n: int = Field(9, ge=1)
     rank: int = Field(1, ge=1)

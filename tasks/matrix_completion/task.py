@@ -253,6 +253,10 @@ def _without_mask_row(gradient: Tensor) -> Tensor:
     return changed
 
 
+# Does the same in every update.
+_without_mask_row.capturable = True  # type: ignore[attr-defined]
+
+
 def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
     """Returns a ``mask`` that hides whole rows but for one entry each: row -> column kept, or ``None``.
 

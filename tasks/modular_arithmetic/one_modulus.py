@@ -23,8 +23,6 @@ class OneModulus(ModularTask):
         operator_token: a token between the operands, [a, op, b, '='], op = p + 1 (Lee et al.'s code).
     """
 
-    capturable: ClassVar[bool] = True
-
     equals_class: bool = False
     operator_token: bool = False
 
@@ -75,6 +73,7 @@ class ModularAddition(OneModulus):
 
     presets = built_in_presets("modular-addition")
     published_steps: ClassVar[tuple[int, ...]] = (1400, 9400, 14000, 40000)
+    capturable: ClassVar[bool] = True
 
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
         return operands.sum(-1) % self.p
@@ -91,6 +90,7 @@ class ModularMultiplication(OneModulus):
     """
 
     presets = built_in_presets("modular-multiplication")
+    capturable: ClassVar[bool] = True
 
     @cached_property
     def _operands(self) -> Int[Tensor, "inputs 2"]:

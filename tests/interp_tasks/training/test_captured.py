@@ -6,19 +6,25 @@ everything which changes from step to step reaches the memory that the recorded 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import tasks
-from interp_tasks import UserError, train
+from interp_tasks import UserError, train, train_stacked
 from interp_tasks.checkpoints import read_run
+from interp_tasks.cli import main
 from interp_tasks.training.captured import CapturedUpdate, is_capturable, why_not_captured
 from interp_tasks.training.config import TrainConfig
+from interp_tasks.training.distributed import Follower
 from interp_tasks.training.loop import Loop
 from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.precision import float32_products
 from interp_tasks.training.stacked import Seed, Stack
 from interp_tasks.training.stacked_optimizer import StackedUpdater
 from interp_tasks.training.trainer import prepare_model
+from tasks.catalog import BUILT_IN
 from tasks.modular_arithmetic.one_modulus import OneModulus
 
 TINY = {"d_model": 8, "n_heads": 2}
@@ -69,8 +75,8 @@ def loops(case, device="cpu"):
         for _ in range(2)
     )
     keep, recorded = recording()
-    captured.captured = CapturedUpdate(captured.compute_from, capture=keep)
     captured.updater = Updater(captured.model, config, captured=True)
+    captured.captured = CapturedUpdate(captured.compute_from, captured.updater.parameters, device, keep)
     return eager, captured, recorded
 
 
@@ -89,9 +95,14 @@ def stacks(case, device="cpu"):
 
     eager, captured = stack(), stack()
     keep, recorded = recording()
-    captured.captured = CapturedUpdate(captured._compute_from, capture=keep)
-    captured.updater = StackedUpdater(captured.parameters, captured.config, captured=True)
+    joined = parameters_of(captured)
+    captured.updater = StackedUpdater(joined, captured.config, captured=True)
+    captured.captured = CapturedUpdate(captured._compute_from, captured.updater.parameters, device, keep)
     return eager, captured, recorded
+
+
+def parameters_of(stack):
+    return SimpleNamespace(named_parameters=lambda: iter(stack.updater.parameters.items()))
 
 
 def assert_same(expected, got, rtol=1e-5, atol=1e-6):
@@ -127,41 +138,115 @@ def test_captured_updates_of_several_seeds_are_their_updates(case):
     assert len(recorded) == 1
 
 
+@pytest.mark.parametrize("change", ["moved", "frozen"])
+def test_parameters_that_are_replaced_are_those_that_train_on(change):
+    """A replay would go on with the memory that they had."""
+    eager, captured, recorded = loops("fresh batches")
+    for step in range(12):
+        for loop in (eager, captured):
+            loop.update(step)
+        for loop in (eager, captured) if step == 5 else ():
+            parameter = loop.updater.parameters["unembed.W_U"]
+            if change == "moved":
+                parameter.data = parameter.data.clone()
+            else:
+                parameter.requires_grad_(False)
+    assert_same(eager.updater.parameters, captured.updater.parameters)
+    assert len(recorded) == 2
+
+
+def test_a_gradient_that_is_left_over_is_not_added_to():
+    _, captured, _ = loops("fresh batches")
+    seen = []
+
+    def keep(update):
+        seen.extend(parameter.grad for parameter in captured.updater.parameters.values())
+        return update
+
+    captured.captured.capture = keep
+    for step in range(6):
+        captured.update(step)
+        for parameter in captured.updater.parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+    assert seen
+    assert all(each is None for each in seen)
+
+
+def test_what_cannot_be_recorded_is_told_once_and_goes_on():
+    eager, captured, _ = loops("fresh batches")
+    asked = []
+
+    def fail(update):
+        asked.append(update)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    captured.captured.capture = fail
+    for step in range(3):
+        captured.update(step)
+    with pytest.warns(UserWarning, match="operation not permitted"):
+        captured.update(3)
+    for step in range(8):
+        eager.update(step)
+        if step > 3:
+            captured.update(step)
+    assert len(asked) == 1
+    assert_same(eager.updater.parameters, captured.updater.parameters)
+
+
+def test_what_was_captured_is_freed_when_training_ends(tmp_path):
+    """The loop and what it has captured hold each other."""
+    name, data, _ = CASES["whole split"]
+    task = tasks.get(name, **data)
+    config = TrainConfig(steps=6, eval_samples=4, threads=1)
+    model, _ = prepare_model(task, task.Model(**TINY), config, "cpu")
+    loop = Loop(task, model, config, "cpu", (), None)
+    keep, recorded = recording()
+    loop.captured = CapturedUpdate(loop.compute_from, loop.updater.parameters, "cpu", keep)
+    loop.run(Follower())
+    assert len(recorded) == 1
+    assert not loop.captured.captured
+
+
 def test_reasons_to_launch_operations_one_by_one():
     task = tasks.get("modular-addition", p=5)
+    model = task.build_model(0, task.Model(**TINY))
     config = TrainConfig()
-    assert why_not_captured("cpu", task, config, "fused") == "not on a CUDA device"
-    assert why_not_captured("cuda", task, config, "fused") is None
-    assert "own forward" in why_not_captured("cuda:1", task, config, "hooked")
-    assert "processes" in why_not_captured("cuda", task, config, "shared")
-    assert "sgd" in why_not_captured("cuda", task, TrainConfig(optimizer="sgd"), "fused")
-    assert "window" in why_not_captured("cuda", task, TrainConfig(grokfast="ma"), "fused")
+
+    def reason(device="cuda", config=config, forward="fused", model=model, task=task):
+        return why_not_captured(device, task, model, config, forward)
+
+    assert reason("cpu") == "not on a CUDA device"
+    assert reason() is None
+    assert "own forward" in reason("cuda:1", forward="hooked")
+    assert "processes" in reason(forward="shared")
+    assert "sgd" in reason(config=TrainConfig(optimizer="sgd"))
+    assert "window" in reason(config=TrainConfig(grokfast="ma"))
+    matrices = tasks.get("matrix-completion", n=2, rank=1)
+    completing = matrices.build_model(0, matrices.Model(**TINY))
+    # The row of MASK is kept at zero by a hook that does the same in every update.
+    assert reason(model=completing, task=matrices) is None
+    completing.embed.W_E.register_hook(lambda gradient: gradient)
+    assert "hooks" in reason(model=completing, task=matrices)
 
 
-def test_a_loss_of_ones_own_is_not_captured_unless_it_says_so():
+def test_every_task_of_ours_is_captured_and_none_derived_from_it():
     class Own(OneModulus):
         name = "own"
 
         def answers(self, operands):
             return operands.sum(-1)
 
-        def loss(self, output, batch):
-            return output.square().mean()
-
     class Declared(Own):
         capturable = True
 
-        def loss(self, output, batch):
-            return output.square().mean()
+    class Derived(Declared):
+        def read(self, output):
+            return output * torch.rand(())
 
-    class Inherited(Declared):
-        pass
-
-    assert is_capturable(tasks.get("modular-addition", p=5))
+    assert all(is_capturable(tasks.get(name)) for name in BUILT_IN)
     assert not is_capturable(Own(p=5))
     assert is_capturable(Declared(p=5))
-    assert is_capturable(Inherited(p=5))
-    assert "capturable" in why_not_captured("cuda", Own(p=5), TrainConfig(), "fused")
+    assert not is_capturable(Derived(p=5))
 
 
 def test_a_run_says_how_its_updates_were_made(tmp_path):
@@ -170,9 +255,37 @@ def test_a_run_says_how_its_updates_were_made(tmp_path):
 
 
 def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
+    rounded = {"steps": 1, "precision": "tf32"}
     with pytest.raises(UserError, match="CUDA"):
-        train("modular-addition", out=tmp_path / "run", config={"steps": 1, "precision": "tf32"})
-    assert not (tmp_path / "run").exists()
+        train("modular-addition", out=tmp_path / "run", config=rounded)
+    with pytest.raises(UserError, match="CUDA"):
+        train_stacked("modular-addition", out=tmp_path / "run", seeds=[0, 1], config=rounded)
+    spec = tmp_path / "spec.toml"
+    spec.write_text('[[train]]\ntask = "modular-addition"\n[train.set]\ntrain.precision = "tf32"\n')
+    assert main(["grid", str(spec), "--out", str(tmp_path / "grid"), "--quiet"]) == 2
+    search = ["runs", "search", "modular-addition", "--trials", "1", "--out", str(tmp_path / "search")]
+    vary = ["--vary", "train.learning_rate=1e-4,1e-2"]
+    assert main([*search, *vary, "--set", "train.precision=tf32"]) == 2
+    assert main([*search, "--vary", "train.precision=float32,tf32"]) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name in ("run", "search")] == []
+
+
+@pytest.mark.parametrize("state", ["as it is", "tf32", "ieee"])
+def test_how_products_are_computed_is_left_as_it_was(state):
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("torch before 2.9")
+    before = matmul.fp32_precision
+    try:
+        if state != "as it is":
+            matmul.fp32_precision = state
+        was = matmul.fp32_precision
+        for rounded in (False, True):
+            with float32_products(rounded=rounded):
+                assert matmul.fp32_precision == ("tf32" if rounded else "ieee")
+            assert matmul.fp32_precision == was
+    finally:
+        matmul.fp32_precision = before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -180,7 +293,7 @@ def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
 def test_cuda_graphs_make_the_same_updates(case):
     eager, captured, _ = loops(case, "cuda")
     eager.captured, eager.updater = None, Updater(eager.model, eager.config)
-    captured.captured = CapturedUpdate(captured.compute_from)
+    captured.captured = CapturedUpdate(captured.compute_from, captured.updater.parameters, "cuda")
     for step in range(14):
         for loop in (eager, captured):
             loop.update(step)
@@ -191,8 +304,8 @@ def test_cuda_graphs_make_the_same_updates(case):
 @pytest.mark.parametrize("case", ["whole split", "fresh batches", "shared masks", "post-norm"])
 def test_cuda_graphs_make_the_same_updates_of_several_seeds(case):
     eager, captured, _ = stacks(case, "cuda")
-    eager.captured, eager.updater = None, StackedUpdater(eager.parameters, eager.config)
-    captured.captured = CapturedUpdate(captured._compute_from)
+    eager.captured, eager.updater = None, StackedUpdater(parameters_of(eager), eager.config)
+    captured.captured = CapturedUpdate(captured._compute_from, captured.updater.parameters, "cuda")
     for step in range(14):
         for stack in (eager, captured):
             stack.update(step)
