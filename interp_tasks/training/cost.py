@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from interp_tasks.training.captured import WARM_UP
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Forward, FusedForward, HookedForward, why_not_fused
+from interp_tasks.training.loop import Loop
 from interp_tasks.training.observers import check_observed
-from interp_tasks.training.optimizer import Updater
-from interp_tasks.training.trainer import model_settings
+from interp_tasks.training.trainer import model_settings, reproducible
 from tasks.base import Batch, Task
 from tasks.settings import ModelSettings
 
@@ -255,14 +256,15 @@ def measured_rate(
     """Measures GFLOP per second of a few real updates of the model, in place; returns their median."""
     if device != "cpu":
         model.to(device, print_details=False)
-    forward, updater = forward_of(model, task), Updater(model, config)
-    batch = task.sample(config.batch_size, seed=config.seed, split="train").to(device)
     seconds = []
-    for step in range(1 + MEASURED_STEPS):
-        start = time.perf_counter()
-        task.loss(forward(batch.tokens), batch).backward()
-        updater.update(step)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return step_flop / 1e9 / sorted(seconds[1:])[MEASURED_STEPS // 2]
+    with reproducible(config):
+        loop = Loop(task, model, config, device, (), None)
+        # Until it is captured, an update on a GPU takes longer.
+        first = 1 if loop.captured is None else WARM_UP + 2
+        for step in range(first + MEASURED_STEPS):
+            start = time.perf_counter()
+            loop.update(step)
+            if device.startswith("cuda"):
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+    return step_flop / 1e9 / sorted(seconds[first:])[MEASURED_STEPS // 2]
