@@ -126,7 +126,12 @@ def train_stacked(
             )
             for index in order
         }
-        stack.run([opened[index] for index in range(len(runs))], stop)
+        try:
+            stack.run([opened[index] for index in range(len(runs))], stop)
+        finally:
+            if stack.captured is not None:
+                # As a run alone does, see :meth:`Loop.run`.
+                stack.captured.forget()
     return list(places.values())
 
 
