@@ -16,12 +16,12 @@ def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
-def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def constant(values: tuple[int, ...] | tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns numbers as a tensor, made once for each CUDA device: a CUDA graph can copy none from ordinary memory."""
     return (_kept if device.type == "cuda" else _made)(values, dtype, device)
 
 
-def _made(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _made(values: tuple[int, ...] | tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     # One made in inference mode could not take part in a backward pass later.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
