@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
 from tasks.catalog import built_in_presets
+from tasks.devices import constant
 from tasks.matrix_completion.decoding import greedy
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.templates import Templates, autoregressive_templates
@@ -94,7 +95,7 @@ class AutoregressiveCompletion(Matrices):
 
     def loss(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> Float[Tensor, ""]:
         """Returns the mean cross-entropy of the next token over the positions that ``loss_on`` names, in nats."""
-        targets = self.read(batch.targets)
+        targets = batch.targets[:, constant(self.read_positions, torch.long, output.device)]
         return F.cross_entropy(self.read(output).flatten(0, 1), targets.flatten())
 
     def metrics(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> dict[str, Metric]:
