@@ -36,7 +36,7 @@ def why_not_captured(device: str, task: Task, model: Any, config: TrainConfig, f
         f"task {task.name!r} does not declare its loss capturable": not is_capturable(task),
         "several processes": forward == "shared",
         "the model's own forward": forward != "fused",
-        "hooks on parameters": any(hooked(parameter) for parameter in model.parameters()),
+        "hooks on parameters": any(has_unknown_hooks(parameter) for parameter in model.parameters()),
         "a window of gradients": config.grokfast == "ma",
         "optimizer sgd": config.optimizer == "sgd",
     }
@@ -48,7 +48,7 @@ def is_capturable(task: Task) -> bool:
     return bool(vars(type(task)).get("capturable", False))
 
 
-def hooked(parameter: Tensor) -> bool:
+def has_unknown_hooks(parameter: Tensor) -> bool:
     """Returns whether a parameter has hooks on its gradient that are not known to do the same in every update."""
     hooks = [
         *(parameter._backward_hooks or {}).values(),
@@ -148,15 +148,15 @@ class Captured:
         self.replay()
 
 
-def packed(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of a batch and the masks of dropout by names that :func:`unpacked` undoes."""
+def inputs_of(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of a batch and the masks of dropout by names that :func:`batch_and_masks` undoes."""
     inputs = {"tokens": batch.tokens, "targets": batch.targets}
     inputs |= {f"extras/{name}": tensor for name, tensor in batch.extras.items()}
     return inputs | {f"masks/{place}": mask for place, mask in masks.items()}
 
 
-def unpacked(inputs: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
-    """Returns the batch and the masks that :func:`packed` was given."""
+def batch_and_masks(inputs: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
+    """Returns the batch and the masks that :func:`inputs_of` was given."""
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): each for name, each in inputs.items() if name.startswith(prefix)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, Stopped
-from interp_tasks.training.captured import CapturedUpdate, packed, unpacked, why_not_captured
+from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.clock import Clock
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.distributed import Follower, Processes
@@ -135,7 +135,7 @@ class Loop:
         if self.captured is None:
             self.compute(batch, dropout)
         else:
-            self.captured(packed(batch, self.masks(dropout, len(batch))))
+            self.captured(inputs_of(batch, self.masks(dropout, len(batch))))
         return {}
 
     def masks(self, dropout: Dropout | None, examples: int) -> Mapping[str, Tensor]:
@@ -145,7 +145,7 @@ class Loop:
 
     def compute_from(self, inputs: Mapping[str, Tensor]) -> None:
         """Makes one update at the learning rate that is set, from tensors alone."""
-        batch, masks = unpacked(inputs)
+        batch, masks = batch_and_masks(inputs)
         # Of a step the masks are all that is read.
         dropout = self.dropout(0, batch.tokens.shape[1])
         self.compute(batch, dropout and DrawnMasks(**vars(dropout), drawn=masks))

@@ -16,7 +16,7 @@ from interp_tasks.checkpoints.run_files import check_no_run, stored_steps
 from interp_tasks.checkpoints.run_folder import RunFolder, resumable
 from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, UserError
-from interp_tasks.training.captured import CapturedUpdate, packed, unpacked
+from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of
 from interp_tasks.training.clock import Clock, free_memory
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.cost import state_bytes, weight_bytes
@@ -126,12 +126,10 @@ def train_stacked(
             )
             for index in order
         }
-        try:
-            stack.run([opened[index] for index in range(len(runs))], stop)
-        finally:
-            if stack.captured is not None:
-                # As a run alone does, see :meth:`Loop.run`.
-                stack.captured.forget()
+        if stack.captured is not None:
+            # As a run alone does, see :meth:`Loop.run`.
+            folders.callback(stack.captured.forget)
+        stack.run([opened[index] for index in range(len(runs))], stop)
     return list(places.values())
 
 
@@ -327,7 +325,7 @@ class Stack:
         self.updater.set_rate(step)
         every = self.config.gradient_norms_every
         if not every or (step + 1) % every:
-            inputs = packed(batch, masks)
+            inputs = inputs_of(batch, masks)
             if self.captured is None:
                 self._compute_from(inputs)
             else:
@@ -339,7 +337,7 @@ class Stack:
             for index, each in enumerate(norms):
                 each(stage, {name: gradient[index] for name, gradient in gradients.items()})
 
-        self._compute_from(packed(batch, masks), watch)
+        self._compute_from(inputs_of(batch, masks), watch)
         return [{"gradient_norm": each.line} for each in norms]
 
     def _dropouts(self, step: int, positions: int) -> list[Dropout]:
@@ -348,7 +346,7 @@ class Stack:
 
     def _compute_from(self, inputs: Mapping[str, Tensor], watch: GradientWatcher | None = None) -> None:
         """Makes one update of all runs at the learning rate that is set, from tensors alone."""
-        batch, masks = unpacked(inputs)
+        batch, masks = batch_and_masks(inputs)
         with self.runs[0].autocast():
             # Of a step the masks are all that is read.
             outputs = self.forward(batch.tokens, self._dropouts(0, batch.tokens.shape[-1]), masks)

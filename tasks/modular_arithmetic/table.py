@@ -203,12 +203,12 @@ class ModularTask(Task):
 
 
 def cross_entropy(
-    logits: Float[Tensor, "*batch classes"], answers: Int[Tensor, "*batch"]
-) -> Float[Tensor, "*batch"]:
+    logits: Float[Tensor, "batch classes"], answers: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
     """Returns the per-example cross-entropy through a float64 log-softmax.
 
     In float32 a log-probability below 1.2e-7 rounds to 0, and the loss of its gradient
     ends in loss spikes (Nanda et al. 2023, code; Syrkis & Søgaard 2024, "slingshot").
     """
     log_probabilities = logits.double().log_softmax(-1)
-    return -log_probabilities.gather(-1, answers.unsqueeze(-1)).squeeze(-1)
+    return -log_probabilities.gather(-1, answers[:, None]).squeeze(-1)
