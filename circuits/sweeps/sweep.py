@@ -139,14 +139,14 @@ def swept(
     """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
     read, bound = _read_variants(variants), _read_memory(memory)
     beside: dict[str, Any] = {}
-    if bound is not None:
-        with exclusive(surface.model):
+    with exclusive(surface.model):  # another thread may have replaced weights, or be tracing them
+        if bound is not None:
             sources = (one for each in _planned(read, surface) for one in wanted(each.plan))
             beside = {"sources": kept_bytes(surface, sources), "of_metric": metric.nbytes}
             if checkpoints is not None:
                 # What a state_dict takes the place of is put aside.
                 beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
-    division = divided(surface, prompts, _read_chunk(chunk), bound, chunk != "auto", **beside)
+        division = divided(surface, prompts, _read_chunk(chunk), bound, chunk != "auto", **beside)
     per_pass = None if bound is None else min(division.tokens, division.outputs)
     inputs = SweepInputs(
         prompts,

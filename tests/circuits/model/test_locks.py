@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, run, sweep, transplant
+from circuits import CircuitsError, ablate, edit, intervene, patch, run, sweep, transplant
 from circuits.model import locks as locks
 from circuits.model.record import evaluating
 from circuits.model.state import substituted
@@ -78,7 +78,7 @@ def test_what_waits(make_model, tokens, what):
     assert again.equals(alone) if what == "sweep" else again == alone
 
 
-@pytest.mark.parametrize("what", ["intervene", "checkpoints"])
+@pytest.mark.parametrize("what", ["intervene", "checkpoints", "sweep", "sweep, naive", "bounded", "edges"])
 def test_parameters_are_not_looked_up_while_another_thread_has_others_in_place(make_model, tokens, what):
     """As a sweep over checkpoints has, for a function transform."""
     model, donor = make_model(0), make_model(1)
@@ -87,15 +87,29 @@ def test_parameters_are_not_looked_up_while_another_thread_has_others_in_place(m
         if what == "intervene":
             with intervene(model, transplant.weights(donor, ["qkv"])):
                 return model(tokens)
+        if what == "edges":
+            return patch.edges(model, tokens, tokens.flip(1), steps=1, exact=1, draws=2, flips=2).frame
+        options = {
+            "checkpoints": {"checkpoints": {"a": donor.state_dict()}},
+            "sweep, naive": {"engine": "naive"},
+            "bounded": {"memory": 10**9},
+        }
         variants = {"a": ablate.zero("0.1")}
-        return sweep(model, tokens, variants, checkpoints={"a": donor.state_dict()}, draws=2, flips=2).frame
+        return sweep(model, tokens, variants, draws=2, flips=2, **options.get(what, {})).frame
 
     alone = called()
-    others = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    with evaluating(model), substituted(model, others):
-        found, thread = in_thread(called)
-        assert waits(thread), found
-    again = ended(found, thread)
+    others = {name: parameter.detach()[None] for name, parameter in model.named_parameters()}
+    threads = []
+
+    def traced(values):
+        with evaluating(model), substituted(model, values):
+            found, thread = in_thread(called)
+            assert waits(thread), found
+            threads.append((found, thread))
+        return next(iter(values.values()))
+
+    torch.func.vmap(traced)(others)
+    again = ended(*threads[0])
     assert torch.equal(again, alone) if what == "intervene" else again.equals(alone)
 
 
