@@ -146,6 +146,8 @@ LONG = {
             "modular-arithmetic/progress-measures",
             "plots",
             "report",
+            "results/beyond-the-papers",
+            "results/modular-arithmetic",
             "search",
             "shipped-models",
             "tutorials/circuit",
