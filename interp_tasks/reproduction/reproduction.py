@@ -21,7 +21,15 @@ from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
 from interp_tasks.reproduction.intervals import ALPHA
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
 from interp_tasks.reproduction.runs import Located, locate_all
-from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
+from interp_tasks.reproduction.studies import (
+    Done,
+    Job,
+    control_jobs,
+    jobs_of,
+    perform_all,
+    under_every_mark,
+    untestable,
+)
 from interp_tasks.reproduction.verdicts import Outcome, judge
 
 if TYPE_CHECKING:
@@ -355,7 +363,7 @@ def decide_on(
     lacking = [each for one in done for each in one.job.missing]
     together = len(done) == 1 and done[0].job.study.together
     if succeeded and not (together and about(claim, lacking)):
-        frames = [one.result.frame for one in succeeded if one.result is not None]
+        frames = [under_every_mark(one.job, one.result.frame) for one in succeeded if one.result is not None]
         frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
         tables = {key: table for key, table in controls.items() if not isinstance(table, str)}
         outcome = judge(claim, frame, name, seeds, tables)

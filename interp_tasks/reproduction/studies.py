@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from interp_tasks.published.paper import Control, as_typed
 from interp_tasks.reproduction.runs import Located
 
 if TYPE_CHECKING:
+    import pandas
+
     from interp_tasks.experiments import Result
 
 #: Untrained models of one condition.
@@ -168,6 +171,24 @@ def perform(job: Job, scratch: Path) -> Done:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
         return Done(job, None, " ".join(reason.split()), crashed=True)
+
+
+def under_every_mark(job: Job, frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns a job's table with the rows of a step under every mark of the study that means it.
+
+    Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.
+    """
+    import pandas
+
+    from interp_tasks.checkpoints import resolve
+
+    tables, there = [frame], set(frame["ref"].dropna())
+    bases = [base for located in job.on for base in located.bases.values()]
+    for base, mark in product(bases, job.study.at):
+        if (ref := f"{base}@{mark}") not in there:
+            of_run = (frame["ref"].str.rpartition("@")[0] == base).fillna(False).astype(bool)
+            tables.append(frame[of_run & (frame["step"] == resolve(ref)[0].step)].assign(ref=ref))
+    return tables[0] if len(tables) == 1 else pandas.concat(tables, ignore_index=True)
 
 
 def perform_and_draw(job: Job, scratch: Path) -> Done:

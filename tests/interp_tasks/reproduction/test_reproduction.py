@@ -486,6 +486,24 @@ def test_a_paper_on_one_run_of_two(runs):
     assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_step_that_two_marks_mean_counts_under_both(runs, together):
+    """A run that stores few steps may have one alone before its drop."""
+    where = {"metric": "mse_masked"}
+    by_number = claim(id="number", where=where | {"ref": "4"})
+    by_mark = claim(id="mark", where=where | {"ref": "last"}, per={"ref": "4", **where})
+    before = claim(id="before", where=where | {"ref": "0"})
+    given = content(*(one.model_dump() for one in (by_number, by_mark, before)))
+    study = given["study"][0] | {"at": ["0", "4", "last"], "together": together}
+    found = reproduce(parse_paper(given | {"study": [study, given["study"][1]]}, "small.toml"), runs=runs)
+    number, mark, earlier = (
+        {one.claim.id: one for one in found.outcomes}[name] for name in ("number", "mark", "before")
+    )
+    assert mark.value == 1
+    assert number.value != earlier.value
+    assert not found.crashed
+
+
 def test_what_reads_most_checkpoints_is_begun_first():
     """Or the process that has it goes on alone in the end. Jobs on one model stay together, in their order."""
     given = content(claim().model_dump())
