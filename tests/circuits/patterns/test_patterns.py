@@ -470,7 +470,7 @@ def test_a_class_among_some_heads(grid, tokens):
     assert len(patterns.classify(found, among={"row": "all"}).groups["row"]) == 8
     assert patterns.classify(found, among={"row": Head(1, 0)}).groups["row"] == (Head(1, 0),)
     assert "row" not in patterns.classify(found, among={"row": ()}).groups
-    with pytest.raises(CircuitsError, match="patterns.classify, among: heads 'first': cannot read 'first'"):
+    with pytest.raises(CircuitsError, match=r"patterns.classify, among: heads 'first': cannot read 'first'"):
         patterns.classify(found, among={"row": "first"})
 
 
