@@ -15,6 +15,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._clusters import THRESHOLD, Clusters, check_threshold
 from circuits.harmonics import cos_sin, products
+from circuits.tensors import read_numbers
 from circuits.validate import is_whole
 
 
@@ -104,7 +105,8 @@ class ModularSum:
     period: int
 
     def __post_init__(self) -> None:
-        if self.coordinates.is_floating_point() or not all(isinstance(m, int) for m in self.coefficients):
+        object.__setattr__(self, "coordinates", read_numbers(self.coordinates, "ModularSum: coordinates"))
+        if self.coordinates.is_floating_point() or not all(map(is_whole, self.coefficients)):
             raise CircuitsError(
                 f"ModularSum: coordinates and coefficients are whole numbers; got {self.coordinates.dtype} and "
                 f"{list(self.coefficients)}"
@@ -119,7 +121,7 @@ class ModularSum:
     @cached_property
     def terms(self) -> Int[Tensor, "input coordinate"]:
         """Returns mᵢ·xᵢ mod q."""
-        coefficients = torch.tensor(self.coefficients, device=self.coordinates.device)
+        coefficients = torch.tensor([int(m) for m in self.coefficients], device=self.coordinates.device)
         return self.coordinates.long() * coefficients % self.period
 
     @cached_property

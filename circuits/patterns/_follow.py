@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval
-from circuits.tensors import as_dense_tensor
+from circuits.tensors import read_numbers
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def follow(
 
 
 def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
-    numbers = torch.as_tensor(as_dense_tensor(given, f"{caller}: {name}")).cpu()
+    numbers = read_numbers(given, f"{caller}: {name}").cpu()
     if (
         numbers.shape != (length,)
         or numbers.is_floating_point()
