@@ -89,6 +89,12 @@ def follow(
         raise CircuitsError(
             f"{caller}: in {int((group_before == group_after).sum())} pairs nothing moves: before equals after"
         )
+    absent = {*group_before.tolist(), *group_after.tolist()} - {*of_key.tolist()}
+    if absent:
+        raise CircuitsError(
+            f"{caller}: no position is in group {min(absent)}, which before or after names; groups are "
+            f"{', '.join(map(str, sorted({*of_key.tolist()})))}"
+        )
     device = pairs.surface.device
     member = torch.nn.functional.one_hot(of_key).double().to(device)  # [key group]
     sums = pairs.zeros()

@@ -747,6 +747,10 @@ def test_other_refusals(grid, tokens):
         ({"before": torch.zeros(8)}, "before are 8 whole numbers from 0; got .* of float32"),
         ({"after": -torch.ones(8, dtype=torch.long)}, "after are 8 whole numbers from 0"),
         ({"after": torch.zeros(8, dtype=torch.long)}, "in 8 pairs nothing moves: before equals after"),
+        (
+            {"after": torch.full((8,), 3)},
+            "no position is in group 3, which before or after names; groups are 0, 1, 2",
+        ),
     ],
 )
 def test_refusals_of_follow(grid, tokens, given, message):
