@@ -61,7 +61,7 @@ class Grid:
                 ids are left out; every combination must occur once.
         """
         tokens = read_inputs(tokens, "Grid.of_inputs: tokens")
-        if is_whole(values):
+        if isinstance(values, int | np.integer):
             values = [range(int(values))] * len(coords)
         lists = [list(map(int, each)) for each in values]
         outside = [at for at in coords.values() if not -tokens.shape[1] <= at < tokens.shape[1]]
