@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from circuits.model.heads import KeyValueGroup
 from circuits.model.inputs import Texts, read_given
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.tensors import Snapshot
+from circuits.tensors import Snapshot, read_numbers
 from circuits.validate import is_whole, made_by, read_choice, read_indices, read_seed, read_tokens
 
 __all__ = [
@@ -325,13 +324,12 @@ def classes(
     caller = "ablate.classes"
     place = read_place(site, heads, caller)
     tokens = read_tokens(examples, caller, "examples")
-    kinds = torch.as_tensor(classes)
-    if kinds.ndim == 1:
-        kinds = kinds[:, None]
+    given = read_numbers(classes, f"{caller}: classes")
+    kinds = given[:, None] if given.ndim == 1 else given
     if kinds.ndim != 2 or len(kinds) != len(tokens.tensor) or kinds.is_floating_point() or not kinds.shape[1]:
         raise CircuitsError(
             f"{caller}: classes are whole numbers [example] or [example kind] of {len(tokens.tensor)} examples; got "
-            f"{str(kinds.dtype)[6:]} {list(torch.as_tensor(classes).shape)}"
+            f"{str(kinds.dtype)[6:]} {list(given.shape)}"
         )
     if len(tokens.tensor.unique(dim=0)) != len(tokens.tensor):
         raise CircuitsError(f"{caller}: the examples that have classes must be different from each other")

@@ -76,6 +76,8 @@ class Lens:
 
     def without(self, name: str) -> Tensor:
         """Returns the output without one component's direct contribution."""
+        if name not in self.contributions:
+            raise CircuitsError(f"lens: no contribution {name!r}; there are {', '.join(self.contributions)}")
         if self.soft_cap is None:
             return self.output - self.contributions[name]
         parts = [part for other, part in self.contributions.items() if other != name]

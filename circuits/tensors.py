@@ -119,6 +119,17 @@ def as_dense_tensor(given: Any, label: str) -> Any:
     return given
 
 
+def read_numbers(given: Any, label: str) -> Tensor:
+    """Returns numbers given as a tensor, an array or nested lists as a dense tensor."""
+    dense = as_dense_tensor(given, label)
+    try:
+        return torch.as_tensor(dense)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CircuitsError(
+            f"{label}: give numbers as a tensor or an array, got {type(given).__name__}"
+        ) from error
+
+
 Positions = tuple[int, ...]
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.tensors import read_numbers
 
 #: The Gram matrix of the functions is singular if its smallest eigenvalue is below this share of its largest.
 SINGULAR = 1e-9
@@ -90,7 +91,7 @@ class Contrasts:
 
 def read_classes(classes: Any, examples: int, caller: str) -> tuple[Int[Tensor, " example"], int]:
     """Returns the classes of the examples, renumbered without empty ones, and the number of classes."""
-    labels = torch.as_tensor(classes)
+    labels = read_numbers(classes, caller)
     if labels.shape != (examples,) or labels.dtype.is_floating_point or labels.dtype.is_complex:
         raise CircuitsError(
             f"{caller}: classes are whole numbers [example] = [{examples}]; got {str(labels.dtype)[6:]} "
@@ -175,7 +176,7 @@ def total(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     shares = (
         between.sum(-1) / total_squares.sum() if varies else torch.zeros(len(between), dtype=torch.float64)
     )
-    return shares.reshape(torch.as_tensor(classes).shape[:-1])
+    return shares.reshape(read_numbers(classes, "variance.total: classes").shape[:-1])
 
 
 def adjusted(share: float, examples: int, degrees: int) -> float:
@@ -205,7 +206,7 @@ def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
     contrasts = Contrasts.of(classes, len(parsed), "variance.partition")
     products = contrasts.products(centred)  # [function feature]
     solution = torch.cholesky_solve(products, contrasts.factor)
-    shape = tuple(torch.as_tensor(values).shape[1:])
+    shape = tuple(read_numbers(values, "variance.partition").shape[1:])
     alone = torch.stack([_between(centred, index) for index in contrasts.indices(parsed.device)])
     unique = torch.stack(
         [
@@ -225,7 +226,7 @@ def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
 
 
 def _read_values(values: Any) -> Float[Tensor, "example feature"]:
-    tensor = torch.as_tensor(values).detach().double()
+    tensor = read_numbers(values, "variance").detach().double()
     if tensor.ndim == 0 or tensor.numel() == 0 or not bool(tensor.isfinite().all()):
         raise CircuitsError(f"variance: needs finite values [example ...], got {list(tensor.shape)}")
     return tensor.reshape(len(tensor), -1)
@@ -241,13 +242,13 @@ def _sums(values: Any, classes: Any, caller: str) -> tuple[Tensor, Tensor, Tenso
     The last item is the shape of the shares, [*kinds *features].
     """
     parsed = _read_values(values)
-    kinds = torch.as_tensor(classes)
+    kinds = read_numbers(classes, f"{caller}: classes")
     centred = _centred(parsed)
     class_sets = kinds if kinds.ndim == 2 else kinds[None]
     between = torch.stack(
         [_between(centred, read_classes(one, len(parsed), caller)[0].to(parsed.device)) for one in class_sets]
     )
-    shape = (*kinds.shape[:-1], *torch.as_tensor(values).shape[1:])
+    shape = (*kinds.shape[:-1], *read_numbers(values, caller).shape[1:])
     return between, centred.square().sum(0), parsed.square().sum(0), shape
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import cos_sin
+from circuits.tensors import as_dense_tensor
 from circuits.validate import is_whole
 
 
@@ -52,7 +53,7 @@ def inverse(coefficients: Any, axes: int | Sequence[int] = 0) -> Float[Tensor, "
 def read_values(x: Any) -> Tensor:
     """Returns the numbers as a float64 tensor on their device, with gradients; refuses values that are not finite."""
     try:
-        values = torch.as_tensor(x)
+        values = torch.as_tensor(as_dense_tensor(x, "fourier"))
     except (TypeError, ValueError, RuntimeError):
         raise CircuitsError(
             f"fourier: a spectrum needs numbers along an axis; got {type(x).__name__} without them"

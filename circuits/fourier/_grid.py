@@ -15,7 +15,8 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._basis import read_axis
 from circuits.harmonics import cos_sin, products
-from circuits.validate import read_inputs
+from circuits.tensors import as_dense_tensor
+from circuits.validate import is_whole, read_inputs
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Grid:
                 ids are left out; every combination must occur once.
         """
         tokens = read_inputs(tokens, "Grid.of_inputs: tokens")
-        if isinstance(values, int):
-            values = [range(values)] * len(coords)
+        if isinstance(values, int | np.integer):
+            values = [range(int(values))] * len(coords)
         lists = [list(map(int, each)) for each in values]
         outside = [at for at in coords.values() if not -tokens.shape[1] <= at < tokens.shape[1]]
         if len(lists) != len(coords) or outside or any(len(set(one)) < len(one) for one in lists):
@@ -96,7 +97,7 @@ class Grid:
 
     def arrange(self, x: Any, axis: int = 0) -> Tensor:
         """Unfolds the axis of the cells into the grid, [*sizes ...]; the other axes follow in their order."""
-        x = torch.as_tensor(x)
+        x = torch.as_tensor(as_dense_tensor(x, "Grid"))
         cells_first = x.movedim(read_axis(axis, x), 0)
         length = self.cells if self.length is None else self.length
         if len(cells_first) != length:
@@ -128,7 +129,8 @@ def components(
     """
     period = grid.sizes[0]
     keys = list(dict.fromkeys(keys))
-    if set(grid.sizes) != {period} or not keys or not all(1 <= key <= period // 2 for key in keys):
+    is_frequency = [is_whole(key, 1) and key <= period // 2 for key in keys]
+    if set(grid.sizes) != {period} or not keys or not all(is_frequency):
         raise CircuitsError(
             f"fourier.components: needs a grid with equal sides and keys from 1 to half a side; got sides "
             f"{list(grid.sizes)}, keys {keys}"

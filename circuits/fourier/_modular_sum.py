@@ -15,6 +15,8 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._clusters import THRESHOLD, Clusters, check_threshold
 from circuits.harmonics import cos_sin, products
+from circuits.tensors import read_numbers
+from circuits.validate import is_whole
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class CosineFit:
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """Returns the fit by the mean and the cosines of some frequencies."""
         curve = self.coefficients[0].expand(len(self.by_difference)).clone()
-        for key in keys:
+        for key in _read_keys(keys, len(self.by_difference), "CosineFit"):
             curve += self.coefficients[key] * self._waves[key]
         return curve[self.difference]
 
@@ -66,16 +68,19 @@ class CosineFit:
             of: "all", the variance about the overall mean; "classes", that about each input's mean over the classes,
                 to which a softmax is invariant.
         """
-        centre = self.logits.mean(1, keepdim=True) if of == "classes" else self.logits.mean()
-        total = float((self.logits - centre).square().mean())
+        # Less one of them, so that equal logits have no variance, and not that of their mean's rounding.
+        logits = self.logits - (self.logits[:, :1] if of == "classes" else self.logits[0, 0])
+        centre = logits.mean(1, keepdim=True) if of == "classes" else logits.mean()
+        total = float((logits - centre).square().mean())
         period = len(self.by_difference)
         explained_sum = sum(
-            float(self.coefficients[key]) ** 2 * (1.0 if 2 * key == period else 0.5) for key in set(keys)
+            float(self.coefficients[key]) ** 2 * (1.0 if 2 * key == period else 0.5)
+            for key in _read_keys(keys, period, "CosineFit")
         )
         return explained_sum / total if total > 0 else 0.0
 
 
-#: A function is dependent on others if the rest that they do not span is below this share of its norm.
+#: Functions are dependent on each other where a combination of them is below this share of their norms.
 _DEPENDENT = 1e-6
 
 
@@ -100,7 +105,8 @@ class ModularSum:
     period: int
 
     def __post_init__(self) -> None:
-        if self.coordinates.is_floating_point() or not all(isinstance(m, int) for m in self.coefficients):
+        object.__setattr__(self, "coordinates", read_numbers(self.coordinates, "ModularSum: coordinates"))
+        if self.coordinates.is_floating_point() or not all(map(is_whole, self.coefficients)):
             raise CircuitsError(
                 f"ModularSum: coordinates and coefficients are whole numbers; got {self.coordinates.dtype} and "
                 f"{list(self.coefficients)}"
@@ -115,7 +121,7 @@ class ModularSum:
     @cached_property
     def terms(self) -> Int[Tensor, "input coordinate"]:
         """Returns mᵢ·xᵢ mod q."""
-        coefficients = torch.tensor(self.coefficients, device=self.coordinates.device)
+        coefficients = torch.tensor([int(m) for m in self.coefficients], device=self.coordinates.device)
         return self.coordinates.long() * coefficients % self.period
 
     @cached_property
@@ -200,13 +206,17 @@ class ModularSum:
         return sum_figure(self.coordinates, self.remainders, self.coefficients, self.period)
 
     def _checked(self, keys: Sequence[int]) -> list[int]:
-        checked = list(dict.fromkeys(keys))
-        if not checked or not all(isinstance(key, int) and 1 <= key <= self.period // 2 for key in checked):
-            raise CircuitsError(
-                f"ModularSum: keys are frequencies from 1 to {self.period // 2} for period {self.period}; got "
-                f"{list(keys)}"
-            )
-        return checked
+        return _read_keys(keys, self.period, "ModularSum", least=1)
+
+
+def _read_keys(keys: Iterable[int], period: int, caller: str, least: int = 0) -> list[int]:
+    """Returns frequencies, each once; refuses those that the period has not, and fewer than `least`."""
+    given = list(keys)
+    if len(given) < least or not all(is_whole(key, 1) and key <= period // 2 for key in given):
+        raise CircuitsError(
+            f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {given}"
+        )
+    return list(dict.fromkeys(map(int, given)))
 
 
 def share(
@@ -245,6 +255,11 @@ def _orthonormal(functions: Sequence[Tensor]) -> Tensor:
     constant = functions[0].new_ones(len(functions[0]), 1, dtype=torch.float64)
     with_constant = torch.cat([constant, *functions], 1)
     basis, triangle = torch.linalg.qr(with_constant)
-    independent = triangle.diagonal().abs() > _DEPENDENT * with_constant.norm(dim=0)
-    independent[0] = False
-    return basis[:, independent]
+    norms = with_constant.norm(dim=0)
+    rest = triangle.diagonal().abs()
+    if len(rest) == len(norms) and bool((rest > _DEPENDENT * norms).all()):
+        return basis[:, 1:]
+    # A function that depends on those before it has any direction at all as its column, which may hold a part of those
+    # after it: the columns that are left would not span them.
+    within, sizes, _ = torch.linalg.svd(triangle[1:, 1:] / norms[1:].clamp(min=1e-300), full_matrices=False)
+    return basis[:, 1:] @ within[:, sizes > _DEPENDENT]

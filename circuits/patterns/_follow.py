@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval
-from circuits.tensors import as_dense_tensor
+from circuits.tensors import read_numbers
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,12 @@ def follow(
         raise CircuitsError(
             f"{caller}: in {int((group_before == group_after).sum())} pairs nothing moves: before equals after"
         )
+    absent = {*group_before.tolist(), *group_after.tolist()} - {*of_key.tolist()}
+    if absent:
+        raise CircuitsError(
+            f"{caller}: no position is in group {min(absent)}, which before or after names; groups are "
+            f"{', '.join(map(str, sorted({*of_key.tolist()})))}"
+        )
     device = pairs.surface.device
     member = torch.nn.functional.one_hot(of_key).double().to(device)  # [key group]
     sums = pairs.zeros()
@@ -108,7 +114,7 @@ def follow(
 
 
 def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
-    numbers = torch.as_tensor(as_dense_tensor(given, f"{caller}: {name}")).cpu()
+    numbers = read_numbers(given, f"{caller}: {name}").cpu()
     if (
         numbers.shape != (length,)
         or numbers.is_floating_point()

@@ -139,6 +139,8 @@ def heads(
         if random_size is not None:
             sizes = {random_size}
         for size in sorted(sizes) if random else ():
+            if f"random {size}" in named:
+                raise UserError(f"--group random {size}: there are random draws of that name; choose another")
 
             def at_random(seed: int, size: int = size) -> Intervention:
                 return edit.on(subject, {"": drawn(every, size, seed)})[""]

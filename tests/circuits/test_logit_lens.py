@@ -98,6 +98,8 @@ def test_against_the_residual_stream_by_hand(family, make_model, tokens, by_hand
     torch.testing.assert_close(total, found.output, **close)
     without = sum(value for name, value in found.contributions.items() if name != "1.2") + found.constant
     torch.testing.assert_close(found.without("1.2"), without, **close)
+    with pytest.raises(CircuitsError, match=r"no contribution 'mlp1'; there are embed, pos_embed, 0\.0"):
+        found.without("mlp1")
 
 
 def test_every_kind_of_block_against_the_residual_stream_by_hand(featured, tokens, by_hand):

@@ -99,6 +99,16 @@ def test_of_random_classes_the_adjusted_share_is_0_on_average():
     assert np.isnan(variance.adjusted(1.0, 6, 5))
 
 
+def test_arrays_backwards_are_numbers_too():
+    """Torch cannot read them in place."""
+    values, classes = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 3
+    turned = values[::-1].copy()[::-1], classes[::-1].copy()[::-1]
+    for measure in (variance.explained, variance.total):
+        assert torch.equal(measure(*turned), measure(values, classes))
+    found, expected = (variance.partition(x, {"kind": c}) for x, c in (turned, (values, classes)))
+    assert torch.equal(found.unique, expected.unique)
+
+
 def test_what_does_not_vary_has_no_share():
     values = torch.cat([torch.full((30, 1), 0.1), drawn(30, 1)], 1)
     assert variance.explained(values, torch.arange(30) % 3)[0] == 0

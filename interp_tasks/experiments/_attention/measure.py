@@ -329,6 +329,8 @@ def distribution(head_classes: HeadClasses) -> pandas.DataFrame:
     for metric, (value,) in values.items():
         if not np.isfinite(value):
             continue
-        low, high = interval(resampled[metric][:, None], LEVEL) if examples > 1 else ([np.nan], [np.nan])
+        # A resample in which the template has no query says nothing of it.
+        known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
+        low, high = interval(known, LEVEL) if examples > 1 else ([np.nan], [np.nan])
         rows.append({"metric": metric, "value": value, "ci_low": low[0], "ci_high": high[0]})
     return pandas.DataFrame(rows).assign(variant=ALL_HEADS, n=examples)

@@ -143,6 +143,18 @@ def test_a_grid_of_inputs_puts_examples_in_their_cells():
     torch.testing.assert_close(swapped, arranged.transpose(0, 1))
 
 
+def test_arrays_and_numbers_of_numpy_are_read():
+    p = 5
+    tokens = torch.cartesian_prod(torch.arange(p), torch.arange(p)).numpy()
+    grids = [fourier.Grid.of_inputs(t, {"a": 0, "b": 1}, n) for t, n in ((tokens, p), (tokens, np.int64(p)))]
+    assert grids[0] == grids[1]
+    values = np.random.default_rng(0).normal(size=(p * p, 2))
+    turned = fourier.spectrum(values[::-1].copy()[::-1], grids[1])
+    assert torch.equal(turned.power, fourier.spectrum(values, grids[0]).power)
+    total = fourier.ModularSum(tokens[::-1].copy()[::-1], (np.int64(1), 2), p)
+    assert total.remainders.tolist() == ((tokens[:, 0] + 2 * tokens[:, 1]) % p).tolist()
+
+
 def test_ids_in_another_order():
     """A cycle of ids, such as the powers of a generator modulo 5; examples with other ids are not on the grid."""
     tokens = inputs(5, 4)
@@ -474,6 +486,7 @@ FAULTS = {
     "ids twice": (lambda: small_grid(inputs(5, 0), values=[[0, 0], [0, 1]]), "different ids"),
     "sides": (lambda: fourier.components(fourier.Grid({"a": 4, "b": 5}), [1]), r"equal sides .*\[4, 5\]"),
     "keys": (lambda: fourier.components(fourier.Grid({"a": 5}), [3]), r"keys \[3\]"),
+    "half a key": (lambda: fourier.components(fourier.Grid({"a": 5}), [1.5]), r"keys \[1.5\]"),
     "along": (
         lambda: fourier.components(fourier.Grid({"a": 5}), [1], (2,)),
         r"one of them 1 or -1; got \(2,\)",

@@ -82,7 +82,21 @@ def test_cosines_against_least_squares(p, q):
     assert fit.explained(total.frequencies) == pytest.approx(r_squared)
     own = logits.numpy() - logits.numpy().mean(1, keepdims=True)
     assert fit.explained(total.frequencies, of="classes") == pytest.approx(np.var(fitted) / np.var(own))
-    assert total.cosines(logits * 0 + 3).explained([1]) == 0
+    constant = torch.full((p * p, q), 0.3, dtype=torch.float64)
+    assert [total.cosines(constant).explained([1], of=of) for of in ("all", "classes")] == [0, 0]
+
+
+def test_frequencies_count_once_and_are_those_of_the_period():
+    total = ModularSum(grid(7), (1, 1), 7)
+    fit = total.cosines(random_logits(7, 7))
+    assert torch.equal(fit.fitted(iter([1, np.int64(1), 3])), fit.fitted([1, 3]))
+    assert fit.explained(np.array([1, 3, 1])) == fit.explained([1, 3])
+    assert torch.equal(total.block(np.array([1])), total.block([1]))
+    assert torch.equal(fit.fitted([]), fit.coefficients[0].expand(49, 7))
+    for wrong in (0, -1, 4, 1.0):
+        for use in (fit.fitted, fit.explained):
+            with pytest.raises(CircuitsError, match="frequencies from 1 to 3 for period 7"):
+                use([1, wrong])
 
 
 def test_restricted_and_excluded_are_nandas_on_the_complete_grid():
@@ -139,6 +153,46 @@ def test_products_that_repeat_count_once():
     assert total.block([1, 2, 3]).shape[1] == 5
     twice = variance_explained(x.double(), torch.cat([x, x, 2 * x], 1).double())
     assert twice.tolist() == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize(
+    "design",
+    [
+        lambda a, b, c: [a, a, b, c],
+        lambda a, b, c: [a, b, a + b, c],
+        lambda a, b, c: [a, a**0, b, c],
+        lambda a, b, c: [0 * a, a, b, c],
+        lambda a, b, c: [a, a, a, b, b, c],
+        lambda a, b, c: [a ** (k + 1) for k in range(20)] + [b, c],
+    ],
+    ids=["twice", "sum", "constant", "zero", "thrice", "more than there are inputs"],
+)
+def test_what_comes_after_a_function_of_those_before_it_counts(design):
+    """A column that depends on others has none of its own, and takes nothing of those behind it."""
+    *functions, noise = np.random.default_rng(0).normal(size=(4, 12))
+    regressors = np.stack(design(*functions), 1)
+    values = functions[1] + 2 * functions[2] + noise
+    columns = np.concatenate([np.ones((12, 1)), regressors], 1)
+    expected = columns @ np.linalg.lstsq(columns, values, rcond=1e-9)[0]
+    found = fourier.regression(torch.tensor(values[:, None]), torch.tensor(regressors))[:, 0]
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-9)
+    share_of = variance_explained(torch.tensor(values), torch.tensor(regressors))
+    assert float(share_of) == pytest.approx(np.var(expected) / np.var(values))
+
+
+@pytest.mark.parametrize(("coefficients", "q"), [((6, 1), 4), ((5, 1), 5), ((2, 1), 4)])
+def test_blocks_of_coordinates_that_do_not_matter(coefficients, q):
+    """Where m·x takes few values modulo q, waves of one frequency are those of another, or constant."""
+    p = 6
+    total, values = ModularSum(grid(p), coefficients, q), random_logits(p, 3)
+    design = [np.ones(p * p)]
+    for k in total.frequencies:
+        x, y = ([w(2 * np.pi * k * t.numpy() / q) for w in (np.cos, np.sin)] for t in total.terms.T)
+        design += [*x, *y, *(one * other for one in x for other in y)]
+    design = np.stack(design, 1)
+    fitted = design @ np.linalg.lstsq(design, values.numpy(), rcond=1e-9)[0]
+    found = share(values, total.block(total.frequencies)) + values.mean(0)
+    np.testing.assert_allclose(found.numpy(), fitted, atol=1e-12)
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.85])

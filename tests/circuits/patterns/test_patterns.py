@@ -462,9 +462,16 @@ def test_a_template_without_a_query_rules_nothing_out(grid, tokens):
 def test_a_class_among_some_heads(grid, tokens):
     with intervene(grid, attending(spread(TEMPLATES["row"]))):
         found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "own": TEMPLATES["identity"]})
-    classes = patterns.classify(found, among={"row": heads("0.1, 1.0", grid)})
-    assert classes.groups["row"] == heads("0.1, 1.0", grid)
-    assert len(classes.groups["other"]) == 6
+    chosen = heads("0.1, 1.0", grid)
+    for given in (chosen, "0.1, 1.0", iter(chosen), set(chosen), np.array(chosen), [[0, 1], [1, 0]]):
+        classes = patterns.classify(found, among={"row": given})
+        assert classes.groups["row"] == chosen
+        assert len(classes.groups["other"]) == 6
+    assert len(patterns.classify(found, among={"row": "all"}).groups["row"]) == 8
+    assert patterns.classify(found, among={"row": Head(1, 0)}).groups["row"] == (Head(1, 0),)
+    assert "row" not in patterns.classify(found, among={"row": ()}).groups
+    with pytest.raises(CircuitsError, match=r"patterns.classify, among: heads 'first': cannot read 'first'"):
+        patterns.classify(found, among={"row": "first"})
 
 
 GROUPS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -740,6 +747,10 @@ def test_other_refusals(grid, tokens):
         ({"before": torch.zeros(8)}, "before are 8 whole numbers from 0; got .* of float32"),
         ({"after": -torch.ones(8, dtype=torch.long)}, "after are 8 whole numbers from 0"),
         ({"after": torch.zeros(8, dtype=torch.long)}, "in 8 pairs nothing moves: before equals after"),
+        (
+            {"after": torch.full((8,), 3)},
+            "no position is in group 3, which before or after names; groups are 0, 1, 2",
+        ),
     ],
 )
 def test_refusals_of_follow(grid, tokens, given, message):

@@ -348,6 +348,30 @@ def test_a_zero_vector_has_no_cosine(causal, inputs):
     assert value(nothing, "mse") == 0
 
 
+@pytest.mark.parametrize("number", [0.1, 1 / 3, 1e5 + 0.1])
+def test_a_target_that_is_the_same_everywhere_has_no_r2(causal, inputs, number):
+    """Its mean is rounded where its numbers are not; the difference is no spread."""
+    constant = torch.full((N - 1,), number, dtype=torch.float64)
+    found = probe.linear(causal, inputs[1:], constant, "resid_post.0", intercept=True, draws=20).frame
+    of_r2 = found[found["metric"] == "r2"]
+    assert of_r2[["value", "ci_low", "shuffled", "selectivity"]].isna().all(axis=None)
+
+
+def test_arrays_that_torch_cannot_read_in_place(causal, inputs, hidden):
+    target, mask = (torch.arange(N) % 5).numpy(), hidden.numpy()
+    held_out = np.arange(N) % 3 == 0
+    kwargs = {"sites": "resid_post.0", "draws": 20}
+
+    def found(turned):
+        return probe.linear(
+            causal, inputs, turned(target), test=turned(held_out), splits={"hidden": turned(mask)}, **kwargs
+        ).frame
+
+    assert found(lambda x: x[::-1].copy()[::-1]).equals(found(lambda x: x))
+    with pytest.raises(CircuitsError, match="target 'target': torch has no numbers of <U1"):
+        probe.linear(causal, inputs, np.array(["a"] * N), **kwargs)
+
+
 def test_a_target_that_is_not_there_is_not_found(causal):
     """512 examples to fit 16 numbers by: an R² beyond 3·16/512 either way would be found where nothing is."""
     inputs = torch.randint(0, 11, (1024, 6), generator=torch.Generator().manual_seed(8))

@@ -4,6 +4,7 @@ import json
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -140,6 +141,13 @@ def test_the_class_of_a_head_is_that_of_its_scores(task, models, folders):
     )
     assert any("at least 0.02" in note for note in result.notes)
     assert result.config["threshold"] == 0.02
+
+
+def test_a_resample_without_a_template_says_nothing_of_it(folders):
+    """Of three examples a resample may hold none with a key in it."""
+    frames = [attention(folders[1], samples=3, seed=seed, moves=False).frame for seed in range(3)]
+    largest = pd.concat([frame[frame["metric"].str.startswith(DISTRIBUTION)] for frame in frames])
+    assert np.isfinite(largest[["value", "ci_low", "ci_high"]].to_numpy(dtype=float)).all()
 
 
 def test_json_has_the_agreed_columns_and_every_template(call, folders):

@@ -230,6 +230,8 @@ def test_a_group_of_ones_own_beside_the_classes(capsys):
     assert list(dict.fromkeys(result.frame["variant"]))[-2:] == ["all", "mine"]
     with pytest.raises(UserError, match="--group row: there is a class of that name"):
         heads(POST, by_class=True, groups={"row": "0.0"}, samples=8)
+    with pytest.raises(UserError, match="--group random 2: there are random draws of that name"):
+        heads(POST, groups={"random 2": "0.0+0.1"}, random=2, samples=8)
 
 
 def test_the_least_patterned_heads_and_as_many_at_random():
