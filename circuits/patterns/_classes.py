@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.model.heads import Head
+from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.patterns._scores import Scores, bits
 from circuits.statistics import LEVEL, interval
 
@@ -75,7 +75,7 @@ def classify(
     reserved = [name for name in (OTHER, UNCLEAR) if name in scores.templates]
     if reserved:
         raise CircuitsError(f"patterns.classify: {reserved[0]!r} is no name for a template here")
-    unless, among = dict(unless or {}), dict(among or {})
+    unless, among = dict(unless or {}), {name: _heads(heads) for name, heads in (among or {}).items()}
     for name in (*unless, *unless.values(), *among):
         if name not in scores.templates:
             raise CircuitsError(
@@ -85,7 +85,8 @@ def classify(
     rows = []
     for index, head in enumerate(scores.heads):
         head_scores = scores.frame.iloc[index * len(scores.templates) : (index + 1) * len(scores.templates)]
-        excluded = {name for name, heads in among.items() if head not in heads} | set(unless.values())
+        excluded = {name for name, heads in among.items() if heads is not None and head not in heads}
+        excluded |= set(unless.values())
         row = _row(head_scores.reset_index(drop=True), resampled_bits[:, index], threshold, unless, excluded)
         rows.append({"layer": head.layer, "head": head.head} | row)
     frame = pd.DataFrame(rows)
@@ -97,6 +98,16 @@ def classify(
         if members:
             groups[name] = members
     return Classes(frame, groups, _rule(threshold, unless))
+
+
+def _heads(given: Any) -> tuple[AnyHead, ...] | None:
+    """Returns the heads that a class is left to, of which there may be none, as a measure may find none; None: all."""
+    if isinstance(given, Iterator | Set):
+        given = list(given)
+    try:
+        return () if isinstance(given, tuple | list) and not given else parse_heads(given).heads
+    except CircuitsError as error:
+        raise CircuitsError(f"patterns.classify, among: {error}") from error
 
 
 def _row(

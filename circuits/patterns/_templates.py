@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_keys
 from circuits.model.prompts import Prompts
-from circuits.tensors import select_positions
+from circuits.tensors import as_dense_tensor, select_positions
 from circuits.validate import is_whole
 
 
@@ -54,8 +53,7 @@ def column(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query 
 
 def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
     """Marks for every query the positions that `mask` [batch pos] marks in its example, such as the masked entries."""
-    if isinstance(mask, np.ndarray):
-        mask = torch.from_numpy(mask)
+    mask = as_dense_tensor(mask, "patterns.marked")
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
         raise CircuitsError(f"patterns.marked: expected a boolean mask [batch pos], got {_shown(mask)}")
     return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
@@ -67,8 +65,7 @@ def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
     templates: dict[str, Any] = {}
     for name, template in given.items():
-        if isinstance(template, np.ndarray):
-            template = torch.from_numpy(template)
+        template = as_dense_tensor(template, f"template {name!r}")
         if isinstance(template, Tensor):
             _check(str(name), template, len(tokens), tokens.shape[1])
         elif not callable(template):
@@ -89,8 +86,7 @@ def template_keys(name: str, template: Any, examples: Any, rows: slice, prompts:
     if isinstance(template, Tensor):
         keys = template if template.ndim == 2 else template[rows]
     else:
-        keys = template(examples)
-        keys = torch.from_numpy(keys) if isinstance(keys, np.ndarray) else keys
+        keys = as_dense_tensor(template(examples), f"template {name!r}")
         _check(name, keys, len(prompts), prompts.shape[1])
     keys = keys.cpu()
     return keys[None] if keys.ndim == 2 else prompts.in_order(keys.to(torch.uint8), (1, 2)).bool()

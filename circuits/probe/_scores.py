@@ -87,7 +87,9 @@ class Scores:
     def _mean(self, split: str) -> Tensor:
         examples, positions = self._entries.held_out, self._site.positions
         chosen = (self._entries.used & self._entries.splits[split])[examples][:, positions]
-        return self._target.take(examples, positions, chosen).mean(0)
+        values = self._target.take(examples, positions, chosen)
+        # From the first one on, so that the mean of equal numbers is that number, and their spread 0 and no rounding.
+        return values[:1].sum(0) + (values - values[:1]).mean(0)
 
 
 def pooled(draws: list[Scored]) -> Scored | None:

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
-from circuits.tensors import Snapshot, is_bool, parse_positions, refuse_numbers_as_mask, select_positions
+from circuits.tensors import (
+    Snapshot,
+    as_dense_tensor,
+    is_bool,
+    parse_positions,
+    refuse_numbers_as_mask,
+    select_positions,
+)
 
 #: The split that every probe has.
 ALL = "all"
@@ -79,8 +86,7 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
     if isinstance(test, float) and 0 < test < 1:
         test = max(1, round(test * batch))
-    if isinstance(test, np.ndarray):
-        test = torch.from_numpy(test)
+    test = as_dense_tensor(test, "probe: test")
     try:
         if isinstance(test, slice):
             return torch.arange(batch)[test]
@@ -129,8 +135,7 @@ def _read_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:
 
 
 def _mask(label: str, mask: Any, batch: int, pos: int) -> Tensor:
-    if isinstance(mask, np.ndarray):
-        mask = torch.from_numpy(mask)
+    mask = as_dense_tensor(mask, f"probe, {label}")
     shape = tuple(mask.shape) if isinstance(mask, Tensor) else None
     if (
         not isinstance(mask, Tensor)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
+from circuits.tensors import as_dense_tensor
 from circuits.validate import read_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
@@ -25,27 +25,46 @@ class Target:
     Attributes:
         values: float64 [batch pos d], or classes [batch pos]; pos is 1 where it is the same at all positions.
         width: d, or the number of classes.
-        order: [batch], the example whose target each example gets; None unless targets are shuffled.
+        reached: [batch pos], where an example has a value; None: everywhere.
+        order: [batch], or [batch pos] where lengths differ, the example whose target each example gets; None unless
+            targets are shuffled.
     """
 
     name: str
     kind: str
     values: Tensor
     width: int
+    reached: Tensor | None = None
     order: Tensor | None = None
 
     def take(self, examples: Tensor, positions: slice, chosen: Tensor) -> Tensor:
         """Returns targets [entry d] or classes [entry] where `chosen` [example pos] is true, in row-major order."""
         sources = examples if self.order is None else self.order[examples]
-        values = self.values[sources]
+        values = (
+            self.values[sources]
+            if sources.ndim == 1
+            else self.values[sources, torch.arange(sources.shape[1])]
+        )
         if values.shape[1] > 1:
             values = values[:, positions]
         return values.expand(*chosen.shape, *values.shape[2:])[chosen]
 
     def shuffled(self, groups: list[Tensor], seed: int) -> Target:
-        """Returns a copy in which each example has the whole target of another one of its group, drawn at random."""
+        """Returns a copy in which each example has the whole target of another one of its group, drawn at random.
+
+        Where lengths differ, a group stands in a circle, in random order, and at each position an example has the
+        target of the next one that is as long: every target is used once, and padding has none. The only one as long
+        keeps its own.
+        """
         generator = torch.Generator().manual_seed(seed)
         order = torch.arange(len(self.values))
+        if self.reached is not None:
+            order = order[:, None].repeat(1, self.reached.shape[1])
+            for group in groups:
+                circle = group[torch.randperm(len(group), generator=generator)]
+                for position, reached in enumerate(self.reached[circle].T):
+                    order[circle[reached], position] = circle[reached].roll(-1)
+            return replace(self, order=order)
         for group in groups:
             order[group] = group[_derangement(len(group), generator)]
         return replace(self, order=order)
@@ -72,8 +91,7 @@ def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...
 def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
     """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
     kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
-    if isinstance(values, np.ndarray):
-        values = torch.from_numpy(values)
+    values = as_dense_tensor(values, f"probe, target {name!r}")
     if not isinstance(values, Tensor) or values.is_complex():
         raise CircuitsError(
             f"probe, target {name!r}: expected a tensor of numbers, got {type(values).__name__}"
@@ -90,10 +108,11 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
         )
     if values.ndim == 1:
         values = values[:, None]
-    if values.shape[1] > 1 and prompts.padded:
+    reached = prompts.reached if values.shape[1] > 1 and prompts.padded else None
+    if reached is not None:
         # Of padding there need be none.
         values = prompts.in_order(values)
-        shown = prompts.reached[(...,) + (None,) * (values.ndim - 2)]
+        shown = reached[(...,) + (None,) * (values.ndim - 2)]
         values = torch.where(shown, values, torch.zeros_like(values))
     if kind == CLASSIFICATION:
         if values.is_floating_point() or values.dtype == torch.bool or bool((values < 0).any()):
@@ -101,14 +120,14 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
                 f"probe, target {name!r}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from "
                 f"{values.min().item()}"
             )
-        return Target(name, kind, values.long(), int(values.max()) + 1)
+        return Target(name, kind, values.long(), int(values.max()) + 1, reached)
     values = values.double()
     if not bool(values.isfinite().all()):
         raise CircuitsError(
             f"probe, target {name!r}: {int((~values.isfinite()).sum())} of {values.numel()} values are not finite"
         )
     values = values if values.ndim == 3 else values[..., None]
-    return Target(name, kind, values, values.shape[2])
+    return Target(name, kind, values, values.shape[2], reached)
 
 
 def _derangement(size: int, generator: torch.Generator) -> Tensor:
