@@ -115,7 +115,7 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
         shown = reached[(...,) + (None,) * (values.ndim - 2)]
         values = torch.where(shown, values, torch.zeros_like(values))
     if kind == CLASSIFICATION:
-        if values.is_floating_point() or values.dtype == torch.bool or bool((values < 0).any()):
+        if values.is_floating_point() or bool((values < 0).any()):
             raise CircuitsError(
                 f"probe, target {name!r}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from "
                 f"{values.min().item()}"

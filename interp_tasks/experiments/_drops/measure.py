@@ -25,7 +25,7 @@ RESAMPLES = 2000
 MOST_REASONS = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DropsResult(Result):
     """A :class:`Result` with the curves behind it, by run and metric."""
 
