@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from circuits.figures.palette import COLOURS, SYMBOLS
+from circuits.figures.palette import mark
 from circuits.figures.style import finished, interval
 
 # Heights in pixels: a panel, the gap between panels with their titles, and the space above and below all.
@@ -41,12 +41,12 @@ def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
         horizontal_spacing=0.06,
     )
     in_legend: set[str] = set()
-    colours, lines = COLOURS["light"], frame.groupby(_names(frame, by), sort=False)
+    lines = frame.groupby(_names(frame, by), sort=False)
     # A line of one layer, such as that of the embeddings, would be a point without a band.
     is_point = lines["layer"].nunique(dropna=False) == 1
     single = bool(is_point.all())
     for index, (name, line_rows) in enumerate(lines):
-        colour_and_symbol = colours[index % len(colours)], SYMBOLS[index % len(SYMBOLS)]
+        colour_and_symbol = mark(index)
         for row, (target, metrics) in enumerate(panels.items(), start=1):
             for column, metric in enumerate(metrics, start=1):
                 part = line_rows[(line_rows["target"] == target) & (line_rows["metric"] == metric)]
