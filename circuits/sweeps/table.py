@@ -81,7 +81,8 @@ class SweepResult:
 
         Args:
             kind: "points", a point with its interval per variant and the unedited model as a line; "heatmap", the
-                effects of a grid over layers and heads, or over either and positions; "auto", a heatmap where there is such a grid.
+                effects of a grid over layers and heads, or over either and positions; "auto", a heatmap where there is
+                such a grid.
         """
         from circuits.figures.sweeps import figure
 
