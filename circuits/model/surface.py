@@ -70,7 +70,10 @@ class Surface:
                     "them: TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
                 )
             what = f"no cfg.{missing[0]}" if missing else "no hook points"
-            raise CircuitsError(f"{type(model).__name__} is not a hooked transformer: it has {what}")
+            raise CircuitsError(
+                f"{type(model).__name__} is not a hooked transformer: it has {what}. Copy its weights into a "
+                "HookedTransformer or a TransformerBridge, or give outputs of your own edits to circuits.compare"
+            )
         families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
         if not families:
             raise CircuitsError(

@@ -116,6 +116,10 @@ def test_an_unknown_name_is_refused_in_one_line() -> None:
     ) as refused:
         tasks.get("modular-adition")
     assert "\n" not in str(refused.value)
+    with pytest.raises(
+        TaskError, match=r"; import the file that registers one of your own \(--import FILE\.py\)$"
+    ):
+        tasks.get("sorting")
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,10 @@ def test_named_weights_are_all_parameters_and_nothing_else(model):
 
 
 def test_what_is_not_a_hooked_model_is_refused():
-    with pytest.raises(CircuitsError, match="Linear is not a hooked transformer"):
+    with pytest.raises(
+        CircuitsError,
+        match=r"Linear is not a hooked transformer: .*\. Copy its weights",
+    ):
         Surface.of(nn.Linear(2, 2))
     with pytest.raises(CircuitsError, match="got str"):
         Surface.of("model")
