@@ -121,7 +121,11 @@ def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
         scattergap=0.5,
         legend={"y": 1 + 12 / (230 * len(metrics))},
     )
-    subtitle = "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model."
+    # That an interval meets the dashes is no sign of no effect: the examples are the same ones.
+    subtitle = (
+        "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model. "
+        "Intervals of effects are paired: see the table."
+    )
     return finished(
         panels, "Metrics under each edit", subtitle + (" Small: single draws." if has_draws else "")
     )
