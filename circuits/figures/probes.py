@@ -46,13 +46,11 @@ def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     is_point = lines["layer"].nunique(dropna=False) == 1
     single = bool(is_point.all())
     for index, (name, line_rows) in enumerate(lines):
-        colour_and_symbol = mark(index)
+        look = *mark(index), bool(is_point.loc[str(name)])
         for row, (target, metrics) in enumerate(panels.items(), start=1):
             for column, metric in enumerate(metrics, start=1):
                 part = line_rows[(line_rows["target"] == target) & (line_rows["metric"] == metric)]
-                for trace in (
-                    _traces(part, str(name), *colour_and_symbol, is_point[name]) if len(part) else ()
-                ):
+                for trace in _traces(part, str(name), *look) if len(part) else ():
                     # A name is listed in the legend once, where it is first drawn.
                     trace["showlegend"] = trace["showlegend"] and trace["name"] not in in_legend
                     in_legend.update([trace["name"]] if trace["showlegend"] else [])

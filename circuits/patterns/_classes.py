@@ -35,7 +35,7 @@ class Classes:
     rule: str
 
     def __repr__(self) -> str:
-        return short_table(self.frame, self.frame.columns)
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self) -> Any:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""

@@ -34,7 +34,7 @@ class Following:
     frame: pd.DataFrame
 
     def __repr__(self) -> str:
-        return short_table(self.frame, self.frame.columns)
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self) -> Any:
         """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""

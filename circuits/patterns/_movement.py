@@ -31,7 +31,7 @@ class Movement:
     frame: pd.DataFrame
 
     def __repr__(self) -> str:
-        return short_table(self.frame, self.frame.columns)
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self) -> Any:
         """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""

@@ -49,7 +49,7 @@ class Scores:
     draws: int
 
     def __repr__(self) -> str:
-        return short_table(self.frame, self.frame.columns)
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self, column: str = "score") -> Any:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,7 +93,7 @@ def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...
 def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
     """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
     kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
-    values = as_dense_tensor(values, f"probe, target {name!r}")
+    values = as_dense_tensor(_as_array(values), f"probe, target {name!r}")
     if not isinstance(values, Tensor) or values.is_complex():
         raise CircuitsError(
             f"probe, target {name!r}: expected a tensor of numbers, got {type(values).__name__}"
@@ -128,6 +130,14 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
         )
     values = values if values.ndim == 3 else values[..., None]
     return Target(name, kind, values, values.shape[2], reached)
+
+
+def _as_array(values: Any) -> Any:
+    """Returns a list or a column of a table as an array, anything else as it is."""
+    if isinstance(values, list | tuple) or (hasattr(values, "__array__") and not isinstance(values, Tensor)):
+        with contextlib.suppress(ValueError):  # of unequal lengths
+            return np.asarray(values)
+    return values
 
 
 def _derangement(size: int, generator: torch.Generator) -> Tensor:

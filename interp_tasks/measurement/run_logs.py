@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
 from interp_tasks.checkpoints.drop import final_level, why_no_drop
@@ -89,8 +89,9 @@ class Run:
             )
         falls = self.direction == "down" if metric.startswith(self.drop_metric) else "accuracy" not in metric
         theory = self.plateau if metric in self.own_metrics() else None
-        given = (steps, values, "down" if falls else "up", theory)
-        return Curve(metric, steps, values, detect_drop(*given), why_no_drop(*given))
+        way: Literal["down", "up"] = "down" if falls else "up"
+        drop = detect_drop(steps, values, way, theory)
+        return Curve(metric, steps, values, drop, "" if drop else why_no_drop(steps, values, way, theory))
 
     def own_metrics(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""

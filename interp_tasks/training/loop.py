@@ -137,7 +137,7 @@ class Loop:
             return self.whole_split
         return self._sample(self.config.batch_size, "train", derive_seed(self.config.seed, "batch", step))
 
-    def _sample(self, n: int, split: Any, seed: int) -> Batch:
+    def _sample(self, n: int | None, split: Any, seed: int) -> Batch:
         return self.task.sample(n, seed=seed, split=split).to(self.device)
 
     def update(self, step: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier
@@ -324,6 +325,21 @@ def test_a_boolean_target_is_two_classes(causal, inputs):
     asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
     as_bool, as_int = (probe.linear(causal, inputs, target, **asked) for target in (large, large.long()))
     assert as_bool.frame.equals(as_int.frame)
+
+
+def test_a_list_or_a_column_of_a_table_is_a_target(causal, inputs):
+    asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
+    last = inputs[:, -1]
+    given = (last, last.tolist(), tuple(last.tolist()), pd.Series(last.numpy()), [int(one) for one in last])
+    frames = [probe.linear(causal, inputs, target, **asked).frame for target in given]
+    assert all(frame.equals(frames[0]) for frame in frames[1:])
+    for wrong, says in (
+        (["a"] * N, "torch has no numbers of <U1"),
+        ([[1, 2], [3]], "got list"),
+        (3, "got int"),
+    ):
+        with pytest.raises(CircuitsError, match=says):
+            probe.linear(causal, inputs, wrong, **asked)
 
 
 def test_a_line_of_one_layer_has_its_interval_as_bars_and_others_have_bands(causal, inputs):
