@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,10 +133,11 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
 
 def _as_array(values: Any) -> Any:
     """Returns a list or a column of a table as an array, anything else as it is."""
-    if isinstance(values, list | tuple) or (hasattr(values, "__array__") and not isinstance(values, Tensor)):
-        with contextlib.suppress(ValueError):  # of unequal lengths
-            return np.asarray(values)
-    return values
+    if isinstance(values, list | tuple):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of texts, or of unequal lengths
+            made = torch.as_tensor(values)
+            return torch.as_tensor(values, dtype=torch.float64) if made.is_floating_point() else made
+    return values.__array__() if hasattr(values, "__array__") and not isinstance(values, Tensor) else values
 
 
 def _derangement(size: int, generator: torch.Generator) -> Tensor:

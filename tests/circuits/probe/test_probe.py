@@ -333,8 +333,13 @@ def test_a_list_or_a_column_of_a_table_is_a_target(causal, inputs):
     given = (last, last.tolist(), tuple(last.tolist()), pd.Series(last.numpy()), [int(one) for one in last])
     frames = [probe.linear(causal, inputs, target, **asked).frame for target in given]
     assert all(frame.equals(frames[0]) for frame in frames[1:])
+    numbers = noise(N)
+    as_list, as_tensor = (
+        probe.linear(causal, inputs, y, "z", draws=10).frame for y in (numbers.tolist(), numbers)
+    )
+    assert as_list.equals(as_tensor)
     for wrong, says in (
-        (["a"] * N, "torch has no numbers of <U1"),
+        (["a"] * N, "got list"),
         ([[1, 2], [3]], "got list"),
         (3, "got int"),
     ):
