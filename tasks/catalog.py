@@ -73,7 +73,8 @@ def unknown(name: str) -> str:
     """Returns the one-line message about a name that no task has."""
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"no task {name!r}: {hint}tasks are {', '.join(names())}"
+    own = "" if close else "; import the file that registers one of your own (--import FILE.py)"
+    return f"no task {name!r}: {hint}tasks are {', '.join(names())}{own}"
 
 
 def built_in_keys(name: str) -> dict[str, tuple[str, ...]]:

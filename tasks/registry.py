@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -22,7 +24,8 @@ _CLASSES: dict[str, type[Task]] = {}
 def register(name: str) -> Callable[[TaskClass], TaskClass]:
     """Decorates a class to make the :class:`Task` available under ``name``, on the command line too.
 
-    Defining the same class again (a notebook cell run twice) replaces it.
+    Defining the same class again (a notebook cell run twice, a file that is imported and given to ``--import``)
+    replaces it.
 
     Raises:
         TaskError: if another class has the name, a built-in one that is not loaded yet included.
@@ -33,7 +36,7 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
         if home is not None and not task_class.__module__.startswith(home + "."):
             raise TaskError(f"the task name {name!r} is taken by {home}")
         known = _CLASSES.get(name)
-        if known is not None and _path(known) != _path(task_class):
+        if known is not None and _path(known) != _path(task_class) and _place(known) != _place(task_class):
             raise TaskError(f"the task name {name!r} is taken by {_path(known)}")
         task_class.name = name
         _CLASSES[name] = task_class
@@ -45,6 +48,12 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
 
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _place(cls: type) -> tuple[str, str]:
+    """Returns where a class is defined: its file, if its module has one, and its name there."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return (cls.__module__ if file is None else os.path.realpath(file)), cls.__qualname__
 
 
 def task_class(name: str) -> type[Task]:

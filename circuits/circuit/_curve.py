@@ -14,10 +14,10 @@ from circuits.circuit._measurement import Faithfulness, Measurement
 from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Where, read_member
 from circuits.circuit._rankings import read_ranking
 from circuits.circuit._value import Circuit
-from circuits.errors import CircuitsError, said
+from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL, interval
 from circuits.sweeps.measurements import Row
-from circuits.sweeps.table import short_table
+from circuits.tables import short_table
 from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.curve"
@@ -86,7 +86,7 @@ class Curve:
 
 def curve(
     model: Any,
-    rankings: Mapping[str, Any],
+    rankings: Any,
     base: Any,
     source: Any,
     metric: Any = None,
@@ -105,8 +105,8 @@ def curve(
     run, which need no circuit, at the ends; the benchmark's begin at a share of 0.001.
 
     Args:
-        rankings: by name, a screening of one metric (`patch.screen`, `patch.edges`; exact effects where measured), or
-            a list of names, largest first (`found.ranking(metric, by="estimate")`).
+        rankings: a ranking, or several by name. One is a screening of one metric (`patch.screen`, `patch.edges`; exact
+            effects where measured), or a list of names, largest first (`found.ranking(metric, by="estimate")`).
         base: as in `evaluate`.
         source: as in `evaluate`.
         metric: as in `evaluate`.
@@ -122,10 +122,9 @@ def curve(
     One forward for the clean run, one for the source (and one for the empty circuit unless how is "resample"), and one
     for each different circuit.
     """
-    if not isinstance(rankings, Mapping) or not rankings:
-        raise CircuitsError(
-            f"{_CALLER}: give rankings by name, such as {{'exact': found}}; got {said(rankings)}"
-        )
+    rankings = rankings if isinstance(rankings, Mapping) else {"ranking": rankings}
+    if not rankings:
+        raise CircuitsError(f"{_CALLER}: give a ranking, or several by name, such as {{'exact': found}}")
     seed = read_seed(seed, _CALLER)
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")

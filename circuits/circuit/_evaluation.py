@@ -17,7 +17,7 @@ from circuits.errors import CircuitsError, said
 from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.sweeps.table import short_table
+from circuits.tables import short_table
 from circuits.validate import is_whole, read_seed
 
 _CALLER = "circuit.evaluate"

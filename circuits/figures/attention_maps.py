@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.names import spelled
 from circuits.figures.style import finished
 
 # Sizes in pixels: one map, the gap between maps, the margin around all.
@@ -32,7 +33,7 @@ def attention_maps(
     """
     if labels is not None and len(labels) != mean.shape[-1]:
         raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
-    positions = [str(label) for label in labels or range(mean.shape[-1])]
+    positions = [spelled(str(label)) for label in labels or range(mean.shape[-1])]
     subtitle = "Of a query (row) to the keys (columns) that it sees; rows add up to 1."
     return finished(_grid(mean, layers, positions, titles), title, subtitle)
 

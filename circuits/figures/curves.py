@@ -24,8 +24,8 @@ def curve(
     y: str = "value",
     *,
     by: str | Sequence[str] | None = None,
-    low: str | None = "ci_low",
-    high: str | None = "ci_high",
+    low: str | None = "auto",
+    high: str | None = "auto",
     log_x: bool = False,
     log_y: bool = False,
     title: str | None = None,
@@ -39,9 +39,11 @@ def curve(
         plots.curve({"seeds": (steps, losses)})       # losses [seed step]: the median, and a band over all seeds
 
     Args:
-        data: a table, with a series per value of the columns `by`, in order of `x`; bounds are the columns low and
-            high, where the table has them. Or name -> y, (x, y) or (x, y, low, high); where y is [run x], the line is
-            the median over runs, and the band goes from the smallest run to the largest.
+        data: a table, with a series per value of the columns `by`, in order of `x`, or of the rows where that is text.
+            Or name -> y, (x, y) or (x, y, low, high); where y is [run x], the line is the median over runs, and the
+            band goes from the smallest run to the largest.
+        low, high: the columns of a table that bound y. "auto": those of y in tables of ours, such as effect_ci_low for
+            effect and ci_low for value, where there are any. None: no band.
     """
     if isinstance(data, pd.DataFrame):
         series = _of_table(data, x, y, by, low, high)
@@ -137,7 +139,15 @@ def _of_table(
         )
     if not pd.api.types.is_numeric_dtype(table[y]):
         raise CircuitsError(f"{_CALLER}: column {y} holds {table[y].dtype}, and no numbers")
-    rows = table[table[y].notna()].sort_values(x, kind="stable")
+    rows = table[table[y].notna()]
+    # As text, step 100 comes before step 16.
+    if not pd.api.types.is_string_dtype(table[x]):
+        rows = rows.sort_values(x, kind="stable")
+    own = f"{y}_ci_low" in table or (y != "value" and "value" in table)
+    bounds_of_y = f"{y}_ci_" if own else "ci_"
+    low, high = (
+        bounds_of_y + end if named == "auto" else named for named, end in ((low, "low"), (high, "high"))
+    )
     bounded = low in table and high in table
     series: dict[str, Sequence[Any]] = {}
     for names, part in rows.groupby(columns, sort=False, dropna=False) if columns else [((y,), rows)]:

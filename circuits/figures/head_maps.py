@@ -14,6 +14,8 @@ from circuits.figures.style import finished, read_numbers
 
 #: Pixels: width of a cell, height of a row, gaps below and beside a panel, space around all, narrowest panel.
 CELL, ROW, GAP, ASIDE, AROUND, NARROWEST = 62, 44, 100, 120, 100, 200
+#: The height of a row of one head; a model has many.
+HEAD_ROW = 22
 #: The most columns at which cells show their numbers, and the most panels side by side.
 NUMBERED, ABREAST = 12, 3
 _CALLER = "plots.heads"
@@ -21,7 +23,9 @@ _CALLER = "plots.heads"
 
 @dataclass(frozen=True)
 class Panel:
-    """A heatmap to draw: values with a row per layer and a column per head or position; `unit` names the colours."""
+    """A heatmap to draw: values with a row per layer or head, and a column per head or position; `unit` names the
+    colours.
+    """
 
     title: str
     values: pd.DataFrame
@@ -29,6 +33,7 @@ class Panel:
     #: Signed values are neutral at 0, others at their smallest.
     signed: bool
     across: str = "head"
+    down: str = "layer"
     #: The text in the cells (default: the values).
     text: pd.DataFrame | None = None
 
@@ -75,7 +80,8 @@ def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
     from plotly.subplots import make_subplots
 
     columns, rows = min(ABREAST, len(panels)), -(-len(panels) // ABREAST)
-    panel_height = ROW * max(len(panel.values.index) for panel in panels)
+    row_height = HEAD_ROW if any(panel.down == "head" for panel in panels) else ROW
+    panel_height = row_height * max(len(panel.values.index) for panel in panels)
     panel_width = max(NARROWEST, CELL * min(NUMBERED, max(len(panel.values.columns) for panel in panels)))
     total_height, total_width = (
         panel_height * rows + GAP * (rows - 1),
@@ -117,12 +123,13 @@ def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
             },
             xgap=1,
             ygap=1,
-            hovertemplate=f"layer %{{y}}, {panel.across} %{{x}}<br>{panel.unit} %{{z:.4g}}<extra>{panel.title}</extra>",
+            hovertemplate=f"{panel.down} %{{y}}, {panel.across} %{{x}}<br>{panel.unit} %{{z:.4g}}"
+            f"<extra>{panel.title}</extra>",
         )
         figure.add_trace(trace, **cell)
         figure.update_xaxes(title_text=panel.across, type="category", showgrid=False, **cell)
         if cell["col"] == 1:
-            figure.update_yaxes(title_text="layer", **cell)
+            figure.update_yaxes(title_text=panel.down, **cell)
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     title_lines = max(panel.title.count("<br>") for panel in panels)
     figure.update_layout(

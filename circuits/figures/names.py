@@ -1,4 +1,4 @@
-"""Shortens names of runs and checkpoints to what tells them apart."""
+"""Shortens names of runs and checkpoints to what tells them apart, and spells those of positions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def short_names(refs: Sequence[str]) -> dict[str, str]:
     if not short or max(map(len, short)) > LONGEST_SHORT:
         short = [chr(ord("A") + at) if len(refs) <= 26 else str(at + 1) for at in range(len(refs))]
     return dict(zip(refs, short, strict=True))
+
+
+def spelled(text: str) -> str:
+    """Returns a text as plotly shows it: a token such as <s> would be taken for a tag, and be gone."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def means(short: Mapping[str, str]) -> str:

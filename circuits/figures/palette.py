@@ -26,6 +26,12 @@ SEQUENTIAL = "Cividis"
 CYCLIC = "Phase"
 
 
+def mark(index: int) -> tuple[str, str]:
+    """Returns the light colour and the symbol of a series; where colours begin again, symbols are moved on by one."""
+    colours = COLOURS["light"]
+    return colours[index % len(colours)], SYMBOLS[(index + index // len(colours)) % len(SYMBOLS)]
+
+
 def diverging(scheme: Scheme) -> list[list[float | str]]:
     blue, orange = COLOURS[scheme][0], COLOURS[scheme][1]
     return [[0.0, blue], [0.5, "#f2f2f2" if scheme == "light" else "#23272d"], [1.0, orange]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from circuits.figures.palette import COLOURS, SYMBOLS
+from circuits.figures.palette import mark
 from circuits.figures.style import finished, interval
 
 # Heights in pixels: a panel, the gap between panels with their titles, and the space above and below all.
@@ -41,13 +41,16 @@ def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
         horizontal_spacing=0.06,
     )
     in_legend: set[str] = set()
-    colours, single = COLOURS["light"], frame["layer"].nunique(dropna=False) == 1
-    for index, (name, line_rows) in enumerate(frame.groupby(_names(frame, by), sort=False)):
-        colour_and_symbol = colours[index % len(colours)], SYMBOLS[index % len(SYMBOLS)]
+    lines = frame.groupby(_names(frame, by), sort=False)
+    # A line of one layer, such as that of the embeddings, would be a point without a band.
+    is_point = lines["layer"].nunique(dropna=False) == 1
+    single = bool(is_point.all())
+    for index, (name, line_rows) in enumerate(lines):
+        look = *mark(index), bool(is_point.loc[str(name)])
         for row, (target, metrics) in enumerate(panels.items(), start=1):
             for column, metric in enumerate(metrics, start=1):
                 part = line_rows[(line_rows["target"] == target) & (line_rows["metric"] == metric)]
-                for trace in _traces(part, str(name), *colour_and_symbol, single) if len(part) else ():
+                for trace in _traces(part, str(name), *look) if len(part) else ():
                     # A name is listed in the legend once, where it is first drawn.
                     trace["showlegend"] = trace["showlegend"] and trace["name"] not in in_legend
                     in_legend.update([trace["name"]] if trace["showlegend"] else [])
@@ -69,7 +72,7 @@ def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     grid.update_layout(
         height=TOP + height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
-        # With one layer, the points of different lines are drawn side by side.
+        # Where all are points, they are drawn side by side.
         scattermode="group" if single else "overlay",
         legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 40 / height, "x": 0},
     )

@@ -9,54 +9,64 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.figures.head_maps import Panel, maps
-from circuits.figures.palette import COLOURS, SYMBOLS
+from circuits.figures.names import spelled
+from circuits.figures.palette import mark
 from circuits.figures.style import finished, interval
 
 KINDS = ("auto", "points", "heatmap")
 
 
 def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str, words: Sequence[str] | None = None) -> Any:
-    """Draws heatmaps where the variants form a grid over layers, else points; `kind` can force either.
+    """Draws heatmaps where the variants form a grid over layers or heads, else points; `kind` can force either.
 
     Args:
         words: by position, its name (default: its number).
     """
     if kind not in KINDS:
         raise CircuitsError(f"plot: kind={kind!r}; choose from {', '.join(KINDS)}")
-    across = _across(frame)
-    if kind == "heatmap" and across is None:
+    axes = _axes(frame)
+    if kind == "heatmap" and axes is None:
         raise CircuitsError(
-            "plot: a heatmap needs a grid, one variant per layer and head or per layer and position, of one checkpoint"
+            "plot: a heatmap needs a grid, one variant per layer and head, per layer and position or per head and "
+            "position, of one checkpoint"
         )
-    if kind != "points" and across is not None:
-        return _heatmaps(frame, metrics, across, words)
+    if kind != "points" and axes is not None:
+        return _heatmaps(frame, metrics, axes, words)
     return _points(frame, metrics)
 
 
-def _across(frame: pd.DataFrame) -> str | None:
-    """Returns "head" or "position", the column that with the layer identifies every variant; None if neither does."""
+def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
+    """Returns the columns that identify every variant: those of the rows of a heatmap and that across it; None if no
+    such columns do.
+    """
     variants = frame.drop_duplicates(["variant", "checkpoint", "draw"])
-    if len(variants) < 4 or variants["layer"].isna().any():
+    if len(variants) < 4:
         return None
-    for column in ("head", "position"):
-        if variants[column].notna().all() and not variants.duplicated(["layer", column]).any():
-            return column
+    for down, across in ((["layer"], "head"), (["layer"], "position"), (["layer", "head"], "position")):
+        columns = [*down, across]
+        if variants[columns].notna().all(axis=None) and not variants.duplicated(columns).any():
+            return down, across
     return None
 
 
-def _heatmaps(frame: pd.DataFrame, metrics: Sequence[str], across: str, words: Sequence[str] | None) -> Any:
+def _heatmaps(
+    frame: pd.DataFrame, metrics: Sequence[str], axes: tuple[list[str], str], words: Sequence[str] | None
+) -> Any:
+    columns, across = axes
+    down = columns[-1]
     panels = []
     for metric in metrics:
-        grid = frame[frame["metric"] == metric].pivot(index="layer", columns=across, values="effect")
+        grid = frame[frame["metric"] == metric].pivot(index=columns, columns=across, values="effect")
+        grid.index = pd.Index([".".join(map(str, row if len(columns) > 1 else (row,))) for row in grid.index])
         if across == "position" and words is not None:
-            grid.columns = [words[at] if 0 <= at < len(words) else str(at) for at in grid.columns]
-        panels.append(Panel(str(metric), grid, "effect", signed=True, across=across))
+            grid.columns = [spelled(words[at]) if 0 <= at < len(words) else str(at) for at in grid.columns]
+        panels.append(Panel(str(metric), grid, "effect", signed=True, across=across, down=down))
     label = frame["checkpoint"].iloc[0]
     name = f", {label}" if isinstance(label, str) else ""
     subtitle = (
         f"Metric under the edit less that of the unedited model{name}; each panel has colours of its own."
     )
-    return maps(panels, f"Effect by layer and {across}", subtitle)
+    return maps(panels, f"Effect by {down} and {across}", subtitle)
 
 
 def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
@@ -64,13 +74,12 @@ def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
     from plotly.subplots import make_subplots
 
     panels = make_subplots(rows=len(metrics), cols=1, shared_xaxes=True, vertical_spacing=0.16 / len(metrics))
-    colours = COLOURS["light"]
     has_draws = False
     for row, metric in enumerate(metrics, start=1):
         metric_rows = frame[frame["metric"] == metric]
         by_checkpoint = metric_rows.groupby("checkpoint", dropna=False, sort=False)
         for index, (label, checkpoint_rows) in enumerate(by_checkpoint):
-            is_named, colour = isinstance(label, str), colours[index % len(colours)]
+            is_named, (colour, symbol) = isinstance(label, str), mark(index)
             for is_draw, points in checkpoint_rows.groupby(checkpoint_rows["draw"].notna(), sort=False):
                 has_draws |= bool(is_draw)
                 panels.add_scatter(
@@ -85,7 +94,7 @@ def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
                     marker={
                         "size": 5 if is_draw else 9,
                         "opacity": 0.5 if is_draw else 1,
-                        "symbol": SYMBOLS[index % len(SYMBOLS)],
+                        "symbol": symbol,
                         "color": colour,
                     },
                     name=f"{label}{', each draw' if is_draw else ''}" if is_named else str(metric),
@@ -112,7 +121,11 @@ def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
         scattergap=0.5,
         legend={"y": 1 + 12 / (230 * len(metrics))},
     )
-    subtitle = "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model."
+    # That an interval meets the dashes is no sign of no effect: the examples are the same ones.
+    subtitle = (
+        "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model. "
+        "Intervals of effects are paired: see the table."
+    )
     return finished(
         panels, "Metrics under each edit", subtitle + (" Small: single draws." if has_draws else "")
     )

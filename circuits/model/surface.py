@@ -70,7 +70,10 @@ class Surface:
                     "them: TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
                 )
             what = f"no cfg.{missing[0]}" if missing else "no hook points"
-            raise CircuitsError(f"{type(model).__name__} is not a hooked transformer: it has {what}")
+            raise CircuitsError(
+                f"{type(model).__name__} is not a hooked transformer: it has {what}. Copy its weights into a "
+                "HookedTransformer or a TransformerBridge, or give outputs of your own edits to circuits.compare"
+            )
         families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
         if not families:
             raise CircuitsError(
@@ -128,7 +131,11 @@ class Surface:
         if site.layer is not None and site.layer >= self.n_layers:
             raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
         if site.name not in KINDS and site.kind.whole == site.name and site.hook(0) not in self.hooks:
-            raise CircuitsError(f"no site {site} in this model; it has {', '.join(self.site_names())}")
+            short = site.name.rpartition(".")[2].removeprefix("hook_")
+            meant = f"; did you mean {short}, or {short}.0 for layer 0?" if short in self.site_names() else ""
+            raise CircuitsError(
+                f"no site {site} in this model{meant or '; it has ' + ', '.join(self.site_names())}"
+            )
         if site.kind.whole not in QUALIFIED[self.family] and self.family not in IN_LINE:
             raise CircuitsError(f"site {site} is not qualified for writing on a {self.family}")
         if not site.kind.per_layer:

@@ -104,7 +104,7 @@ def _estimates(
         for hook, gradient in gradients.items():
             estimate = difference(base_run.activations[hook], source_activations[hook]) * gradient.double()
             estimates[hook][name] = piece.finite(piece.in_order(estimate, hook), name, hook)
-    return read_values(values, "metric", len(piece.base), BASELINE), estimates
+    return read_values(values, "metric", len(piece.base), BASELINE, piece.metric.advice), estimates
 
 
 def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:

@@ -211,7 +211,9 @@ def estimated(
     arrivals = _arrivals(piece, senders, receivers, base_run, source_activations, changes) if verified else {}
     estimates = EdgeEstimates(piece, senders, arrivals, {one.name: {} for one in receivers})
     metric_gaps: dict[str, np.ndarray] = {}
-    baseline = read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE)
+    baseline = read_values(
+        piece.values(clean, clean), "metric", len(piece.base), BASELINE, piece.metric.advice
+    )
     received = dict.fromkeys(one.hook for one in receivers)
     by_hook = [[one for one in receivers if one.hook == hook] for hook in received]
     for point in _points(senders, hooks.inputs, steps, line, verified):
@@ -225,7 +227,7 @@ def estimated(
             changes = _changes(senders, run, gaps) if changes_in_each_run else changes
         values = piece.values(run.output, clean)
         if point.fraction == 1.0:
-            at_source = read_values(values, "metric", len(piece.base), BASELINE)
+            at_source = read_values(values, "metric", len(piece.base), BASELINE, piece.metric.advice)
             metric_gaps = {name: np.abs(at_source[name][0] - baseline[name][0]) for name in baseline}
         for metric, gradients in piece.gradients(run, values, hooks.gradients).items():
             for together in by_hook:

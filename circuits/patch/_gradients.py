@@ -194,7 +194,7 @@ class Pair:
         by_metric: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
             # Shape and type are checked before the gradient, so that the error names them.
-            read_values({name: value}, name, len(run.output), self.caller)
+            read_values({name: value}, name, len(run.output), self.caller, self.metric.advice)
             total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 raise CircuitsError(

@@ -13,7 +13,8 @@ from circuits.circuit._graph import Graph
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.sweeps.measurements import Row
-from circuits.sweeps.table import SweepResult, short_table
+from circuits.sweeps.table import SweepResult
+from circuits.tables import short_table
 
 # The columns of a sweep that hold measurements.
 EXACT = (

@@ -199,7 +199,9 @@ def _estimates(
         }
         for hook, by_metric in gradient_sums.items()
     }
-    return read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE), estimates
+    return read_values(
+        piece.values(clean, clean), "metric", len(piece.base), BASELINE, piece.metric.advice
+    ), estimates
 
 
 def _read_sites(given: Any, surface: Surface, by: str) -> list[_LayerSite]:

@@ -13,6 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.patterns._scores import Scores, bits
 from circuits.statistics import LEVEL, interval
+from circuits.tables import short_table
 
 OTHER, UNCLEAR = "other", "unclear"
 
@@ -32,6 +33,9 @@ class Classes:
     frame: pd.DataFrame
     groups: dict[str, tuple[Head, ...]] = field(repr=False)
     rule: str
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self) -> Any:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""

@@ -16,6 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval
+from circuits.tables import short_table
 from circuits.tensors import read_numbers
 
 
@@ -31,6 +32,9 @@ class Following:
     """
 
     frame: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self) -> Any:
         """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""

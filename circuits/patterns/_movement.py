@@ -15,6 +15,7 @@ from circuits.errors import CircuitsError
 from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval, ratio
+from circuits.tables import short_table
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Movement:
     """
 
     frame: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self) -> Any:
         """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""

@@ -18,6 +18,7 @@ from circuits.model.heads import Head
 from circuits.patterns._read import PatternPass, read_draws
 from circuits.patterns._templates import read_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.tables import short_table
 from circuits.validate import read_batch, read_seed
 
 
@@ -46,6 +47,9 @@ class Scores:
     templates: tuple[str, ...]
     seed: int
     draws: int
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, list(self.frame.columns))
 
     def plot(self, column: str = "score") -> Any:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""

@@ -39,6 +39,10 @@ class LinearMap:
     ridge: float
     rank: int
 
+    def __repr__(self) -> str:
+        shapes = f"weight {list(self.weight.shape)}, intercept {list(self.intercept.shape)}"
+        return f"LinearMap({shapes}, ridge={self.ridge:g}, rank={self.rank})"
+
     def predict(self, x: Tensor) -> Tensor:
         """Returns predictions [... k] for activations [... d]; the predicted class has the largest number."""
         return x.to(self.weight) @ self.weight + self.intercept

@@ -55,10 +55,10 @@ def linear(
     Args:
         tokens: ids [batch pos], or anything that `circuits.prompts` takes. Padding is left out, and positions count in
             each prompt's own tokens; masks and targets [batch pos] are over the padded batch.
-        targets: a tensor or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d] or [batch pos d]. A
-            target per example is the same at all its positions.
-        kind: "regression", or "classification" of whole numbers from 0 (least squares on one-hot targets, the largest
-            prediction wins); or a dict by target.
+        targets: a tensor, an array or a list, or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d]
+            or [batch pos d]. A target per example is the same at all its positions.
+        kind: "regression", or "classification" of whole numbers from 0 or booleans (least squares on one-hot targets,
+            the largest prediction wins); or a dict by target.
         sites: "resid_post", "z.1", a full hook name, or a list; each layer has a probe of its own. At z, q, k and v
             the vectors of all heads are concatenated, or each head has a probe of its own where `heads` chooses some;
             at scores and pattern the vector is the query's row.

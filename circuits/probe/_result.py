@@ -14,6 +14,7 @@ from circuits.probe._fit import LinearMap
 from circuits.probe._scores import Scored
 from circuits.probe._sites import ProbeSite
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.tables import short_table
 
 # fmt: off
 COLUMNS = (
@@ -21,6 +22,11 @@ COLUMNS = (
     "shuffled", "selectivity", "selectivity_ci_low", "selectivity_ci_high",
     "untrained", "over_untrained", "over_untrained_ci_low", "over_untrained_ci_high",
     "n", "entries", "fit_n", "ridge", "rank",
+)
+#: What `print` shows.
+SHOWN = (
+    "site", "layer", "head", "position", "target", "split", "metric", "value", "ci_low", "ci_high", "shuffled",
+    "untrained",
 )
 # fmt: on
 _WHOLE = ("layer", "head", "position", "n", "entries", "fit_n", "rank")
@@ -48,6 +54,9 @@ class ProbeResult:
     weights: Mapping[tuple[str, str], LinearMap]
     errors: pd.DataFrame
     settings: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, SHOWN)
 
     def plot(self, metric: str | Sequence[str] | None = None) -> Any:
         """Returns a plotly figure with a panel per metric and target: values over layers, with intervals as bands.

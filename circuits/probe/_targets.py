@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,7 +92,7 @@ def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...
 def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
     """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
     kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
-    values = as_dense_tensor(values, f"probe, target {name!r}")
+    values = as_dense_tensor(_as_array(values), f"probe, target {name!r}")
     if not isinstance(values, Tensor) or values.is_complex():
         raise CircuitsError(
             f"probe, target {name!r}: expected a tensor of numbers, got {type(values).__name__}"
@@ -115,7 +116,7 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
         shown = reached[(...,) + (None,) * (values.ndim - 2)]
         values = torch.where(shown, values, torch.zeros_like(values))
     if kind == CLASSIFICATION:
-        if values.is_floating_point() or values.dtype == torch.bool or bool((values < 0).any()):
+        if values.is_floating_point() or bool((values < 0).any()):
             raise CircuitsError(
                 f"probe, target {name!r}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from "
                 f"{values.min().item()}"
@@ -128,6 +129,15 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
         )
     values = values if values.ndim == 3 else values[..., None]
     return Target(name, kind, values, values.shape[2], reached)
+
+
+def _as_array(values: Any) -> Any:
+    """Returns a list or a column of a table as an array, anything else as it is."""
+    if isinstance(values, list | tuple):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of texts, or of unequal lengths
+            made = torch.as_tensor(values)
+            return torch.as_tensor(values, dtype=torch.float64) if made.is_floating_point() else made
+    return values.__array__() if hasattr(values, "__array__") and not isinstance(values, Tensor) else values
 
 
 def _derangement(size: int, generator: torch.Generator) -> Tensor:

@@ -127,7 +127,19 @@ class Metric:
             title: whose output it is, for error messages.
             spare: the output is needed no more, and NaN where it is not read.
         """
-        return read_values(self.values(output, clean, spare), self.name, len(output), title)
+        values = self.values(output, clean, spare)
+        return read_values(values, self.name, len(output), title, self.advice)
+
+    @property
+    def advice(self) -> str:
+        """What may be the matter where a value is not finite."""
+        if self._unread is None:
+            return NOT_THERE
+        where = "elsewhere than at positions=" if self.aligned else "at padding"
+        return (
+            f"the output is NaN {where}, and the metric may have read it there; "
+            "logit_difference reads each prompt's own position"
+        )
 
     def values(self, output: Tensor, clean: Tensor, spare: bool = False) -> dict[str, Any]:
         """Returns what the function returns, by name; with a gradient where the output has one.
@@ -195,12 +207,19 @@ def by_name(values: Any, name: str) -> dict[str, Any]:
     return by_key
 
 
-def read_values(values: Any, name: str, size: int, variant: str) -> PerExample:
+#: Advice where a value is not finite, and the output was given everywhere.
+NOT_THERE = "an entry that does not exist is a count of 0 in a pair (sum, count)"
+
+
+def read_values(values: Any, name: str, size: int, variant: str, advice: str = NOT_THERE) -> PerExample:
     """Reads one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those.
 
     Copied: a metric may fill the same array in every call.
+
+    Args:
+        advice: what may be the matter where a value is not finite.
     """
-    return {key: _pair(value, key, size, variant) for key, value in by_name(values, name).items()}
+    return {key: _pair(value, key, size, variant, advice) for key, value in by_name(values, name).items()}
 
 
 def is_pair(value: Any) -> bool:
@@ -284,14 +303,14 @@ def _first_two(output: Tensor, clean: Tensor) -> Tensor:
     return (choices[..., 0] - choices[..., 1]).flatten(1).sum(1)
 
 
-def _pair(value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(value: Any, name: str, size: int, variant: str, advice: str) -> tuple[np.ndarray, np.ndarray]:
     total, count = value if is_pair(value) else (value, None)
     sums = _vector(total, name, size, variant)
     counts = np.ones(size) if count is None else _vector(count, name, size, variant)
     if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
         raise CircuitsError(
             f"metric {name}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
-            "examples; an entry that does not exist is a count of 0 in a pair (sum, count)"
+            f"examples; {advice}"
         )
     if (counts < 0).any():
         raise CircuitsError(f"metric {name}, {variant}: a count is negative")

@@ -14,6 +14,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups
 from circuits.sweeps.measurements import Measurements, Row
+from circuits.tables import short_table
 from circuits.validate import is_whole, read_seed
 
 # fmt: off
@@ -23,22 +24,14 @@ COLUMNS = (
     "ratio_ci_high", "p_value", "p_adjusted", "engine", "null_effect",
 )
 BASELINE_COLUMNS = ("checkpoint", "metric", "value", "ci_low", "ci_high", "n")
-#: What `print` shows of a result, and of how many rows.
+#: What `print` shows of a result.
 SHOWN = (
     "variant", "draw", "checkpoint", "metric", "baseline", "value", "effect", "effect_ci_low", "effect_ci_high",
     "p_adjusted",
 )
-MOST_SHOWN = 40
 # fmt: on
 _WHOLE = ("draw", "layer", "head", "position", "n")
 _NAMES = ("variant", "checkpoint", "intervention", "site", "metric", "engine")
-
-
-def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
-    """Returns some columns of a result's table as text, but those that are empty, and how many there are in all."""
-    shown = frame[list(columns)].dropna(axis=1, how="all")
-    text = shown.to_string(index=False, max_rows=MOST_SHOWN, float_format="{:.4g}".format)
-    return f"{text}\n{len(frame)} row{'' if len(frame) == 1 else 's'}; .{name} has all {len(frame.columns)} columns"
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,8 @@ class SweepResult:
 
         Args:
             kind: "points", a point with its interval per variant and the unedited model as a line; "heatmap", the
-                effects of a grid over layers and heads or positions; "auto", a heatmap where there is such a grid.
+                effects of a grid over layers and heads, or over either and positions; "auto", a heatmap where there is
+                such a grid.
         """
         from circuits.figures.sweeps import figure
 

@@ -93,6 +93,8 @@ def detect_drop(
 ) -> Drop | None:
     """Returns the drop in a logged metric; ``None`` if there is none.
 
+    :func:`why_no_drop` says why not.
+
     Args:
         steps: ascending, any spacing.
         values: one per step (JSON may have made a float an int); ``None``, NaN and infinities are skipped.
@@ -102,6 +104,28 @@ def detect_drop(
     Raises:
         ValueError: if the two differ in length, or steps do not ascend.
     """
+    found = _drop_or_reason(steps, values, direction, theory)
+    return found if isinstance(found, Drop) else None
+
+
+def why_no_drop(
+    steps: Sequence[int],
+    values: Sequence[float | int | None],
+    direction: Literal["down", "up"],
+    theory: float | None = None,
+) -> str:
+    """Returns which condition a metric without a drop fails, in words; nothing for one that has a drop."""
+    found = _drop_or_reason(steps, values, direction, theory)
+    return "" if isinstance(found, Drop) else found
+
+
+def _drop_or_reason(
+    steps: Sequence[int],
+    values: Sequence[float | int | None],
+    direction: Literal["down", "up"],
+    theory: float | None,
+) -> Drop | str:
+    """Returns the drop, or why there is none."""
     import numpy as np
 
     if len(steps) != len(values):
@@ -113,41 +137,48 @@ def detect_drop(
         raise ValueError("steps must ascend")
     # Seen as a fall, whichever way the metric goes.
     curve = logged[is_finite] if direction == "down" else -logged[is_finite]
+    sign, moves = (1, "fall") if direction == "down" else (-1, "rise")
     if len(curve) < MIN_VALUES:
-        return None
+        return (
+            f"{len(curve)} values are logged, and a drop is told from {MIN_VALUES} at least (train.log_every)"
+        )
     final = final_level(list(curve))
     plateau = _level_before_best_split(at, curve)
     window = _window(len(curve))
     crossing: int | None = None
     for _ in range(20):
         if not plateau > final:
-            return None
+            return f"it does not {moves}, yet; train longer (a larger train.steps)"
         previous, crossing = crossing, _first_crossing(curve, (plateau + final) / 2, window)
         if crossing is None:
-            return None
+            return f"it does not {moves} lastingly, yet; train longer (a larger train.steps)"
         if crossing == previous:
             break
         plateau = float(np.median(curve[_plateau_indices(at, crossing)]))
     if crossing is None or at[crossing] < EARLIEST * at[-1]:
-        return None
+        return f"it {moves}s in the first hundredth of the run, off no plateau"
     change = plateau - final
+    levels = f"from {sign * plateau:.4g} to {sign * final:.4g}"
     if change < (LEAST_CHANGE * abs(plateau) if direction == "down" else LEAST_CHANGE):
-        return None
+        least = f"{LEAST_CHANGE:.0%} of the plateau" if direction == "down" else f"{LEAST_CHANGE:g}"
+        return f"it goes {levels}, by less than {least}; train longer (a larger train.steps)"
     if theory is not None and not _leaves(theory, plateau, final, direction):
-        return None
+        return f"it goes {levels}, which is not from that plateau past half of it; train longer (a larger train.steps)"
     onset = _last_before(curve, crossing, plateau - 0.1 * change, window)
     end = _first_after(curve, crossing, plateau - 0.9 * change, window)
     flat = _plateau_indices(at, crossing)
     if len(flat) < 3:
-        return None
+        return (
+            f"it is half-way from the first values to the last by step {at[crossing]:.0f}, "
+            "too early to tell a plateau before (train.log_every)"
+        )
     middle = [
         _last_before(curve, crossing, plateau - 0.3 * change, window),
         _first_after(curve, crossing, plateau - 0.7 * change, window),
     ]
     drop_speed = 0.4 * change / (at[middle[1]] - at[middle[0]])
     if _speed(at, curve, flat) > STEADY * drop_speed:
-        return None
-    sign = 1 if direction == "down" else -1
+        return f"it {moves}s about as fast before its middle as in it: gradually, off no plateau"
     return Drop(
         onset=int(at[onset]),
         end=int(at[end]),

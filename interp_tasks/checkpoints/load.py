@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ class Checkpoint:
         run: the run it belongs to, e.g. ``runs/x`` or ``zoo:NAME``; ``None`` for a folder on its own.
     """
 
-    model: HookedTransformer
+    model: HookedTransformer = field(repr=False)
     task: Task | None
     step: int
-    meta: dict[str, Any]
+    meta: dict[str, Any] = field(repr=False)
     ref: str
     path: Path
     run: str | None

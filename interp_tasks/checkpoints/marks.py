@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.drop import Drop, detect_drop
+from interp_tasks.checkpoints.drop import Drop, detect_drop, why_no_drop
 from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
@@ -85,14 +85,13 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
         if step <= before:
             raise UserError(f"{log_file(run, METRICS_FILE)} is mangled: step {step} follows step {before}")
     theory = theoretical_plateau(described)
-    drop = detect_drop(
-        [step for step, _ in points], [value for _, value in points], metric["direction"], theory
-    )
+    curve = ([step for step, _ in points], [value for _, value in points], metric["direction"], theory)
+    drop = detect_drop(*curve)
     if drop is None:
         expected = "" if theory is None else f" from its plateau by theory, {theory:.4g},"
         raise UserError(
             f"{name} shows no drop in {metric['name']}{expected} up to step {points[-1][0]}: "
-            "give steps, or @last; or train longer (a larger train.steps)"
+            f"{why_no_drop(*curve)}. Give steps, or @last"
         )
     return drop
 

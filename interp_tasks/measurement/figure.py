@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.palette import COLOURS, SYMBOLS, Scheme, mixed, readable_on, template
+from circuits.figures.palette import Scheme, mark, mixed, readable_on, template
 from interp_tasks.pages import signed
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
 
 def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str, Any]:
     """Returns the points of one checkpoint as a plotly trace: edited with intervals, single draws, or unedited."""
-    symbol = SYMBOLS[index % len(SYMBOLS)]
-    colour = COLOURS["light"][index % len(COLOURS["light"])]
+    colour, symbol = mark(index)
     several = part.duplicated(["variant", "draw"]).any()
     styles: dict[str, dict[str, Any]] = {
         "edited": {"symbol": symbol, "size": 10},

@@ -31,6 +31,12 @@ from interp_tasks.measurement.table import shown_columns, shown_rows, spread
 #: Endings of the files that hold a result, and of its page.
 FILES = (".parquet", ".csv", ".json", ".config.json")
 PAGE = ".html"
+#: What ``print`` shows of a result.
+SHOWN_ALONE = ("ref", "variant", "draw", "metric", "value", "ci_low", "ci_high")
+SHOWN_COMPARED = (
+    *("ref", "variant", "draw", "metric", "baseline", "value", "effect", "effect_ci_low", "effect_ci_high"),
+    "p_adjusted",
+)
 
 
 def target(folder: str | Path, name: str, suffix: str) -> Path:
@@ -53,6 +59,14 @@ class Result:
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=versions)
+
+    def __repr__(self) -> str:
+        from circuits.tables import short_table
+
+        # What has no unedited model beside it, such as a drop, has an interval of its own.
+        is_compared = "effect" in self.frame and self.frame["effect"].notna().any()
+        text = short_table(self.frame, SHOWN_COMPARED if is_compared else SHOWN_ALONE)
+        return "\n".join([f"{self.experiment}:", text, *self.notes])
 
     @classmethod
     def of(cls, result: Result, **more: Any) -> Self:

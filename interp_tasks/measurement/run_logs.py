@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
-from interp_tasks.checkpoints.drop import final_level
+from interp_tasks.checkpoints.drop import final_level, why_no_drop
 from interp_tasks.checkpoints.marks import theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_clock
@@ -23,12 +23,13 @@ QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "platea
 
 @dataclass(frozen=True)
 class Curve:
-    """A logged metric: its finite values at ascending steps, and its drop, ``None`` where there is none."""
+    """A logged metric: its finite values at ascending steps, and its drop, ``None`` where there is none, with why."""
 
     metric: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
     drop: Drop | None
+    why_none: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class Run:
             )
         falls = self.direction == "down" if metric.startswith(self.drop_metric) else "accuracy" not in metric
         theory = self.plateau if metric in self.own_metrics() else None
-        return Curve(metric, steps, values, detect_drop(steps, values, "down" if falls else "up", theory))
+        way: Literal["down", "up"] = "down" if falls else "up"
+        drop = detect_drop(steps, values, way, theory)
+        return Curve(metric, steps, values, drop, "" if drop else why_no_drop(steps, values, way, theory))
 
     def own_metrics(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""

@@ -15,7 +15,7 @@ from interp_tasks.training.captured import WARM_UP
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Forward, FusedForward, HookedForward, why_not_fused
-from interp_tasks.training.loop import Loop
+from interp_tasks.training.loop import Loop, whole_split
 from interp_tasks.training.observers import check_observed
 from interp_tasks.training.trainer import model_settings, reproducible
 from tasks.base import Batch, Task
@@ -211,7 +211,9 @@ def _storage(tensor: Tensor) -> int:
 
 def _examples(task: Task, n: int | None, split: Any) -> int:
     """Counts the examples that a sample of ``n`` holds."""
-    return n if split == "train" and n is not None else len(task.sample(n, seed=0, split=split))
+    if n is None:
+        return len(whole_split(task))
+    return n if split == "train" else len(task.sample(n, seed=0, split=split))
 
 
 def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batch:

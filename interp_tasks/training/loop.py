@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.checkpoints.training_state import TrainingState
-from interp_tasks.errors import Diverged, Stopped
+from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.clock import Clock
 from interp_tasks.training.config import TrainConfig
@@ -21,13 +21,32 @@ from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimizer import GradientWatcher, Updater
 from tasks.base import Batch, Task, pool, pool_parts
+from tasks.errors import TaskError
 from tasks.seeds import derive_seed
+from tasks.settings import given
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
 #: Called as progress(step, steps, line) with every logged line.
 StepProgress = Callable[[int, int, Mapping[str, Any]], None]
+
+
+def whole_split(task: Task) -> Batch:
+    """Returns the whole train split, the batch of every update where no batch size is set.
+
+    Raises:
+        UserError: if the task has none.
+    """
+    try:
+        return task.sample(None, seed=0, split="train")
+    except (TaskError, TypeError) as error:
+        # A task of the user's may hand None on to torch, whose complaint has a line for every signature.
+        said, *_ = str(error).splitlines() or [""]
+        raise UserError(
+            "without train.batch_size every update takes the whole train split, which task "
+            f"{task.name!r} does not give ({given(said)}): set it, or take a preset that does"
+        ) from error
 
 
 class Loop:
@@ -47,7 +66,7 @@ class Loop:
         self.processes = processes or Processes()
         self.task, self.model, self.config = task, model, config
         self.device, self.progress = device, progress
-        self.whole_split = None if config.batch_size else self._sample(None, "train", 0)
+        self.whole_split = None if config.batch_size else whole_split(task).to(device)
         self.processes.launch.check_batch(len(self.batch(0)))
         # Of a mixture each kind of examples, of any other task the one there is.
         self.validation = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -58,6 +60,24 @@ def test_the_same_class_may_be_registered_again_and_another_may_not(third_party:
     with pytest.raises(TaskError, match=r"'largest-token' is taken by third_party_task\.LargestToken"):
         tasks.register(third_party)(type("LargestToken", (mine,), {"__module__": "elsewhere"}))
     assert tasks.task_class(third_party) is mine
+
+
+def test_a_file_may_register_its_task_as_two_modules(
+    third_party: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a notebook imports it, and a command in the notebook is given --import."""
+    mine = tasks.task_class(third_party)
+    for name, file in (("mine_a", "mine.py"), ("mine_b", "mine.py"), ("mine_c", "other.py")):
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / file)
+        monkeypatch.setitem(sys.modules, name, module)
+    one, two, other = (type("Mine", (mine,), {"__module__": name}) for name in ("mine_a", "mine_b", "mine_c"))
+    monkeypatch.setattr(registry, "_CLASSES", {})
+    monkeypatch.setattr(catalog, "registered", set())
+    tasks.register("mine")(one)
+    assert tasks.register("mine")(two) is tasks.task_class("mine") is two
+    with pytest.raises(TaskError, match=r"is taken by mine_b\.Mine"):
+        tasks.register("mine")(other)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -116,6 +136,10 @@ def test_an_unknown_name_is_refused_in_one_line() -> None:
     ) as refused:
         tasks.get("modular-adition")
     assert "\n" not in str(refused.value)
+    with pytest.raises(
+        TaskError, match=r"; import the file that registers one of your own \(--import FILE\.py\)$"
+    ):
+        tasks.get("sorting")
 
 
 @pytest.mark.parametrize(

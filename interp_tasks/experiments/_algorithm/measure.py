@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONSTANT = 1e-6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AlgorithmResult(Result):
     """A :class:`Result` whose figure is a map for each metric: methods down, read-outs across."""
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Examined = TypeVar("Examined", Subject, Planned)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionResult(Result):
     """A :class:`Result` with the mean attention maps behind it, by REF.
 

@@ -37,7 +37,7 @@ DRAWN = 2
 LISTED = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CircuitResult(Result):
     """A :class:`Result` with the circuits behind it.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RESAMPLES = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CurveResult(Result):
     """A :class:`Result` with the curves behind it: run -> metric -> curve."""
 

@@ -59,7 +59,7 @@ class Matrices:
     hidden: NDArray[np.bool_] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataResult(Result):
     """A :class:`Result` with the data that its figures show."""
 

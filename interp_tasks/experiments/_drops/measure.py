@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 #: Resamples of runs behind an interval.
 RESAMPLES = 2000
+#: Curves without a drop of which the reason is told.
+MOST_REASONS = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DropsResult(Result):
     """A :class:`Result` with the curves behind it, by run and metric."""
 
@@ -104,7 +106,9 @@ def drops(
         "against": keys,
         "seed": seed,
     }
-    return DropsResult("drops", tidy(pandas.DataFrame(rows)), config, notes(logged_runs, keys), curves=curves)
+    return DropsResult(
+        "drops", tidy(pandas.DataFrame(rows)), config, notes(logged_runs, keys, curves), curves=curves
+    )
 
 
 def check_against(keys: Sequence[str]) -> None:
@@ -114,9 +118,13 @@ def check_against(keys: Sequence[str]) -> None:
             raise UserError(f"--against {key!r}: a setting such as model.d_model or train.learning_rate")
 
 
-def notes(logged_runs: Sequence[Run], against: Sequence[str]) -> tuple[str, ...]:
+def notes(
+    logged_runs: Sequence[Run], against: Sequence[str], curves: Mapping[tuple[str, str], Curve]
+) -> tuple[str, ...]:
     several = bool(families(logged_runs))
+    without = [(*names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
     return (
+        *(f"No drop in {metric} of {run}: {why}." for run, metric, why in without[:MOST_REASONS]),
         "Onset, crossing, end: the last step before 10%, the first after 50% and after 90% of the way from plateau to "
         "final level. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
         *(["Of several seeds: the median, and from the smallest to the largest."] if several else []),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 HALF_WAY = "half-way step of the alignment"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EmbeddingsResult(Result):
     """A :class:`Result` with the tables of its figures, by REF.
 

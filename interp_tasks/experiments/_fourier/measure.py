@@ -83,7 +83,7 @@ class Whole:
         return pandas.DataFrame(self.spectrum.share.numpy()).rename_axis(index=first, columns=second)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FourierResult(Result):
     """A :class:`Result` with the spectra behind it, by REF and tensor."""
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GeneralisationResult(Result):
     """A :class:`Result` with the runs behind it."""
 

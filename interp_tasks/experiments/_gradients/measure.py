@@ -40,7 +40,7 @@ class Norms:
     norms: Mapping[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GradientsResult(Result):
     """A :class:`Result` with the norms behind it: run -> stage -> norms."""
 

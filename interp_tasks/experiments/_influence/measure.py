@@ -31,7 +31,7 @@ MODEL = "model"
 CHANGE, PART, AGREEMENT = "mean |change|", "share of all change", "correlation with the model"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InfluenceResult(Result):
     """A :class:`Result` with the mean maps of influence behind it, by REF and variant.
 

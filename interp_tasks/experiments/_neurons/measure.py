@@ -51,7 +51,7 @@ class Image:
     share: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NeuronsResult(Result):
     """A :class:`Result` with the images of the chosen neurons, by REF and by ``"neuron 0 of mlp_post.0"``."""
 

@@ -39,7 +39,7 @@ KINDS = ("metrics", "ablation", "embeddings", "positions", "attention", "probe")
 VALUE, STEP = "value", "step at "
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OrderResult(Result):
     """A :class:`Result` with the curves behind it.
 

@@ -45,7 +45,7 @@ class Point:
     step: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrimeOrderResult(Result):
     """A :class:`Result` with the points behind it."""
 

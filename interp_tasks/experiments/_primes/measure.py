@@ -25,7 +25,7 @@ SAMPLES = 2048
 DRAWS = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrimesResult(Result):
     """A :class:`Result` with the matrices behind it, by REF."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProbeResult(Result):
     """A :class:`Result` with the tables of ``circuits.probe`` behind it, by REF."""
 

@@ -44,7 +44,7 @@ KEY_RULES = {**RULES, CLUSTERS: THRESHOLD}
 USUAL = "of-largest"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProgressResult(Result):
     """A :class:`Result` with the curves and coefficients of its figure.
 

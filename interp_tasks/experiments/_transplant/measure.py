@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TransplantResult(Result):
     """A :class:`Result`; with several sources its figure is a map per component, receiver by source."""
 

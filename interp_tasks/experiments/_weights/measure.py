@@ -48,7 +48,7 @@ class CheckpointView:
     weights: Mapping[str, NDArray[np.float32]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WeightsResult(Result):
     """A :class:`Result` with the tables of its figures, by REF."""
 

@@ -27,7 +27,7 @@ TRUTH = "truth"
 TOKENS_PER_PASS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonResult(Result):
     """A :class:`Result` whose figure is a line for each model and each method, with a logarithmic axis."""
 

@@ -448,6 +448,17 @@ def test_curves_and_their_areas(model, tokens, other_tokens, found):
         np.testing.assert_array_equal(drawn[f"{name}, band"].y, [*high, *low[::-1]])
 
 
+def test_a_ranking_by_itself_is_one_of_that_name(model, tokens, other_tokens):
+    names = ["0.1 -> output", "embed -> 0.1.v"]
+    asked = {"sizes": [1, 2], "draws": 20}
+    alone = circuit.curve(model, names, tokens, other_tokens, metric, **asked)
+    assert alone.frame.equals(
+        circuit.curve(model, {"ranking": names}, tokens, other_tokens, metric, **asked).frame
+    )
+    with pytest.raises(CircuitsError, match="a ranking is a screening or a list of names"):
+        circuit.curve(model, 3, tokens, other_tokens, metric)
+
+
 def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model, tokens, other_tokens):
     found = patch.screen(
         model,
@@ -593,7 +604,7 @@ def test_faults_of_evaluate_are_one_line(model, tokens, other_tokens, changes, m
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rankings": {}}, "give rankings by name"),
+        ({"rankings": {}}, "give a ranking, or several by name"),
         ({"rankings": {"a": circuit.edges(CHAIN)}}, "a circuit has no order"),
         ({"rankings": {"a": []}}, "a ranking is a screening or a list of names"),
         ({"rankings": {"a": ["0.1 -> output", "0.1"]}}, "is no edge"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, grid, heads, patch, permute, sweep
+from circuits.figures import attention_maps, sweeps
 from circuits.sweeps.table import COLUMNS
 
 
@@ -61,6 +62,43 @@ def test_positions_become_a_heatmap_too(model, tokens, other_tokens):
     value = result.frame.set_index(["variant", "metric"])["effect"][("resid_pre.2, position 4", "last")]
     assert trace.z[2][4] == value
     assert result.plot("last").layout.xaxis.title.text == "position"
+
+
+def test_heads_by_position_become_a_heatmap_with_a_row_for_each_head(make_model, tokens, other_tokens):
+    model = make_model(n_layers=1, n_heads=11)
+    axes = {"heads": heads("0.2, 0.10", model), "positions": [-1, 0, 3]}
+    result = sweep(
+        model, tokens, grid(patch.activations, axes, site="z", source=other_tokens), metric=metric, **FEW
+    )
+    figure = result.plot("last")
+    trace = figure.data[0]
+    # In order of the numbers: head 10 comes after head 2.
+    assert list(trace.y) == ["0.2", "0.10"]
+    assert list(trace.x) == ["-1", "0", "3"]
+    effects = result.frame.set_index(["variant", "metric"])["effect"]
+    assert trace.z[1][2] == effects["0.10, position 3", "last"]
+    assert figure.layout.yaxis.title.text == "head"
+    assert trace.hovertemplate.startswith("head %{y}, position %{x}")
+
+
+def test_a_word_that_looks_like_a_tag_is_shown():
+    frame = pd.DataFrame(
+        {"metric": "m", "variant": list("abcd"), "draw": None, "checkpoint": None, "head": None}
+    )
+    frame = frame.assign(layer=[0, 0, 1, 1], position=[0, 1, 0, 1], effect=1.0)
+    words = ["0 <|endoftext|>", "1 a&b"]
+    assert list(sweeps.figure(frame, ["m"], "auto", words).data[0].x) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
+    maps = attention_maps.attention_maps(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")
+    assert list(maps.data[0].x) == list(maps.data[0].y) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
+
+
+def test_no_two_of_many_checkpoints_have_one_mark(model, tokens):
+    many = {f"step {step}": model for step in range(15)}
+    figure = sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=metric, checkpoints=many, **FEW).plot(
+        "last"
+    )
+    marks = [(trace.marker.color, trace.marker.symbol) for trace in figure.data]
+    assert len(set(marks)) == len(marks) == 15
 
 
 def test_a_hole_in_the_grid_is_a_hole_in_the_map(model, tokens):

@@ -317,7 +317,9 @@ def test_a_metric_that_reads_padding_fails(model, side):
         lambda: sweep(model, made, {"zero": ablate.zero("0.1")}, reads, **FEW),
         lambda: patch.attribution(model, made, made, reads, **FEW),
     ):
-        with pytest.raises(CircuitsError, match="not finite for 3 of 4 examples"):
+        with pytest.raises(
+            CircuitsError, match="not finite for 3 of 4 examples; the output is NaN at padding"
+        ):
             call()
 
 

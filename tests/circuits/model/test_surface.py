@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from circuits import CircuitsError, Site, ablate, edit, heads, intervene, patch, run
+from circuits import CircuitsError, Site, ablate, cache, edit, heads, intervene, patch, run
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 
@@ -143,7 +143,10 @@ def test_named_weights_are_all_parameters_and_nothing_else(model):
 
 
 def test_what_is_not_a_hooked_model_is_refused():
-    with pytest.raises(CircuitsError, match="Linear is not a hooked transformer"):
+    with pytest.raises(
+        CircuitsError,
+        match=r"Linear is not a hooked transformer: .*\. Copy its weights",
+    ):
         Surface.of(nn.Linear(2, 2))
     with pytest.raises(CircuitsError, match="got str"):
         Surface.of("model")
@@ -231,6 +234,15 @@ def test_a_head_at_k_and_a_group_at_z_are_refused_by_the_right_name(make_model, 
     assert run(model, tokens, edit("z", torch.zeros_like, heads="0.1")).shape == (8, 6, 11)
     with pytest.raises(CircuitsError, match=r"no key-value group 0\.k2: .* and key-value groups 0-1"):
         heads("0.k2", model)
+
+
+def test_a_hook_without_its_block_is_told_the_site(causal, tokens):
+    with pytest.raises(
+        CircuitsError, match=r"no site hook_resid_post .*did you mean resid_post, or resid_post\.0"
+    ):
+        cache(causal, tokens, "hook_resid_post")
+    with pytest.raises(CircuitsError, match=r"no site hook_nothing in this model; it has embed"):
+        cache(causal, tokens, "hook_nothing")
 
 
 def test_a_site_the_model_lacks_lists_what_it_has(make_model, family, tokens):

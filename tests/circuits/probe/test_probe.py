@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier
@@ -317,6 +318,66 @@ def test_positions_a_mask_and_a_probe_for_each(causal, inputs, hidden):
         assert value(found.frame, "mse", **where) == pytest.approx(expected(at(position)), rel=1e-8)
         rows = found.frame[(found.frame["position"] == position) & (found.frame["split"] == "hidden")]
         assert set(rows["entries"]) == {int(hidden[test][:, position].sum())}
+
+
+def test_a_boolean_target_is_two_classes(causal, inputs):
+    large = inputs > 5
+    asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
+    as_bool, as_int = (probe.linear(causal, inputs, target, **asked) for target in (large, large.long()))
+    assert as_bool.frame.equals(as_int.frame)
+
+
+def test_a_list_or_a_column_of_a_table_is_a_target(causal, inputs):
+    asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
+    last = inputs[:, -1]
+    given = (last, last.tolist(), tuple(last.tolist()), pd.Series(last.numpy()), [int(one) for one in last])
+    frames = [probe.linear(causal, inputs, target, **asked).frame for target in given]
+    assert all(frame.equals(frames[0]) for frame in frames[1:])
+    numbers = noise(N)
+    as_list, as_tensor = (
+        probe.linear(causal, inputs, y, "z", draws=10).frame for y in (numbers.tolist(), numbers)
+    )
+    assert as_list.equals(as_tensor)
+    for wrong, says in (
+        (["a"] * N, "got list"),
+        ([[1, 2], [3]], "got list"),
+        (3, "got int"),
+    ):
+        with pytest.raises(CircuitsError, match=says):
+            probe.linear(causal, inputs, wrong, **asked)
+
+
+def test_a_line_of_one_layer_has_its_interval_as_bars_and_others_have_bands(causal, inputs):
+    found = probe.linear(causal, inputs, inputs, ["embed", "resid_post"], kind="classification", draws=20)
+    frame = found.frame.set_index("site")
+    drawn = {trace.name: trace for trace in found.plot().data if trace.name in ("embed, all entries", "band")}
+    bars = drawn["embed, all entries"].error_y
+    low, high = (
+        frame.loc["embed", "value"] + sign * bars[way][0] for sign, way in ((-1, "arrayminus"), (1, "array"))
+    )
+    assert (low, high) == pytest.approx((frame.loc["embed", "ci_low"], frame.loc["embed", "ci_high"]))
+    assert list(drawn["band"].y) == frame.loc["resid_post", "ci_low"].tolist()
+
+
+def test_print_shows_the_scores_and_of_a_map_its_shape(causal, inputs):
+    found = probe.linear(causal, inputs, noise(N), "resid_post.0", ridge=2.0, draws=10)
+    header, *lines, count = repr(found).splitlines()
+    assert header.split() == [
+        "site",
+        "layer",
+        "target",
+        "split",
+        "metric",
+        "value",
+        "ci_low",
+        "ci_high",
+        "shuffled",
+    ]
+    assert len(lines) == len(found.frame) == 2
+    assert count.startswith("2 rows; .frame has all")
+    width = causal.cfg.d_model
+    expected = f"LinearMap(weight [{width}, 1], intercept [1], ridge=2, rank={width})"
+    assert repr(found.weights["resid_post.0", "target"]) == expected
 
 
 def test_a_target_per_example_is_the_same_at_all_its_positions(causal, inputs):

@@ -95,6 +95,7 @@ def test_any_hooked_transformer_comes_back_bit_for_bit(tmp_path: Path, kind: str
     model = build(**ARCHITECTURES[kind])
     saved = save_checkpoint(tmp_path / "own", model, task=None, step=12)
     checkpoint = load_checkpoint(saved)
+    assert "HookPoint" not in repr(checkpoint)
     assert torch.equal(checkpoint.model(tokens()), model(tokens()))
     assert (checkpoint.task, checkpoint.step, checkpoint.run) == (None, 12, None)
     for field in dataclasses.fields(model.cfg):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 import tasks
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
-from interp_tasks.checkpoints.drop import plateau_steps
+from interp_tasks.checkpoints.drop import plateau_steps, why_no_drop
 from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import stored_steps
@@ -117,6 +118,40 @@ SMOOTH: dict[str, Curve] = {
 @pytest.mark.parametrize("name", SMOOTH)
 def test_no_drop(name: str, schedule: str, noise: float) -> None:
     assert detect_drop(*logged(SMOOTH[name], schedule, noise), "down") is None
+
+
+# Of each condition one curve that fails it alone, logged every 100 steps up to 20,000.
+REASONS: dict[str, tuple[Curve, str]] = {
+    "flat": (SMOOTH["flat"], "it does not fall, yet; train longer"),
+    "a rise": (SMOOTH["a rise"], "it does not fall, yet; train longer"),
+    "a fall by a quarter": (
+        SMOOTH["a fall by a quarter"],
+        "from 0.11 to 0.082, by less than 30% of the plateau",
+    ),
+    "a straight line": (SMOOTH["straight line"], "about as fast before its middle as in it"),
+    "at once": (lambda t: 0.1 + 1.0 * (t < 50), "in the first hundredth of the run"),
+    "no plateau is logged": (
+        lambda t: 0.1 + 1.0 * (t < 150),
+        "half-way .* by step 200, too early to tell a plateau",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_why_there_is_no_drop(name: str) -> None:
+    curve, reason = REASONS[name]
+    steps = list(range(0, 20_001, 100))
+    values = [float(value) for value in np.asarray(curve(np.array(steps, dtype=float)))]
+    assert detect_drop(steps, values, "down") is None
+    assert re.search(reason, why_no_drop(steps, values, "down"))
+
+
+def test_why_there_is_no_drop_counts_values_and_asks_theory_and_says_nothing_of_a_drop() -> None:
+    steps, values = logged(DROPS["plateau and drop"][0], "every 100", 0.0)
+    assert why_no_drop(steps[:5], values[:5], "down").startswith("5 values are logged")
+    assert why_no_drop(steps, values, "down", 1e3).startswith(f"it goes from {values[0]:.4g} to ")
+    assert why_no_drop(steps, values, "down") == ""
+    assert why_no_drop(steps, [0.1] * len(steps), "up").startswith("it does not rise, yet")
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.25])

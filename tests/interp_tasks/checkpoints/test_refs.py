@@ -247,7 +247,9 @@ def test_no_drop_no_marks(place: Path, mark: str) -> None:
     run = write_run(place / "flat", STEPS, drop_metric={"name": "mse", "direction": "down"})
     assert "metrics.jsonl is missing" in complaint(f"flat@{mark}")
     write_metrics(run, onset=9999, end=99999)
-    assert "flat shows no drop in mse up to step 4000: give steps, or @last" in complaint(f"flat@{mark}")
+    told = complaint(f"flat@{mark}")
+    assert "flat shows no drop in mse up to step 4000: it does not fall, yet; train longer" in told
+    assert "Give steps, or @last" in told
     write_metrics(run, section="test")
     assert "logs no validation mse" in complaint(f"flat@{mark}")
     (run / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 2}\n')

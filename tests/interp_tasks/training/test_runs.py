@@ -17,7 +17,8 @@ from interp_tasks.checkpoints.run_files import read_clock
 from interp_tasks.errors import Stopped
 from interp_tasks.grids import grid
 from interp_tasks.measurement.run_logs import read_runs
-from interp_tasks.training.config import SCHEDULE
+from interp_tasks.training.config import SCHEDULE, TrainConfig
+from interp_tasks.training.cost import cost
 from interp_tasks.training.observers import Activations
 
 TINY = {"d_model": 8, "n_heads": 2}
@@ -31,6 +32,25 @@ def addition():
 @pytest.fixture
 def matrices():
     return tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
+
+
+@pytest.mark.parametrize("says", ["draws fresh matrices", "randint"])
+def test_a_task_without_a_whole_split_needs_a_batch_size(tmp_path, matrices, monkeypatch, says):
+    if says == "randint":  # as a task of the user's has it, that hands None on to torch
+        monkeypatch.setattr(type(matrices), "sample", lambda self, n, **_: torch.randint(3, (n, 4)))
+    with pytest.raises(
+        UserError, match=rf"without train\.batch_size .*'matrix-completion' .*{says}"
+    ) as refused:
+        train(matrices, out=tmp_path / "run", settings=TINY, config={"steps": 1})
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"without train\.batch_size"):
+        cost(matrices, settings=TINY, config=TrainConfig(steps=1))
+
+
+def test_a_key_with_its_section_twice_is_told_how_it_is_written(tmp_path, addition):
+    with pytest.raises(UserError, match=r"keys of train are named without it, as in 'steps'"):
+        train(addition, out=tmp_path / "run", config={"train.steps": 1})
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:

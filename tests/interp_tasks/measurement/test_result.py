@@ -1,0 +1,43 @@
+"""What `print` shows of an experiment's result."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from interp_tasks import experiments
+from interp_tasks.measurement.result import Result
+
+
+def test_print_shows_the_table_and_its_notes_and_not_the_configuration() -> None:
+    row = {"ref": "runs/x@1", "variant": "0.1", "metric": "loss", "value": 2.0, "ci_low": 1.0, "ci_high": 3.0}
+    alone = Result("drops", pd.DataFrame([row]), {"refs": ["runs/x"]}, ("A note.",))
+    title, header, line, count, note = repr(alone).splitlines()
+    assert (title, note) == ("drops:", "A note.")
+    assert header.split() == list(row)
+    assert line.split() == ["runs/x@1", "0.1", "loss", "2", "1", "3"]
+    assert count == "1 row; .frame has all 6 columns"
+    effect = {
+        "baseline": 1.5,
+        "effect": 0.5,
+        "effect_ci_low": 0.25,
+        "effect_ci_high": 0.75,
+        "p_adjusted": 0.04,
+    }
+    compared = Result("ablation", pd.DataFrame([row | effect]))
+    # Beside a baseline, the paired interval of the effect tells whether there is one; that of the value does not.
+    assert repr(compared).splitlines()[1].split() == [
+        "ref",
+        "variant",
+        "metric",
+        "baseline",
+        "value",
+        *list(effect)[1:],
+    ]
+
+
+def test_print_of_every_experiment_is_that() -> None:
+    kinds = [
+        kind for kind in vars(experiments).values() if isinstance(kind, type) and issubclass(kind, Result)
+    ]
+    assert len(kinds) > 10
+    assert [kind.__name__ for kind in kinds if kind.__repr__ is not Result.__repr__] == []
