@@ -330,7 +330,7 @@ def test_against_is_paired_by_seed(tmp_path):
 
 
 def test_a_median_over_one_seed_is_no_run_of_its_own(tmp_path):
-    """One of three gets there, so that the row that pools them is over one run: the claim had an error for a verdict."""
+    """One of three gets there: the row that pools them is over one run, and the claim had an error for a verdict."""
     for seed, at in enumerate((200, 5000, 5000)):
         values = ramp(at)
         write(tmp_path / "run" / f"seed-{seed}", {"accuracy": values}, {"accuracy": values}, seed)
