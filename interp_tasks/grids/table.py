@@ -28,8 +28,8 @@ POOLED = (("value", "ci_low", "ci_high"), ("effect", "effect_ci_low", "effect_ci
 def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
     """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
 
-    A row of several seeds is the mean over them, its ``run`` is ``RUN/seed-*``, its ``n_runs`` their number, its
-    interval a bootstrap over runs. What an experiment pooled itself (``n_runs`` above 1) is left as it is.
+    A row of several seeds is the mean over those that have the number, its ``run`` is ``RUN/seed-*``, its ``n_runs``
+    how many have it, its interval a bootstrap over runs. What an experiment pooled itself is left as it is.
     """
     import pandas
 
@@ -86,7 +86,7 @@ def pooled(frame: pandas.DataFrame, seed: int) -> pandas.DataFrame:
             "ref": f"{name}@{first['mark']}" if first["mark"] else name,
             "step": first["step"] if same["step"].nunique() == 1 else pandas.NA,
             "seed": pandas.NA,
-            "n_runs": len(same),
+            "n_runs": int(same["value"].notna().sum()),
             "n": first["n"] if same["n"].nunique() == 1 else pandas.NA,
             "baseline": same["baseline"].mean(),
             "engine": None,

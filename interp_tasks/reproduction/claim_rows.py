@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.run_logs import family
 from interp_tasks.published import Claim
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ def has_ending(name: str, ends: Iterable[str]) -> bool:
 
 def single_runs(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Returns the rows of single runs, or all where there are none; rows over several runs are made of them."""
-    single = rows["n_runs"].fillna(1).astype(int) <= 1
+    # Of several seeds one alone may have the number: the row that pools them is then over one run.
+    names = rows["run"].fillna("").astype(str)
+    pooled = names.isin({family(name) for name in names} - {None})
+    single = (rows["n_runs"].fillna(1).astype(int) <= 1) & ~pooled
     return rows[single] if single.any() else rows
 
 

@@ -79,7 +79,7 @@ def ratio_rows(
     """Yields every group of runs against the others, answer by answer, seed by seed.
 
     Raises:
-        UserError: if no answer and seed is on both sides.
+        UserError: if no answer and seed is on both sides, or two of the others have the same.
     """
     import numpy as np
 
@@ -87,8 +87,14 @@ def ratio_rows(
 
     opponent_reaches: dict[tuple[str, Any], Reach] = {}
     for other in others:
-        if other.split == "validation":
-            opponent_reaches.setdefault((other.name, seed_of(other.run)), other)
+        if other.split != "validation":
+            continue
+        same = opponent_reaches.setdefault((other.name, seed_of(other.run)), other)
+        if same is not other:
+            raise UserError(
+                f"--against: {same.run.name} and {other.run.name} both have {other.name} under seed "
+                f"{seed_of(other.run)}: compare with one of them at a time"
+            )
     any_pair = False
     for name, group in groups_of([run for run in logged_runs if run.name not in compared]).items():
         group_reaches = [reach for reach in reaches if reach.run in group and reach.split == "validation"]

@@ -351,6 +351,17 @@ def test_what_an_experiment_pooled_itself_is_not_pooled_again(done):
     assert set(several["n_runs"]) == {2}
 
 
+def test_a_mean_over_seeds_counts_those_that_have_the_number():
+    """Two of five get there: a mean over two, which was said to be over five."""
+    from interp_tasks.measurement.table import tidy
+
+    steps = [100.0, 300.0, None, None, None]
+    rows = pd.DataFrame({"run": [f"a/seed-{seed}" for seed in range(5)], "step": 900, "value": steps})
+    frame = tidy(rows.assign(experiment="generalisation", metric="step at 95%"))
+    [row] = pooled(frame, seed=0).to_dict("records")
+    assert (row["value"], row["n_runs"]) == (200, 2)
+
+
 def test_marks_of_seeds_are_pooled_though_their_steps_differ():
     rows = pd.DataFrame(
         {"run": ["a/seed-0", "a/seed-1"], "ref": ["a/seed-0@pre", "a/seed-1@pre"], "step": [3, 5]}

@@ -329,6 +329,33 @@ def test_against_is_paired_by_seed(tmp_path):
     assert ratios["run"].tolist() == [group]
 
 
+def test_a_median_over_one_seed_is_no_run_of_its_own(tmp_path):
+    """One of three gets there: the row that pools them is over one run, and the claim had an error for a verdict."""
+    for seed, at in enumerate((200, 5000, 5000)):
+        values = ramp(at)
+        write(tmp_path / "run" / f"seed-{seed}", {"accuracy": values}, {"accuracy": values}, seed)
+    metric = "validation when train is at 95%"
+    found = generalisation(f"{tmp_path}/run/seed-*")
+    assert row(found, f"{tmp_path}/run/seed-*", "accuracy", metric)["n_runs"] == 1
+    outcome = judged(found, {"metric": metric, "variant": "accuracy"}, {"above": 0.5}, over="runs")
+    assert (outcome.verdict, outcome.n_runs) == ("undecided", 3)
+    assert "2 of 3 runs end too soon" in outcome.reason
+
+
+def test_two_others_under_one_seed_are_refused(tmp_path):
+    """Of two, the first was compared with in silence: ``b/fast`` was measured against ``a/none``."""
+    for group, fast, none in (("a", 200, 400), ("b", 200, 800)):
+        for name, step in (("fast", fast), ("none", none)):
+            write(tmp_path / group / name, {"accuracy": ramp(step)})
+    runs = [f"{tmp_path}/{group}/{name}" for group in "ab" for name in ("fast", "none")]
+    with pytest.raises(UserError, match=r"a/none and .*b/none both have accuracy under seed 0"):
+        generalisation(runs, against="none")
+    with pytest.raises(UserError, match="compare with one of them at a time"):
+        generalisation(runs[0], against=[runs[1], runs[3]])
+    one = generalisation(runs[2:], against="b/none")
+    assert row(one, runs[2], "accuracy", "ratio of steps")["value"] == pytest.approx(0.25)
+
+
 def test_a_ratio_to_a_run_that_never_gets_there_is_a_bound(tmp_path, capsys):
     run = write(tmp_path / "run", {"accuracy": ramp(200)})
     never = write(tmp_path / "never", {"accuracy": ramp(5000)})
