@@ -273,8 +273,7 @@ def _read(pair: Any, model: _Model) -> LabelledLoader:
         pair = (pair.ref, pair.model)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise CircuitsError(
-            "sweep, checkpoints: give pairs (label, model), or objects with a .ref and a .model, "
-            f"got {type(pair).__name__}"
+            f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}, which has no .ref and .model"
         )
     label, given = pair
     if callable(given) and not isinstance(given, nn.Module):
