@@ -23,7 +23,7 @@ from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, parse_positions, select_positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lens:
     """The result of `lens`; every tensor is [batch pos out], as the model's output, unless stated.
 
@@ -51,6 +51,14 @@ class Lens:
     soft_cap: float | None = None
     prompts: Prompts | None = None
 
+    def __repr__(self) -> str:
+        shape = " × ".join(map(str, self.output.shape))
+        contributions, last = list(self.contributions), list(self.readouts)[-1]
+        return (
+            f"Lens of output [{shape}]: .readouts of embed to {last}, .contributions of {len(contributions)} "
+            f"components, {contributions[0]} to {contributions[-1]}"
+        )
+
     def plot(self, positions: Any = None) -> Any:
         """Returns a plotly figure of each component's direct contribution and each read-out's distance from the output.
 
@@ -64,6 +72,10 @@ class Lens:
         kept = prompts.real if prompts is not None else torch.ones(self.output.shape[:2], dtype=torch.bool)
         where = ""
         if isinstance(chosen, Snapshot):
+            if chosen.tensor.shape not in (kept.shape, (1, *kept.shape[1:]), kept.shape[1:]):
+                raise CircuitsError(
+                    f"plot, positions: a mask {list(kept.shape)} is needed; got {list(chosen.tensor.shape)}"
+                )
             kept = kept & chosen.tensor
         elif chosen is not None:
             kept = kept & select_positions(chosen, kept.shape[1], "plot, positions", kept if padded else None)

@@ -16,6 +16,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._basis import frequencies, read_axis, read_values, transform
 from circuits.fourier._grid import Grid, read_grid
+from circuits.tables import short_table
 from circuits.validate import read_choice
 
 #: A power below this share of the mean square is a rounding error.
@@ -64,7 +65,7 @@ class Bands:
         return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spectrum:
     """The power of each combination of frequencies over a grid.
 
@@ -76,6 +77,9 @@ class Spectrum:
 
     grid: Grid
     power: Float[Tensor, "*shape"]
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, [*self.grid.axes, "share", "norm"])
 
     @property
     def variance(self) -> Tensor:

@@ -24,7 +24,7 @@ from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.model.state import modules_of, suspended
 from circuits.model.surface import Surface
-from circuits.sweeps.metrics import Metric, first_choice, is_pair, read_values
+from circuits.sweeps.metrics import Metric, first_choice, in_errors, is_pair, read_values
 from circuits.tensors import Positions, Snapshot, parse_positions
 
 #: Examples per gradient; all activations of a backward pass are in memory.
@@ -198,7 +198,7 @@ class Pair:
             total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 raise CircuitsError(
-                    f"{self.caller}: metric {name} has no gradient; compute it with torch, without detach or argmax"
+                    f"{self.caller}: {in_errors(name)} has no gradient; compute it with torch, without detach or argmax"
                 )
             try:
                 gradients = torch.autograd.grad(
@@ -209,7 +209,7 @@ class Pair:
                 )
             except RuntimeError as error:
                 raise CircuitsError(
-                    f"{self.caller}: metric {name} has no gradient: {str(error).splitlines()[0]}"
+                    f"{self.caller}: {in_errors(name)} has no gradient: {str(error).splitlines()[0]}"
                 ) from error
             by_metric[name] = {
                 hook: torch.zeros_like(run.activations[hook]) if gradient is None else gradient

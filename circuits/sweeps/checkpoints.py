@@ -63,7 +63,8 @@ def measure_checkpoints(
             if max_stacked > 1
             else None
         )
-        del checkpoint
+        # A model of its own is gone before the next one is read.
+        del checkpoint, surface, job, measurements
     if pending is not None and pending.jobs:
         yield pending.measured()
 
@@ -268,8 +269,12 @@ class _Model:
 
 
 def _read(pair: Any, model: _Model) -> LabelledLoader:
+    if isinstance(getattr(pair, "model", None), nn.Module) and hasattr(pair, "ref"):
+        pair = (pair.ref, pair.model)
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise CircuitsError(f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}")
+        raise CircuitsError(
+            f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}, which has no .ref and .model"
+        )
     label, given = pair
     if callable(given) and not isinstance(given, nn.Module):
         return str(label), partial(_loaded, label, given, model)
@@ -295,6 +300,8 @@ def _loaded(label: Any, load: Callable[[], Any], model: _Model) -> Checkpoint:
 
 def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
     what = f"sweep, checkpoint {label}"
+    if not isinstance(given, nn.Module) and isinstance(getattr(given, "model", None), nn.Module):
+        given = given.model
     if isinstance(given, nn.Module):
         return Checkpoint(Surface.of(given), what)
     if not isinstance(given, Mapping):

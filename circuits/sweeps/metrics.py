@@ -167,7 +167,7 @@ class Metric:
         """Yields the metric for several calls, and refuses after the last what is else refused after each: that the
         function has changed the model.
         """
-        with nullcontext() if self.model is None else untouched(self.model, f"metric {self.name}"):
+        with nullcontext() if self.model is None else untouched(self.model, in_errors(self.name)):
             yield replace(self, model=None)
 
 
@@ -180,7 +180,7 @@ def read_metric(metric: Any, has_batch: bool) -> None:
     except TypeError as error:
         given = "(output, batch)" if has_batch else "(output); pass batch= if it needs one"
         raise CircuitsError(
-            f"metric {metric_name(metric)}: cannot be called with {given}: {error}"
+            f"{in_errors(metric_name(metric))}: cannot be called with {given}: {error}"
         ) from error
     except ValueError:
         pass  # built in C, without a signature: calling it will tell
@@ -197,13 +197,18 @@ def metric_name(metric: Any) -> str:
     return "metric" if name == "<lambda>" else str(name)
 
 
+def in_errors(name: str) -> str:
+    """Returns what an error calls a metric; a lambda has no name of its own."""
+    return name if name == "metric" else f"metric {name}"
+
+
 def by_name(values: Any, name: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {name: values}
     by_key = {str(key): value for key, value in values.items()}
     if not values or len(by_key) < len(values):
         what = "an empty dict" if not values else "two values that are called alike"
-        raise CircuitsError(f"metric {name}: returned {what}")
+        raise CircuitsError(f"{in_errors(name)}: returned {what}")
     return by_key
 
 
@@ -309,17 +314,17 @@ def _pair(value: Any, name: str, size: int, variant: str, advice: str) -> tuple[
     counts = np.ones(size) if count is None else _vector(count, name, size, variant)
     if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
         raise CircuitsError(
-            f"metric {name}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
+            f"{in_errors(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
             f"examples; {advice}"
         )
     if (counts < 0).any():
-        raise CircuitsError(f"metric {name}, {variant}: a count is negative")
+        raise CircuitsError(f"{in_errors(name)}, {variant}: a count is negative")
     return sums, counts
 
 
 def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     """Returns a metric's values as a number per example; refuses any other shape or kind."""
-    what = f"metric {name}, {variant}"
+    what = f"{in_errors(name)}, {variant}"
     if isinstance(value, Tensor):
         value = as_dense_tensor(value, what).detach().cpu().resolve_conj().resolve_neg()
         # Complex values are refused below, as in numpy arrays.

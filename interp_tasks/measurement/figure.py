@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-#: Heights in pixels: of a panel of points, of a row of a map, between panels, between panels with titles.
-POINTS, MAP_ROW, GAP, GAP_TITLED = 190, 36, 38, 90
+#: Heights in pixels: of panels of points and of lines, of a row of a map and of one over steps, between panels, between
+#: panels with titles.
+POINTS, LINES, MAP_ROW, STEPS_ROW, GAP, GAP_TITLED = 190, 240, 36, 22, 38, 90
+#: The number of steps of a run from which values are lines over them.
+FEWEST_STEPS = 4
+#: The most lines of a panel beside the unedited model's, rows of a map over steps, and columns of it with numbers.
+MOST_LINES, MOST_ROWS, NUMBERED = 6, 32, 12
+#: The most lines that have bands: more of them hide each other.
+MOST_BANDS = 3
 
 
 @dataclass(frozen=True)
@@ -28,19 +35,141 @@ class Panel:
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Draws each variant's value beside its baseline, per metric, and maps of heads edited one by one."""
+    """Draws each variant's value beside its baseline, per metric, and maps of heads edited one by one.
+
+    Of runs with several steps both are over these.
+    """
+    if over_training(frame):
+        return training_figure(frame)
     maps, points = frame[in_map(frame)], frame[~in_map(frame)]
     panels: list[Panel] = []
     for metric in dict.fromkeys(frame["metric"]):
         of_metric = maps[maps["metric"] == metric]
-        effects = of_metric["effect"].abs().dropna()
-        largest = float(effects.max()) if len(effects) else 0.0
+        largest = largest_effect(of_metric)
         for ref in dict.fromkeys(of_metric["ref"]):
-            panels.append(map_panel(of_metric[of_metric["ref"] == ref], str(ref), str(metric), largest))
+            effects = of_metric[of_metric["ref"] == ref].pivot(index="layer", columns="head", values="effect")
+            panels.append(map_panel(effects, str(ref), str(metric), largest))
         panels.append(
             points_panel(points[points["metric"] == metric], str(metric), list(dict.fromkeys(frame["ref"])))
         )
     return stacked_panels(panels, ragged=len(maps) > 0)
+
+
+def over_training(frame: pandas.DataFrame) -> bool:
+    """Returns whether a run has so many steps that values are drawn as lines over them."""
+    checkpoints = frame.drop_duplicates("ref")
+    if checkpoints[["run", "step"]].isna().any(axis=None) or checkpoints.duplicated(["run", "step"]).any():
+        return False
+    return bool((checkpoints["run"].value_counts() >= FEWEST_STEPS).any())
+
+
+def training_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+    """Draws lines over steps, and maps of heads by step, a panel for each metric and run."""
+    maps, lines = training_rows(frame)
+    shown, rows = strongest(lines, MOST_LINES), strongest(maps, MOST_ROWS)
+    runs = list(dict.fromkeys(frame["run"]))
+    ragged = len(maps) > 0 or len(runs) > 1
+    panels: list[Panel] = []
+    for metric in dict.fromkeys(frame["metric"]):
+        of_metric = maps[(maps["metric"] == metric) & maps["line"].isin(rows)]
+        for run in runs:
+            effects = of_metric[of_metric["run"] == run].pivot(index="line", columns="step", values="effect")
+            if len(effects):
+                effects = effects.loc[[row for row in rows if row in effects.index]]
+                panels.append(map_panel(effects, str(run), str(metric), largest_effect(of_metric)))
+            part = lines[(lines["metric"] == metric) & (lines["run"] == run)]
+            if len(part):
+                title = f"{metric}: heads together" if len(maps) else str(metric)
+                panels.append(lines_panel(part, shown, str(metric), f"{title}<br>{run}", ragged))
+    # Lines would be moved aside where points stand side by side.
+    return stacked_panels(panels, ragged=ragged, across="step").update_layout(scattermode="overlay")
+
+
+def training_rows(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """Returns the rows of maps and those of lines over steps, without single draws; column ``line`` names the line."""
+    pooled = frame[frame["draw"].isna()].reset_index(drop=True)
+    several = pooled.duplicated(["ref", "metric", "variant"]).any()
+    line = pooled["variant"].astype(str)
+    pooled = pooled.assign(line=line + ", " + pooled["intervention"].astype(str) if several else line)
+    return pooled[in_map(pooled)], pooled[~in_map(pooled)]
+
+
+def strongest(rows: pandas.DataFrame, most: int) -> list[str]:
+    """Returns the lines with the largest effects, as a share of the largest on that metric, in the table's order."""
+    # Without an unedited model, such as a count, a value is compared with that of the first step.
+    first = rows.sort_values("step").groupby(["run", "line", "metric"])["value"].transform("first")
+    size = rows["effect"].fillna(rows["value"] - first).abs().astype(float)
+    share = size / size.groupby(rows["metric"]).transform("max").replace(0, 1)
+    chosen = share.groupby(rows["line"]).max().nlargest(most).index
+    return [name for name in dict.fromkeys(rows["line"]) if name in chosen]
+
+
+def reading(frame: pandas.DataFrame) -> list[str]:
+    """Returns where the intervals of a figure over training are, and of how many variants it shows some only."""
+    maps, lines = training_rows(frame)
+    has_bands = lines["line"].nunique() <= MOST_BANDS
+    found = [
+        "Bands: 95% intervals." if has_bands else "The 95% intervals are in the hover text and in the table."
+    ]
+    for rows, most, kind in ((maps, MOST_ROWS, "heads"), (lines, MOST_LINES, "variants")):
+        if (count := rows["line"].nunique()) > most:
+            found.append(
+                f"Of {count} {kind} the {most} with the largest effects at any step; the table has all."
+            )
+    return found
+
+
+def lines_panel(part: pandas.DataFrame, names: list[str], metric: str, title: str, ragged: bool) -> Panel:
+    """Returns a panel with a line over steps for the unedited model and for each variant of ``names``, with bands."""
+
+    def draw(figure: Any, row: int) -> None:
+        """Draws the lines by ``circuits.figures.curves``."""
+        from circuits.figures.curves import curve
+
+        chosen = part[part["line"].isin(names)].sort_values("step", kind="stable")
+        series, texts = baselines(chosen), {}
+        for name in names:
+            rows = chosen[chosen["line"] == name]
+            bounds = [rows[bound].to_numpy(dtype=float) for bound in ("ci_low", "ci_high")]
+            known = len(names) <= MOST_BANDS and rows[["ci_low", "ci_high"]].notna().all(axis=None)
+            series[name] = (
+                rows["step"].to_numpy(),
+                rows["value"].to_numpy(dtype=float),
+                *(bounds if known else ()),
+            )
+            texts[name] = hover_texts(rows)
+        drawn = curve(series, log_y=scale(chosen) == "log")
+        seen = {trace.name for trace in figure.data}
+        for trace in drawn.data:
+            if trace.name in texts:
+                trace.update(
+                    customdata=texts[trace.name],
+                    hovertemplate=f"step %{{x}}<br>%{{customdata}}<extra>{trace.name}</extra>",
+                )
+            if trace.showlegend is not False:
+                trace.showlegend = trace.name not in seen
+            figure.add_trace(trace, row=row, col=1)
+        axis = drawn.layout.yaxis.to_plotly_json() | {"title": {"text": metric}}
+        figure.update_yaxes(axis, row=row, col=1)
+        if ragged:
+            figure.update_xaxes(title_text="step", row=row, col=1)
+
+    return Panel(LINES, draw, title)
+
+
+def baselines(part: pandas.DataFrame) -> dict[str, Any]:
+    """Returns the steps and values of the unedited model; by variant, where its value is another one for each."""
+    known = part[part["baseline"].notna()]
+    if known.empty:
+        return {}
+    if (known.groupby("step")["baseline"].nunique() == 1).all():
+        lines = {"unedited": known.drop_duplicates("step")}
+    else:
+        lines = {f"{name}, unedited": rows for name, rows in known.groupby("line", sort=False)}
+    return {
+        name: (rows["step"].to_numpy(), rows["baseline"].to_numpy(dtype=float))
+        for name, rows in lines.items()
+    }
 
 
 def in_map(frame: pandas.DataFrame) -> pandas.Series:
@@ -50,8 +179,14 @@ def in_map(frame: pandas.DataFrame) -> pandas.Series:
     ).fillna(False)
 
 
-def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects.Figure:
-    """Stacks panels, each with its height; with ``ragged`` each has a title and an x axis of its own."""
+def stacked_panels(
+    panels: list[Panel], *, ragged: bool, across: str = "variant"
+) -> plotly.graph_objects.Figure:
+    """Stacks panels, each with its height; with ``ragged`` each has a title and an x axis of its own.
+
+    Args:
+        across: the title of the x axis that they share otherwise.
+    """
     from plotly.subplots import make_subplots
 
     gap = GAP_TITLED if ragged else GAP
@@ -79,7 +214,7 @@ def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects
     )
     figure.update_annotations(font_size=13, x=0, xanchor="left", align="left")
     if not ragged:
-        figure.update_xaxes(title_text="variant", row=len(panels), col=1)
+        figure.update_xaxes(title_text=across, row=len(panels), col=1)
     return figure
 
 
@@ -142,14 +277,19 @@ def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str,
             "array": (part["ci_high"] - part["value"]).tolist(),
             "arrayminus": (part["value"] - part["ci_low"]).tolist(),
         }
-    trace["customdata"] = [
-        ("" if kind != "draws" else f"draw {row['draw']}: ")
+    trace["customdata"] = hover_texts(part, "draw " if kind == "draws" else "")
+    return trace
+
+
+def hover_texts(part: pandas.DataFrame, draw: str = "") -> list[str]:
+    """Returns each row's value and effect with their intervals, after the number of its draw where that has a name."""
+    return [
+        (f"{draw}{row['draw']}: " if draw else "")
         + f"value {row['value']:.6g} [{row['ci_low']:.4g}, {row['ci_high']:.4g}]"
         f"<br>unedited {row['baseline']:.6g}<br>effect {row['effect']:+.4g} "
         f"[{row['effect_ci_low']:.4g}, {row['effect_ci_high']:.4g}]"
         for row in part.to_dict("records")
     ]
-    return trace
 
 
 def scale(part: pandas.DataFrame) -> str:
@@ -169,12 +309,23 @@ def extremes(part: pandas.DataFrame) -> tuple[float, float]:
     return float(numbers.min()), float(numbers.max())
 
 
-def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> Panel:
-    """Returns a panel with a heatmap of each head's effect on one metric in one checkpoint; zero is blank."""
-    effects = part.pivot(index="layer", columns="head", values="effect")
+def largest_effect(part: pandas.DataFrame) -> float:
+    effects = part["effect"].abs().dropna()
+    return float(effects.max()) if len(effects) else 0.0
+
+
+def map_panel(effects: pandas.DataFrame, name: str, metric: str, largest: float) -> Panel:
+    """Returns a panel with a heatmap of each head's effect on one metric; zero is blank.
+
+    Args:
+        effects: of one checkpoint by layer and head, or of one run by head (column ``line``) and step.
+        name: of the checkpoint or the run.
+    """
+    over_steps = effects.columns.name == "step"
+    place = "head %{y}, step %{x}" if over_steps else "head %{y}.%{x}"
 
     def draw(figure: Any, row: int) -> None:
-        """Draws effects as a map into a panel, layer by head."""
+        """Draws effects as a map into a panel."""
         figure.add_trace(
             {
                 "type": "heatmap",
@@ -186,19 +337,22 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
                 "zmin": -(largest or 1.0),
                 "zmax": largest or 1.0,
                 "showscale": False,
-                "hovertemplate": f"{ref}<br>head %{{y}}.%{{x}}<br>{metric} %{{z:+.4g}}<extra></extra>",
+                "hovertemplate": f"{name}<br>{place}<br>{metric} %{{z:+.4g}}<extra></extra>",
                 "xgap": 2,
                 "ygap": 2,
             },
             row=row,
             col=1,
         )
-        figure.add_trace(numbers_of(effects, largest), row=row, col=1)
-        for update, title in ((figure.update_xaxes, "head"), (figure.update_yaxes, "layer")):
+        if not over_steps or len(effects.columns) <= NUMBERED:
+            figure.add_trace(numbers_of(effects, largest), row=row, col=1)
+        across, down = ("step", "head") if over_steps else ("head", "layer")
+        for update, title in ((figure.update_xaxes, across), (figure.update_yaxes, down)):
             update(type="category", title={"text": title, "standoff": 4}, showgrid=False, row=row, col=1)
         figure.update_yaxes(autorange="reversed", row=row, col=1)
 
-    return Panel(MAP_ROW * len(effects.index), draw, f"{metric}: effect of each head alone<br>{ref}")
+    row_height = STEPS_ROW if over_steps else MAP_ROW
+    return Panel(row_height * len(effects.index), draw, f"{metric}: effect of each head alone<br>{name}")
 
 
 def numbers_of(effects: pandas.DataFrame, largest: float) -> dict[str, Any]:

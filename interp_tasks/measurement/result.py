@@ -145,7 +145,10 @@ class Result:
         return spread(self.frame)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Draws every value beside its baseline, a panel per metric; for ``heads``, also a map of effects."""
+        """Draws every value beside its baseline, a panel per metric; for ``heads``, also a map of effects.
+
+        Where a run has four steps or more, these are lines over steps.
+        """
         from interp_tasks.measurement.figure import figure
 
         return self.titled(figure(self.frame), self.heading())
@@ -198,22 +201,28 @@ class Result:
 
     def heading(self) -> str:
         """Returns the figure's heading."""
-        from interp_tasks.measurement.figure import in_map
+        from interp_tasks.measurement.figure import in_map, over_training
 
+        over = " over training" if over_training(self.frame) else ""
         if in_map(self.frame).any():
-            return "Effect of each head alone, and of heads together"
-        return "Every metric under the edit and without it"
+            return f"Effect of each head alone, and of heads together{over}"
+        return f"Every metric{over} under the edit and without it"
 
     def caption(self) -> str:
         """Returns how to read the figure."""
-        from interp_tasks.measurement.figure import in_map
+        from interp_tasks.measurement.figure import in_map, over_training, reading
 
+        lines = over_training(self.frame)
         sentences = [
-            f"Filled: under the edit{self.edits()}, with the 95% interval. Open: the unedited model, the baseline."
+            f"Under the edit{self.edits()}, beside the unedited model."
+            if lines
+            else f"Filled: under the edit{self.edits()}, with the 95% interval. Open: the unedited model, the baseline."
         ]
         if examples := self.examples():
             sentences.append(examples)
-        if self.frame["draw"].notna().any():
+        if lines:
+            sentences += reading(self.frame)
+        elif self.frame["draw"].notna().any():
             sentences.append("Small: single draws.")
         if in_map(self.frame).any():
             sentences.append(

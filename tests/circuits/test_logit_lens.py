@@ -306,3 +306,14 @@ def test_rounding_of_long_sums_is_no_part_of_its_own(hooked_only, make_model, to
         model.blocks[0].attn.b_V += 1
         model.blocks[0].attn.W_O.abs_()
     lens(model, tokens)
+
+
+def test_what_is_printed_is_short_and_a_mask_of_another_shape_is_refused(make_model, tokens):
+    found = lens(make_model(), tokens)
+    shape = " × ".join(map(str, found.output.shape))
+    assert repr(found).startswith(f"Lens of output [{shape}]: .readouts of embed to layer ")
+    assert "tensor" not in repr(found)
+    mask = torch.ones(len(tokens) + 1, tokens.shape[1], dtype=torch.bool)
+    with pytest.raises(CircuitsError, match=r"plot, positions: a mask .* is needed; got"):
+        found.plot(mask)
+    assert found.plot(mask[1:]).data

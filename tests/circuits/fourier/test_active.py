@@ -89,3 +89,11 @@ def test_features_come_in_parts_and_other_axes_are_flattened(monkeypatch):
     assert parts.together_bound == pytest.approx(whole.together_bound)
     alone = fourier.active(values[:, 0, 0], (5, 5), draws=3)
     torch.testing.assert_close(alone.bound, whole.bound[:1])
+
+
+def test_what_is_printed_of_a_spectrum_is_its_table():
+    from circuits import fourier
+
+    text = repr(fourier.spectrum(torch.eye(7)))
+    assert text.splitlines()[0].split()[1:] == ["share", "norm"]
+    assert text.endswith("4 rows; .frame has all 4 columns")

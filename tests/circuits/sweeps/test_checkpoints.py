@@ -1,8 +1,10 @@
 """The same variants at several checkpoints, in one call and one table."""
 
 import copy
+import gc
 import hashlib
 import weakref
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -265,3 +267,36 @@ def test_checkpoints_that_tied_parameters_cannot_hold_are_refused(
         with pytest.raises(CircuitsError, match="is tied to another parameter of the model, and they differ"):
             sweep(model, tokens, variants, checkpoints=checkpoints)
     assert all(torch.equal(value, whole[name]) for name, value in model.state_dict().items())
+
+
+@dataclass
+class Loaded:
+    """A checkpoint as a loader returns it."""
+
+    ref: str
+    model: torch.nn.Module
+
+
+def test_loaded_checkpoints_are_taken_one_at_a_time(make_model, tokens):
+    seeds, alive = (0, 1, 2), []
+
+    def loaded():
+        for seed in seeds:
+            gc.collect()  # a model is part of cycles
+            assert [ref() for ref in alive] == [None] * len(alive)
+            model = make_model(seed)
+            alive.append(weakref.ref(model))
+            yield Loaded(f"run@{seed}", model)
+            del model
+
+    model, edit = make_model(7), ablate.zero("0.1")
+    found = sweep(model, tokens, {"zero": edit}, metric=metric, checkpoints=loaded(), **FEW).frame
+    given = {f"run@{seed}": make_model(seed) for seed in seeds}
+    expected = sweep(model, tokens, {"zero": edit}, metric=metric, checkpoints=given, **FEW).frame
+    assert found["checkpoint"].tolist() == expected["checkpoint"].tolist()
+    np.testing.assert_array_equal(found[NUMBERS], expected[NUMBERS])
+    by_name = {name: Loaded("other", one) for name, one in given.items()}
+    again = sweep(model, tokens, {"zero": edit}, metric=metric, checkpoints=by_name, **FEW).frame
+    np.testing.assert_array_equal(again[NUMBERS], expected[NUMBERS])
+    with pytest.raises(CircuitsError, match=r"got HookedTransformer, which has no \.ref and \.model"):
+        sweep(model, tokens, {"zero": edit}, metric=metric, checkpoints=[model], **FEW)

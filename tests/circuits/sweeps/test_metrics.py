@@ -339,7 +339,9 @@ def test_a_metric_that_writes_to_what_it_is_given(make_model, tokens, kind):
     options = {"draws": 5, "flips": 5, "batch": batch}
     for verb, more in ((patch.attribution, {}), (patch.screen, {"exact": 2}), (patch.edges, {"exact": 1})):
         # An output that is written to after its square was taken has no gradient: on a copy it has none either.
-        with pytest.raises(CircuitsError, match="metric metric has no gradient: one of the variables needed"):
+        with pytest.raises(
+            CircuitsError, match=r"(?<!metric )metric has no gradient: one of the variables needed"
+        ):
             verb(model, tokens, other, metric, **options, **more)
         assert len(verb(model, tokens, other, gentle, **options, **more).frame)
     assert repr(batch) == before
@@ -376,7 +378,7 @@ def test_a_metric_that_changes_the_model_is_refused(make_model, tokens, engine, 
         act(model)
         return output.flatten(1).sum(1)
 
-    with pytest.raises(CircuitsError, match=f"metric metric: {said}") as caught:
+    with pytest.raises(CircuitsError, match=f"^metric: {said}") as caught:
         sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=metric, engine=engine)
     assert "\n" not in str(caught.value)
 

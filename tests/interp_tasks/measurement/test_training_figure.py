@@ -1,0 +1,93 @@
+"""Figures of experiments over many steps of one run: lines over steps, with bands, beside the unedited model."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from interp_tasks.measurement.figure import FEWEST_STEPS, MOST_LINES
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.table import tidy
+
+
+def result(variants: int = 2, steps: int = 4, experiment: str = "ablation", runs: int = 1) -> Result:
+    """Variant v has the effect v + 1, which grows with the step; the steps are given in descending order."""
+    rows = [
+        {
+            "experiment": experiment,
+            "run": f"runs/{run}",
+            "ref": f"runs/{run}@{step}",
+            "step": step,
+            "variant": f"0.{v}",
+            "intervention": "uniform",
+            "layer": 0,
+            "head": v,
+            "metric": metric,
+            "value": 1.0 + (v + 1) * step,
+            "ci_low": 0.5 + (v + 1) * step,
+            "ci_high": 2.0 + (v + 1) * step,
+            "baseline": 1.0 + run,
+            "effect": (v + 1.0) * step,
+        }
+        for run in range(runs)
+        for step in range(steps, 0, -1)
+        for v in range(variants)
+        for metric in ("loss", "other")
+    ]
+    return Result(experiment, tidy(pd.DataFrame(rows)))
+
+
+def lines(figure):
+    return [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines+markers"]
+
+
+def test_values_of_a_run_are_lines_over_steps_with_bands_beside_the_unedited_model() -> None:
+    found = result()
+    figure = found.plot()
+    assert [line.name for line in lines(figure)] == ["unedited", "0.0", "0.1"] * 2
+    unedited, first, second = lines(figure)[:3]
+    assert list(first.x) == [1, 2, 3, 4]
+    assert (list(unedited.y), list(first.y), list(second.y)) == ([1] * 4, [2, 3, 4, 5], [3, 5, 7, 9])
+    bands = [trace for trace in figure.data if trace.fill == "toself"]
+    assert [band.legendgroup for band in bands] == ["0.0", "0.1"] * 2
+    assert list(bands[0].y) == [3, 4, 5, 6, 4.5, 3.5, 2.5, 1.5]
+    # A name stands in the legend once.
+    assert [line.showlegend for line in lines(figure)] == [True] * 3 + [False] * 3
+    assert found.heading() == "Every metric over training under the edit and without it"
+    assert "Bands: 95% intervals." in found.caption()
+    assert "step" in [axis.title.text for axis in figure.select_xaxes()]
+
+
+def test_few_steps_and_checkpoints_without_a_step_are_points() -> None:
+    for found in (
+        result(steps=FEWEST_STEPS - 1),
+        Result("ablation", result().frame.assign(step=pd.array([None] * 16, dtype="Int64"))),
+    ):
+        assert {trace.mode for trace in found.plot().data} == {"markers"}
+        assert "Filled" in found.caption()
+
+
+def test_of_many_variants_those_with_the_largest_effects_are_drawn_and_the_subtitle_says_so() -> None:
+    found = result(variants=MOST_LINES + 3)
+    names = [f"0.{v}" for v in range(3, MOST_LINES + 3)]
+    figure = found.plot()
+    assert [line.name for line in lines(figure)] == ["unedited", *names] * 2
+    assert not [trace for trace in figure.data if trace.fill == "toself"]
+    assert f"Of {MOST_LINES + 3} variants the {MOST_LINES} with the largest effects" in found.caption()
+    assert "intervals are in the hover text" in found.caption()
+
+
+def test_each_run_has_a_panel_with_its_own_unedited_model() -> None:
+    figure = result(runs=2).plot()
+    assert [note.text for note in figure.layout.annotations] == [
+        f"{metric}<br>runs/{run}" for metric in ("loss", "other") for run in (0, 1)
+    ]
+    assert [line.y[0] for line in lines(figure) if line.name == "unedited"] == [1, 2, 1, 2]
+
+
+def test_heads_edited_one_by_one_are_a_map_by_step() -> None:
+    found = result(experiment="heads")
+    maps = [trace for trace in found.plot().data if trace.type == "heatmap"]
+    assert len(maps) == 2
+    assert (list(maps[0].x), list(maps[0].y)) == (["1", "2", "3", "4"], ["0.0", "0.1"])
+    assert [list(row) for row in maps[0].z] == [[1, 2, 3, 4], [2, 4, 6, 8]]
+    assert found.heading() == "Effect of each head alone, and of heads together over training"
