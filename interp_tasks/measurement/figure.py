@@ -108,9 +108,7 @@ def reading(frame: pandas.DataFrame) -> list[str]:
     """Returns where the intervals of a figure over training are, and of how many variants it shows some only."""
     maps, lines = training_rows(frame)
     has_bands = lines["line"].nunique() <= MOST_BANDS
-    found = [
-        "Bands: 95% intervals." if has_bands else "The 95% intervals are in the hover text and in the table."
-    ]
+    found = ["Bands: 95% intervals." if has_bands else "The table has the 95% intervals."]
     for rows, most, kind in ((maps, MOST_ROWS, "heads"), (lines, MOST_LINES, "variants")):
         if (count := rows["line"].nunique()) > most:
             found.append(

@@ -73,7 +73,7 @@ def test_of_many_variants_those_with_the_largest_effects_are_drawn_and_the_subti
     assert [line.name for line in lines(figure)] == ["unedited", *names] * 2
     assert not [trace for trace in figure.data if trace.fill == "toself"]
     assert f"Of {MOST_LINES + 3} variants the {MOST_LINES} with the largest effects" in found.caption()
-    assert "intervals are in the hover text" in found.caption()
+    assert "The table has the 95% intervals." in found.caption()
 
 
 def test_each_run_has_a_panel_with_its_own_unedited_model() -> None:
