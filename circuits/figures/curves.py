@@ -42,7 +42,7 @@ def curve(
         data: a table, with a series per value of the columns `by`, in order of `x`, or of the rows where that is text.
             Or name -> y, (x, y) or (x, y, low, high); where y is [run x], the line is the median over runs, and the
             band goes from the smallest run to the largest.
-        low: the column of a table that bounds y from below. "auto": that of y in tables of ours, such as effect_ci_low for
+        low: the column of a table that bounds y from below. "auto": that of y in tables of ours, effect_ci_low for
             effect and ci_low for value, where there is one. None: no band.
         high: that which bounds it from above, likewise.
     """
