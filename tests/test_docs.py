@@ -102,7 +102,7 @@ def test_the_site_has_a_row_for_every_family_of_models():
 
 def test_the_block_finder_finds_blocks():
     page = REPOSITORY / "docs" / "your-own-task.md"
-    assert [block[0] for block in blocks(page)] == ["python", "bash", "toml"]
+    assert [block[0] for block in blocks(page)] == ["python", "bash", "python", "toml"]
     assert list(files(page)) == ["biggest_token.py"]
 
 

@@ -893,7 +893,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     # Probes.
     (lambda: linear({}), "no targets"),
     (lambda: linear({"token": tokens}, kind={"id": "classification"}), "no target 'id'", "token"),
-    (lambda: linear([1, 2, 3]), "target 'target'", "tensor of numbers", "got list"),
+    (lambda: linear(["one", "two"]), "target 'target'", "tensor of numbers", "got list"),
     (lambda: linear(torch.ones(8, 3)), "[batch 1 d]", "got [8, 3]", "tokens [8, 6]"),
     (lambda: linear(0.0 * tokens, kind="classification"), "classes", "whole numbers", "float32"),
     (lambda: linear(tokens / 0), "48 of 48", "not finite"),

@@ -512,7 +512,7 @@ def test_a_single_run_among_seeds_is_refused(addition, tmp_path):
 
 
 def test_a_finite_split_is_needed_for_full_batches(matrices, tmp_path):
-    with pytest.raises(tasks.TaskError, match="say how many"):
+    with pytest.raises(UserError, match=r"without train\.batch_size"):
         train(matrices, out=tmp_path / "run", settings=TINY, config={"steps": 1})
     assert not (tmp_path / "run").exists()
 
