@@ -18,6 +18,7 @@ OF_HOOKED_TRANSFORMER = {
     "generation",
     "index",
     "large-sweeps",
+    "own-module",
     "patch-screening",
     "probe",
     "sites",

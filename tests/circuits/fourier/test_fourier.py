@@ -143,6 +143,7 @@ def test_a_grid_of_inputs_puts_examples_in_their_cells():
     torch.testing.assert_close(swapped, arranged.transpose(0, 1))
 
 
+@pytest.mark.usefixtures("untyped")
 def test_arrays_and_numbers_of_numpy_are_read():
     p = 5
     tokens = torch.cartesian_prod(torch.arange(p), torch.arange(p)).numpy()
@@ -510,6 +511,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_one_line(fault):
     call, message = FAULTS[fault]

@@ -86,6 +86,7 @@ def test_cosines_against_least_squares(p, q):
     assert [total.cosines(constant).explained([1], of=of) for of in ("all", "classes")] == [0, 0]
 
 
+@pytest.mark.usefixtures("untyped")
 def test_frequencies_count_once_and_are_those_of_the_period():
     total = ModularSum(grid(7), (1, 1), 7)
     fit = total.cosines(random_logits(7, 7))
