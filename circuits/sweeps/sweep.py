@@ -75,10 +75,10 @@ def sweep(
             keeps to `memory`.
         positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
             there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
-        checkpoints: objects with a .ref and a .model, as `load_checkpoints` yields, or
-            label -> a model, a state_dict that is loaded into `model` for it, or a function that returns one
-            of these; every variant is run at each, and compared with that checkpoint unedited. Pairs (label, model)
-            may also come from an iterator, one at a time. Default: `model` itself.
+        checkpoints: objects with a .ref and a .model, as `load_checkpoints` yields, or label -> a model, a state_dict
+            that is loaded into `model` for it, or a function that returns one of these; every variant is run at each,
+            and compared with that checkpoint unedited. Pairs (label, model) may also come from an iterator, one at a
+            time. Default: `model` itself.
         seed: of the bootstrap over examples (95% percentile intervals, `draws` resamples shared by all variants) and of
             the sign-flip test (at most `flips` flips; exact where 2^n is no more than that).
         draws: see `seed`.

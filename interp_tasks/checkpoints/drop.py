@@ -163,7 +163,10 @@ def _drop_or_reason(
         least = f"{LEAST_CHANGE:.0%} of the plateau" if direction == "down" else f"{LEAST_CHANGE:g}"
         return f"it goes {levels}, by less than {least}; train longer (a larger train.steps)"
     if theory is not None and not _leaves(theory, plateau, final, direction):
-        return f"it goes {levels}, which is not from that plateau past half of it; train longer (a larger train.steps)"
+        return (
+            f"it goes {levels}, and not from the plateau of theory, {abs(theory):.4g}, past half of it; train longer "
+            "(a larger train.steps)"
+        )
     onset = _last_before(curve, crossing, plateau - 0.1 * change, window)
     end = _first_after(curve, crossing, plateau - 0.9 * change, window)
     flat = _plateau_indices(at, crossing)

@@ -211,9 +211,9 @@ def _storage(tensor: Tensor) -> int:
 
 def _examples(task: Task, n: int | None, split: Any) -> int:
     """Counts the examples that a sample of ``n`` holds."""
-    if n is None:
-        return len(whole_split(task))
-    return n if split == "train" else len(task.sample(n, seed=0, split=split))
+    if split == "train":
+        return len(whole_split(task)) if n is None else n
+    return len(task.sample(n, seed=0, split=split))
 
 
 def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batch:

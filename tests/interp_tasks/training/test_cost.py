@@ -68,6 +68,17 @@ def test_flop_are_those_of_a_real_step():
     assert counted(model, task, empty).step == counter.get_total_flops()
 
 
+def test_without_a_number_of_examples_the_whole_validation_split_is_evaluated(addition):
+    config = {"batch_size": 20, "steps": 10, "checkpoint_every": 10}
+    whole = len(addition.sample(None, seed=0, split="validation"))
+    assert whole != len(addition.sample(None, seed=0, split="train"))
+    costs = [
+        cost(addition, config=train_config(config | {"eval_samples": n}), gflop_per_second=RATE).run_flop
+        for n in (None, whole)
+    ]
+    assert costs[0] == costs[1]
+
+
 def test_a_run_is_its_steps_and_the_metrics_between_them(addition):
     config = {"batch_size": 20, "steps": 10, "log_every": 5, "eval_samples": 4, "checkpoint_every": 10}
     settings = {"d_model": 16, "n_heads": 2}
