@@ -94,7 +94,7 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".packed-") as scratch:
         packed = Path(scratch) / destination.name
         packed.mkdir()
-        (packed / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        (packed / RUN_FILE).write_text(json.dumps(described), encoding="utf-8")
         for name in (METRICS_FILE, CLOCK_FILE):
             if (file := log_file(run, name)).is_file():
                 log = read_log(file, "what the run has logged").decode("utf-8")
@@ -102,7 +102,14 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"
             pack_checkpoint(run, task, step, checkpoint_folder(packed, step), dtype)
+        for file in packed.rglob("*.json"):
+            put_on_one_line(file)
         packed.rename(destination)
+
+
+def put_on_one_line(file: Path) -> None:
+    """Writes a JSON file anew without line breaks: some hundred files ship, and indents are a third of them."""
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8"))) + "\n", encoding="utf-8")
 
 
 def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:
