@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 
-from interp_tasks.checkpoints.marks import MARKS, find_marks
+from interp_tasks.checkpoints.marks import MARKS, find_drop, find_marks
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
@@ -27,6 +27,7 @@ from interp_tasks.checkpoints.run_files import (
     checkpoint_folder,
     is_checkpoint,
     is_run,
+    read_run,
     stored_steps,
 )
 from interp_tasks.errors import UserError
@@ -163,6 +164,9 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
     steps = stored_steps(path)
     if not steps:
         if name.startswith(ZOO):
+            if set(MARKS).intersection(selectors or ()):
+                # Without a drop, training it again would not give what is asked for.
+                find_drop(path, read_run(path), name)
             raise UserError(f"{name} ships its log alone: train it by its recipe for checkpoints")
         kind = (
             "has no checkpoints yet" if (path / RUN_FILE).is_file() else "is no run and no checkpoint folder"
