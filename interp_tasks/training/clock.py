@@ -35,8 +35,9 @@ class Clock:
         if self._since is None:
             return
         if self.device.type == "cuda":
-            # Updates are only queued when their call returns.
-            torch.cuda.synchronize(self.device)
+            # Updates are only queued when their call returns. Of the whole device this would wait for the runs of other
+            # threads too, and is refused while one of them records a CUDA graph.
+            torch.cuda.current_stream(self.device).synchronize()
         if self.seconds is not None:
             self.seconds += time.perf_counter() - self._since
         self._since = None

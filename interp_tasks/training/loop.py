@@ -133,12 +133,13 @@ class Loop:
 
     def batch(self, step: int) -> Batch:
         """Returns the examples of update number ``step``, counted from 0."""
-        if self.whole_split is not None:
-            return self.whole_split
-        return self._sample(self.config.batch_size, "train", derive_seed(self.config.seed, "batch", step))
+        return self.whole_split if self.whole_split is not None else self.drawn(step).to(self.device)
 
-    def _sample(self, n: int | None, split: Any, seed: int) -> Batch:
-        return self.task.sample(n, seed=seed, split=split).to(self.device)
+    def drawn(self, step: int) -> Batch:
+        """Returns fresh examples of an update, where the task draws them: not on the run's device yet."""
+        return self.task.sample(
+            self.config.batch_size, seed=derive_seed(self.config.seed, "batch", step), split="train"
+        )
 
     def update(self, step: int) -> dict[str, Any]:
         """Takes one step, and returns what is logged of it: norms of gradients, where they are due."""
@@ -264,7 +265,9 @@ class Loop:
         config = self.config
         if not config.observe:
             return []
-        fixed = self._sample(config.observe_samples, "validation", derive_seed(config.seed, "observe"))
+        fixed = self.task.sample(
+            config.observe_samples, seed=derive_seed(config.seed, "observe"), split="validation"
+        ).to(self.device)
         return [Activations(config.observe, config.observe_every, fixed, self.model)]
 
 

@@ -40,6 +40,7 @@ from interp_tasks.training.trainer import (
     with_threads,
 )
 from tasks.base import Batch, Task
+from tasks.devices import moved
 from tasks.seeds import derive_seed
 from tasks.settings import ModelSettings
 
@@ -364,13 +365,18 @@ class Stack:
         batches = []
         for run in self.runs:
             with run.randomness():
-                batches.append(run.batch(step))
+                batches.append(run.drawn(step))
         if len({batch.tokens.shape for batch in batches}) > 1:
             raise UserError(VARIOUS.format(self.task.name))
+
+        def stacked(tensors: list[Tensor]) -> Tensor:
+            # One copy to the device, not one for each seed.
+            return moved(torch.stack(tensors), self.runs[0].device)
+
         return (
-            torch.stack([batch.tokens for batch in batches]),
-            torch.stack([batch.targets for batch in batches]),
-            {name: torch.stack([batch.extras[name] for batch in batches]) for name in batches[0].extras},
+            stacked([batch.tokens for batch in batches]),
+            stacked([batch.targets for batch in batches]),
+            {name: stacked([batch.extras[name] for batch in batches]) for name in batches[0].extras},
         )
 
     def _losses(self, outputs: Tensor, tensors: Tensors) -> Tensor:

@@ -6,6 +6,7 @@ everything which changes from step to step reaches the memory that the recorded 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,7 @@ from interp_tasks.training.stacked import Seed, Stack
 from interp_tasks.training.stacked_optimizer import StackedUpdater
 from interp_tasks.training.trainer import prepare_model
 from tasks.catalog import BUILT_IN
+from tasks.devices import moved
 from tasks.modular_arithmetic.one_modulus import OneModulus
 
 TINY = {"d_model": 8, "n_heads": 2}
@@ -136,6 +138,21 @@ def test_captured_updates_of_several_seeds_are_their_updates(case):
         assert [line.keys() for line in lines[0]] == [line.keys() for line in lines[1]]
     assert_same(eager.updater.parameters, captured.updater.parameters)
     assert len(recorded) == 1
+
+
+def test_batches_of_all_seeds_are_copied_to_the_device_as_one(monkeypatch):
+    eager, _, _ = stacks("fresh batches")
+    copied = []
+
+    def count(tensor, device):
+        copied.append((tuple(tensor.shape), device))
+        return moved(tensor, device)
+
+    monkeypatch.setattr("interp_tasks.training.stacked.moved", count)
+    monkeypatch.setattr("tasks.base.moved", count)
+    tokens, targets, extras = eager._batch(0)
+    assert copied == [(tuple(each.shape), "cpu") for each in (tokens, targets, *extras.values())]
+    assert len(tokens) == len(targets) == 2
 
 
 @pytest.mark.parametrize("change", ["moved", "frozen"])
@@ -310,3 +327,16 @@ def test_cuda_graphs_make_the_same_updates_of_several_seeds(case):
         for stack in (eager, captured):
             stack.update(step)
     assert_same(eager.updater.parameters, captured.updater.parameters, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_runs_of_several_threads_share_a_device(tmp_path):
+    """Waiting for the whole device, as a clock might, is refused while another thread records."""
+
+    def run(seed):
+        config = {"steps": 20, "log_every": 1, "batch_size": 8, "seed": seed}
+        return train("modular-addition", out=tmp_path / f"{seed}", settings=TINY, config=config, device="cuda")
+
+    with ThreadPoolExecutor(4) as pool:
+        runs = list(pool.map(run, range(8)))
+    assert {read_run(each)["updates"]["kind"] for each in runs} == {"captured"}
