@@ -31,7 +31,7 @@ _OUTPUTS_HELD = 3
 _LOOP_MEMORY = 1.5
 # and the bytes beside the model that it may take at least, so that forwards of small models are worth their calls.
 FLOOR = {"cpu": 2**23}
-_FLOOR_ON_DEVICE = 2**28
+FLOOR_ON_DEVICE = 2**30
 # Residual streams that a clean pass keeps of each layer, at most.
 _STREAMS_KEPT = 3
 # Memory of edits and the metric beside that of a forward, as a factor of it.
@@ -196,7 +196,7 @@ def divided(
         kept += 2 * out * itemsize
         weights = sum(weight.nbytes for weight in parameters_of(surface.model))
         loop = weights + int(token * examples * length)
-        floor = FLOOR.get(surface.device.type, _FLOOR_ON_DEVICE)
+        floor = FLOOR.get(surface.device.type, FLOOR_ON_DEVICE)
         room = max(_LOOP_MEMORY * loop - weights, floor) - copied
     else:
         token = in_blocks = _MARGIN * _forward_bytes(surface, prompts[:1]) / length

@@ -31,7 +31,9 @@ from circuits.validate import is_whole, read_choice
 
 # Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
 # clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
-AUTO_CHUNK = 8192
+AUTO_CHUNK = {"cpu": 8192}
+# On an accelerator calls are what costs: of a small model as many tokens as memory has room for.
+AUTO_CHUNK_ON_DEVICE = 2**17
 
 
 def sweep(
@@ -85,7 +87,7 @@ def sweep(
         flips: see `seed`.
         memory: bytes that tensors of the sweep may take beside the model, an error where one example takes more.
             Default: together with the model half as much again as a loop over the variants, or 8 MiB beside the model
-            (256 MiB on an accelerator) where that is more. `settings["bytes"]` is what it took.
+            (1 GiB on an accelerator) where that is more. `settings["bytes"]` is what it took.
         executor: where units of the sweep run, in place of this process: an executor of `concurrent.futures`, or
             Dask's `client.get_executor()`. `model` is then a function that returns the model, called once in every
             process; it, the variants and the metric must be such that they can be pickled. The table is the one that
@@ -147,7 +149,7 @@ def swept(
             if checkpoints is not None:
                 # What a state_dict takes the place of is put aside.
                 beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
-        division = divided(surface, prompts, _read_chunk(chunk), bound, chunk != "auto", **beside)
+        division = divided(surface, prompts, _read_chunk(chunk, surface.device.type), bound, chunk != "auto", **beside)
     per_pass = None if bound is None else min(division.tokens, division.outputs)
     inputs = SweepInputs(
         prompts,
@@ -239,10 +241,10 @@ def _described(read: _Given) -> dict[str, list[Row]]:
     return descriptions
 
 
-def _read_chunk(chunk: int | str) -> int:
-    """Returns the number of tokens per forward."""
+def _read_chunk(chunk: int | str, device: str) -> int:
+    """Returns the number of tokens per forward on a kind of device."""
     if isinstance(chunk, str) and chunk == "auto":
-        chunk = AUTO_CHUNK
+        chunk = AUTO_CHUNK.get(device, AUTO_CHUNK_ON_DEVICE)
     if not is_whole(chunk) or int(chunk) < 1:
         raise CircuitsError(
             f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'

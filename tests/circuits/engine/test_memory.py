@@ -9,7 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from circuits import CircuitsError, ablate, edit, heads, patch, sweep
-from circuits.engine.memory import FLOOR
+from circuits.engine.memory import FLOOR, divided
+from circuits.model.inputs import read_prompts
+from circuits.model.surface import Surface
+from circuits.sweeps.sweep import _read_chunk
 
 FEW = {"draws": 5, "flips": 5}
 
@@ -285,3 +288,18 @@ def taken_by_loop_and_sweep(model, examples):
     _, theirs = peak(loop)
     _, taken = peak(lambda: sweep(model, tokens, given, metric=mean, **FEW))
     return weights + theirs, weights + taken
+
+
+def test_on_an_accelerator_all_examples_of_a_small_model_share_a_forward(make_model, hooked_only, monkeypatch):
+    """There calls are what costs: of as many as on a CPU each forward would be mostly calls."""
+    sizes = {"n_layers": 4, "n_heads": 8, "d_model": 256, "d_head": 32, "d_mlp": 1024, "d_vocab": 200}
+    surface = Surface.of(make_model(0, hooked_only, **sizes, n_ctx=49).float())
+    prompts = read_prompts(surface, torch.zeros(512, 49, dtype=torch.long), "sweep")
+    here = divided(surface, prompts, _read_chunk("auto", "cpu"), None, given=False)
+    monkeypatch.setattr(Surface, "device", torch.device("meta"))
+    there = divided(surface, prompts, _read_chunk("auto", "meta"), None, given=False)
+    assert here.tokens <= 8192
+    assert there.step == 512
+    assert there.tokens >= 512 * 49
+    few = divided(surface, prompts[:64], _read_chunk("auto", "meta"), None, given=False)
+    assert few.tokens > 8 * 64 * 49
