@@ -149,7 +149,9 @@ def swept(
             if checkpoints is not None:
                 # What a state_dict takes the place of is put aside.
                 beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
-        division = divided(surface, prompts, _read_chunk(chunk, surface.device.type), bound, chunk != "auto", **beside)
+        division = divided(
+            surface, prompts, _read_chunk(chunk, surface.device.type), bound, chunk != "auto", **beside
+        )
     per_pass = None if bound is None else min(division.tokens, division.outputs)
     inputs = SweepInputs(
         prompts,

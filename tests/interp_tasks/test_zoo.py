@@ -168,7 +168,10 @@ def own(tmp_path, monkeypatch):
 def test_a_log_without_a_drop_says_so_where_a_mark_of_it_is_asked_for():
     with pytest.raises(UserError, match="7x7-post-norm/seed-0 shows no drop in mse_masked"):
         resolve("zoo:matrix-completion-7x7-post-norm/seed-0@pre")
-    for ref in ("zoo:matrix-completion-7x7-post-norm/seed-0@last", "zoo:matrix-completion-7x7-parts/mlp/seed-0@pre"):
+    for ref in (
+        "zoo:matrix-completion-7x7-post-norm/seed-0@last",
+        "zoo:matrix-completion-7x7-parts/mlp/seed-0@pre",
+    ):
         with pytest.raises(UserError, match="ships its log alone"):
             resolve(ref)
 

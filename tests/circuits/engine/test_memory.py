@@ -290,7 +290,9 @@ def taken_by_loop_and_sweep(model, examples):
     return weights + theirs, weights + taken
 
 
-def test_on_an_accelerator_all_examples_of_a_small_model_share_a_forward(make_model, hooked_only, monkeypatch):
+def test_on_an_accelerator_all_examples_of_a_small_model_share_a_forward(
+    make_model, hooked_only, monkeypatch
+):
     """There calls are what costs: of as many as on a CPU each forward would be mostly calls."""
     sizes = {"n_layers": 4, "n_heads": 8, "d_model": 256, "d_head": 32, "d_mlp": 1024, "d_vocab": 200}
     surface = Surface.of(make_model(0, hooked_only, **sizes, n_ctx=49).float())

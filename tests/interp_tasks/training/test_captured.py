@@ -335,7 +335,9 @@ def test_runs_of_several_threads_share_a_device(tmp_path):
 
     def run(seed):
         config = {"steps": 20, "log_every": 1, "batch_size": 8, "seed": seed}
-        return train("modular-addition", out=tmp_path / f"{seed}", settings=TINY, config=config, device="cuda")
+        return train(
+            "modular-addition", out=tmp_path / f"{seed}", settings=TINY, config=config, device="cuda"
+        )
 
     with ThreadPoolExecutor(4) as pool:
         runs = list(pool.map(run, range(8)))
