@@ -78,6 +78,11 @@ class Search:
             for option, name in (("--metric", self.metric), ("--rank-by", self.rank_by)):
                 if name is not None:
                     raise UserError(f"{option} {name}: tokens of your own have no task with metrics")
+            if planned.sizes.d_vocab_out == 1:
+                raise UserError(
+                    "tokens of your own have no task with metrics, and one output has no first and second choice "
+                    "to compare: take --samples of the task, or patch.edges(metric=...) in Python"
+                )
         else:
             for option, name in (("--metric", self.metric), ("--rank-by", self.rank_by)):
                 known = planned.task.metric_names
