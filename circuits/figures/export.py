@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from circuits.errors import CircuitsError
-from circuits.figures.style import STILL_KEY, titled
+from circuits.figures.style import STILL_KEY, fitted, titled
 
 #: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
 PLAIN, PICTURES = (".html", ".json"), (".png", ".svg", ".pdf", ".jpg", ".webp")
@@ -106,11 +106,9 @@ def picture(
 ) -> bytes:
     """Returns the bytes of a figure as "png", "svg" and so on."""
     check_exporter()
-    figure = still(figure)
-    size = {
-        "width": width or figure.layout.width or WIDTH,
-        "height": height or figure.layout.height or HEIGHT,
-    }
+    width = int(width or figure.layout.width or WIDTH)
+    figure = fitted(still(figure), width)
+    size = {"width": width, "height": height or figure.layout.height or HEIGHT}
     try:
         image: bytes = figure.to_image(format=kind, scale=scale, **size)
     except (RuntimeError, ValueError, OSError) as error:

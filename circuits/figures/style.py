@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from html import escape
+from html import escape, unescape
 from textwrap import wrap
 from typing import Any
 
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import laid_out
+from circuits.figures.layout import ROOM_KEY, laid_out
 from circuits.figures.palette import template
 from circuits.tensors import as_dense_tensor
 
@@ -23,6 +23,8 @@ CHARACTER = 6.9
 POWERS: dict[str, Any] = {"exponentformat": "power", "tickfont": {"size": 10}}
 #: The key in a figure's meta under which `titled` notes the height that it added, so that `untitled` can remove it.
 TITLE_HEIGHT_KEY = "room for the title"
+#: The key in a figure's meta of its subtitle as it was given: in one line, without what short labels mean.
+SUBTITLE_KEY = "subtitle"
 
 #: The key in a figure's meta of its subtitle in a picture, where the other one speaks of what a page does.
 STILL_KEY = "subtitle of a picture"
@@ -40,9 +42,9 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
     A title that the figure has is replaced.
     """
     figure = untitled(figure)
-    subtitle = f"{subtitle} {laid_out(figure)}".strip()
     layout = figure.layout
-    subtitle_lines = wrap(subtitle, int(((layout.width or WIDTH) - 40) / CHARACTER))
+    whole = f"{subtitle} {laid_out(figure)}".strip()
+    subtitle_lines = wrap(whole, int(((layout.width or WIDTH) - 40) / CHARACTER))
     title_height = TITLE + LINE * len(subtitle_lines)
     meta = dict(layout.meta) if isinstance(layout.meta, Mapping) else {}
     # A figure without a margin of its own has the template's.
@@ -63,7 +65,7 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
         },
         height=(layout.height or HEIGHT) + title_height,
         margin={"t": (100 if margin_top is None else margin_top) + title_height},
-        meta=meta | {TITLE_HEIGHT_KEY: title_height},
+        meta=meta | {TITLE_HEIGHT_KEY: title_height, SUBTITLE_KEY: subtitle},
     )
 
 
@@ -75,10 +77,24 @@ def untitled(figure: Any) -> Any:
         return copy
     title_height = meta[TITLE_HEIGHT_KEY]
     copy.layout.title = None
-    copy.layout.meta = {key: value for key, value in meta.items() if key != TITLE_HEIGHT_KEY} or None
+    noted = (TITLE_HEIGHT_KEY, SUBTITLE_KEY)
+    copy.layout.meta = {key: value for key, value in meta.items() if key not in noted} or None
     return copy.update_layout(
         height=copy.layout.height - title_height, margin={"t": copy.layout.margin.t - title_height}
     )
+
+
+def fitted(figure: Any, width: int) -> Any:
+    """Returns a copy for a picture of a width: the subtitle broken anew, no texts in cells that have no room for them."""
+    copy = type(figure)(figure)
+    copy.layout.width = width
+    for trace in copy.data:
+        if isinstance(trace.meta, Mapping) and trace.meta.get(ROOM_KEY, 0) > width:
+            trace.update({"visible": False} if trace.type == "scatter" else {"texttemplate": ""})
+    meta = copy.layout.meta
+    if not isinstance(meta, Mapping) or SUBTITLE_KEY not in meta:
+        return copy
+    return titled(copy, unescape(copy.layout.title.text or ""), meta[SUBTITLE_KEY])
 
 
 def log_axis(smallest: int | float, largest: int | float) -> dict[str, Any]:
