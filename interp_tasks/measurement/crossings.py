@@ -94,8 +94,9 @@ def ratio_of_steps(
 ) -> tuple[float, float, float]:
     """Returns the ratio of the steps that two runs need, and its least and greatest possible value.
 
-    Where both get there all three are the same number. Where one is censored the ratio is infinite, or zero, and the
-    last steps (``until``) bound it from one side; where both are it is NaN, and nothing bounds it.
+    Where both get there all three are the same number, infinite for a later one beside one that is there at step 0.
+    Where one is censored the ratio is infinite, or zero, and the last steps (``until``) bound it from one side; where
+    both are, or both are there at step 0, it is NaN, and nothing bounds it.
     """
     if math.isinf(one) and math.isinf(other):
         return math.nan, 0.0, math.inf
@@ -103,8 +104,9 @@ def ratio_of_steps(
         return math.inf, one_until / other if other else math.inf, math.inf
     if math.isinf(other):
         return 0.0, 0.0, one / other_until if other_until else math.inf
-    ratio = one / other if other else math.nan
-    return ratio, ratio, ratio
+    if not other:
+        return (math.inf,) * 3 if one else (math.nan, 0.0, math.inf)
+    return (one / other,) * 3
 
 
 def share_in_order(steps: Array) -> float:
