@@ -52,11 +52,16 @@ def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tupl
     curve = np.asarray(values, dtype=float)
     if not len(curve):
         return math.inf, math.inf
-    ways = np.stack([np.maximum.accumulate(curve), curve])
-    first, lasting = crossing(steps, ways, level, np.zeros(2), np.ones(2))
+    there = np.flatnonzero(curve >= level)
+    # As far as to where it first is there, it lastingly is from there on.
+    begin = slice(None, int(there[0]) + 1 if len(there) else None)
+    first, lasting = (
+        float(crossing(steps[part], curve[part], level, np.zeros(1), np.ones(1))[0])
+        for part in (begin, slice(None))
+    )
     return (
-        math.inf if math.isnan(first) else float(first),
-        math.inf if math.isnan(lasting) else float(lasting),
+        math.inf if math.isnan(first) else first,
+        math.inf if math.isnan(lasting) else lasting,
     )
 
 

@@ -68,6 +68,8 @@ def test_first_and_for_good_by_hand():
     """0.9 at 0, 1.0 at 10, 0.9 at 20, 1.0 at 30: level 0.95 at 5, and for good at 25."""
     assert reached([0, 10, 20, 30], [0.9, 1.0, 0.9, 1.0], 0.95) == pytest.approx((5, 25))
     assert reached([0, 10, 20], [0.9, 1.0, 0.9], 0.95) == pytest.approx((5, math.inf))
+    # Linear from what it was a step before, not from the largest until then.
+    assert reached([0, 10, 20], [0.9, 0.0, 1.0], 0.95) == pytest.approx((19.5, 19.5))
     assert reached([0, 10], [0.1, 0.2], 0.95) == (math.inf, math.inf)
     assert reached([3, 10], [1.0, 1.0], 0.95) == (3, 3)
     assert reached([], [], 0.95) == (math.inf, math.inf)
