@@ -26,7 +26,7 @@ from circuits.model.sites import Site
 from circuits.model.state import Contents, inside_block
 from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
-from circuits.sweeps.metrics import Metric, PerExample, first_choice
+from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors
 
 #: Examples per forward.
 EXAMPLES_PER_PIECE = 512
@@ -240,12 +240,15 @@ def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.nda
     """Returns sums and counts [run example]."""
     for one in runs:
         if metric not in one:
-            raise CircuitsError(f"metric {metric}: returned for some circuits only")
+            raise CircuitsError(f"{in_errors(metric)}: returned for some circuits only")
     return np.stack([one[metric][0] for one in runs]), np.stack([one[metric][1] for one in runs])
 
 
 def concatenated(parts: Sequence[PerExample]) -> PerExample:
     """Concatenates sums and counts over examples, by metric."""
+    for name in sorted({name for part in parts for name in part}):
+        if any(name not in part for part in parts):
+            raise CircuitsError(f"{in_errors(name)}: returned for some examples only")
     return {
         name: (
             np.concatenate([part[name][0] for part in parts]),

@@ -21,6 +21,9 @@ from circuits.validate import is_whole
 DRAWS = 19
 #: The number of features whose products of pairs are in memory at once.
 FEATURES = 256
+#: Shares that differ by less are equal: a feature that is not 0 in one cell alone has the same share at all frequencies
+#: in any order.
+TIE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Active:
     @property
     def each(self) -> Bool[Tensor, "frequency feature"]:
         """Marks the frequencies of each feature that are active along some coordinate."""
-        return _any([share > self.bound for share in self.share.values()])
+        return _any([_exceeds(share, self.bound) for share in self.share.values()])
 
     @property
     def counts(self) -> Int[Tensor, " feature"]:
@@ -54,7 +57,9 @@ class Active:
     @property
     def keys(self) -> tuple[int, ...]:
         """Returns the frequencies that are active in all features together."""
-        active_in_any = _any([share[:, None] > self.together_bound for share in self.together.values()])
+        active_in_any = _any(
+            [_exceeds(share[:, None], self.together_bound) for share in self.together.values()]
+        )
         return tuple((active_in_any.flatten().nonzero().flatten() + 1).tolist())
 
     def plot(self) -> Any:
@@ -159,6 +164,10 @@ def _powers(arranged: Tensor, relabellings: list[list[Tensor] | None]) -> list[l
 
 def _share(power: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
     return Bands(tuple(range(1, len(power) + 1)), power, (), constant, variance).share
+
+
+def _exceeds(share: Tensor, bound: Tensor | float) -> Tensor:
+    return share > bound * (1 + TIE)
 
 
 def _any(masks: list[Tensor]) -> Tensor:

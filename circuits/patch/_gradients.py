@@ -237,7 +237,7 @@ class Pair:
         """Returns the estimate, or raises `CircuitsError` if it is not finite."""
         if not bool(estimate.isfinite().all()):
             raise CircuitsError(
-                f"{self.caller}: metric {metric}: the estimate at {description} is not finite"
+                f"{self.caller}: {in_errors(metric)}: the estimate at {description} is not finite"
             )
         return estimate
 

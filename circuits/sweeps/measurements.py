@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from circuits.errors import CircuitsError
-from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.metrics import PerExample, in_errors
 
 BASELINE = "the unedited model"
 
@@ -51,9 +51,9 @@ class Measurements:
         first = self.chunks[0][0] if self.chunks else values
         added, missing = sorted(set(values) - set(first)), sorted(set(first) - set(values))
         if added:
-            raise CircuitsError(f"metric {added[0]}: returned for {title} but not for {BASELINE}")
+            raise CircuitsError(f"{in_errors(added[0])}: returned for {title} but not for {BASELINE}")
         if missing:
-            raise CircuitsError(f"metric {missing[0]}: returned for {BASELINE} but not for {title}")
+            raise CircuitsError(f"{in_errors(missing[0])}: returned for {BASELINE} but not for {title}")
         return values
 
     @property

@@ -52,11 +52,16 @@ def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tupl
     curve = np.asarray(values, dtype=float)
     if not len(curve):
         return math.inf, math.inf
-    ways = np.stack([np.maximum.accumulate(curve), curve])
-    first, lasting = crossing(steps, ways, level, np.zeros(2), np.ones(2))
+    there = np.flatnonzero(curve >= level)
+    # As far as to where it first is there, it lastingly is from there on.
+    begin = slice(None, int(there[0]) + 1 if len(there) else None)
+    first, lasting = (
+        float(crossing(steps[part], curve[part], level, np.zeros(1), np.ones(1))[0])
+        for part in (begin, slice(None))
+    )
     return (
-        math.inf if math.isnan(first) else float(first),
-        math.inf if math.isnan(lasting) else float(lasting),
+        math.inf if math.isnan(first) else first,
+        math.inf if math.isnan(lasting) else lasting,
     )
 
 
@@ -94,8 +99,9 @@ def ratio_of_steps(
 ) -> tuple[float, float, float]:
     """Returns the ratio of the steps that two runs need, and its least and greatest possible value.
 
-    Where both get there all three are the same number. Where one is censored the ratio is infinite, or zero, and the
-    last steps (``until``) bound it from one side; where both are it is NaN, and nothing bounds it.
+    Where both get there all three are the same number, infinite for a later one beside one that is there at step 0.
+    Where one is censored the ratio is infinite, or zero, and the last steps (``until``) bound it from one side; where
+    both are, or both are there at step 0, it is NaN, and nothing bounds it.
     """
     if math.isinf(one) and math.isinf(other):
         return math.nan, 0.0, math.inf
@@ -103,8 +109,9 @@ def ratio_of_steps(
         return math.inf, one_until / other if other else math.inf, math.inf
     if math.isinf(other):
         return 0.0, 0.0, one / other_until if other_until else math.inf
-    ratio = one / other if other else math.nan
-    return ratio, ratio, ratio
+    if not other:
+        return (math.inf,) * 3 if one else (math.nan, 0.0, math.inf)
+    return (one / other,) * 3
 
 
 def share_in_order(steps: Array) -> float:

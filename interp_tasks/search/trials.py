@@ -130,9 +130,9 @@ def carry_out(
 
 
 def tried(study: Study, trial: Trial, params: Mapping[str, Any]) -> optuna.trial.FrozenTrial | None:
-    """Returns a finished trial with the same settings."""
+    """Returns a finished trial with the same settings, and a run of its own."""
     for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        if other.number != trial.number and other.params == params:
+        if other.number != trial.number and other.params == params and "same_as" not in other.user_attrs:
             return other
     return None
 

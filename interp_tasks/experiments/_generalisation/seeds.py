@@ -119,14 +119,17 @@ def ratio_rows(
             }
             row |= {"n_runs": len(ratios), "seed": seed_of(first.run) if len(pairs) == 1 else None}
             row |= {"baseline": finite_or_nan(other.first)} if len(pairs) == 1 else {}
-            for column, metric in enumerate((RATIO, AT_LEAST, AT_MOST)):
-                values = ratios[:, column]
-                if not len(values):
-                    yield {**row, "metric": metric, "value": math.nan}
-                    continue
-                numbers = [float(median(values)), *interval_over_seeds(values, median, seed)]
-                if metric == RATIO:  # 0 and infinity stand for ratios of which there is a bound alone
-                    numbers = [number or math.nan for number in numbers]
+            if not len(ratios):
+                yield from (
+                    {**row, "metric": metric, "value": math.nan} for metric in (RATIO, AT_LEAST, AT_MOST)
+                )
+                continue
+            (least, lowest, *_), (most, _, highest) = found = [
+                (float(median(values)), *interval_over_seeds(values, median, seed)) for values in ratios.T[1:]
+            ]
+            # Known where both bounds are one: a 0 that stands for "at most" has no part in a mean of the middle two.
+            known = (least, lowest, highest) if least == most else (math.nan,) * 3
+            for metric, numbers in zip((RATIO, AT_LEAST, AT_MOST), (known, *found), strict=True):
                 value, low, high = map(finite_or_nan, numbers)
                 yield {**row, "metric": metric, "value": value, "ci_low": low, "ci_high": high}
     if not any_pair:

@@ -123,5 +123,5 @@ def ratio_text(cells: Mapping[Any, Mapping[Any, Any]]) -> str:
         return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
     least, most = (cells["validation", name]["value"] for name in (AT_LEAST, AT_MOST))
     if not math.isnan(most):
-        return f"below {number(most)}"
+        return f"{number(least)} to {number(most)}" if least > 0 else f"below {number(most)}"
     return f"above {number(least)}" if least > 0 else "not known"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
@@ -46,10 +46,7 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
                 "type": "heatmap",
                 "x": one.index.tolist(),
                 "y": list(one.columns),
-                "z": [
-                    [finite(value / max(values)) if max(values) else None for value in values]
-                    for values in (one[name].tolist() for name in one)
-                ],
+                "z": [shares(one[name].tolist()) for name in one],
                 "coloraxis": "coloraxis",
                 "hovertemplate": "%{y}, step %{x}<br>%{z:.2f} of its largest<extra></extra>",
             },
@@ -104,6 +101,12 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
         },
         template=template("light"),
     )
+
+
+def shares(values: Sequence[float]) -> list[float | None]:
+    """Returns each value over the largest; of one that is 0 or infinite nothing is a share."""
+    largest = max(values)
+    return [value / largest if 0 < largest < math.inf else None for value in values]
 
 
 def finite(value: float) -> float | None:

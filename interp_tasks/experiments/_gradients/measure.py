@@ -181,7 +181,9 @@ def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
         if name not in steps:
             continue
         yield {**about, "metric": AT, "value": float(norms.steps[values.index(largest)])}
-        yield {**about, "metric": FINAL, "value": final_level(values) / largest}
+        # Of an infinite one nothing is a share.
+        share = final_level(values) / largest if largest < math.inf else math.nan
+        yield {**about, "metric": FINAL, "value": share}
         yield {**about, "metric": HALF, "value": steps[name] if steps[name] < math.inf else math.nan}
         yield {**about, "metric": RANK, "value": ranked[name]}
     groups = {ATTENTION: [name for name in steps if ".attn." in name]}

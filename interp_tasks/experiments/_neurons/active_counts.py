@@ -44,7 +44,9 @@ def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np
 
 
 def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divides amplitudes [time frequency feature] by their sum over frequencies at each time, 0 left out.
+    """Divides amplitudes [time frequency feature] by their sum over the frequencies other than 0, at each time.
+
+    Frequency 0 stays among them, as in the published count.
 
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
     of these tells that from a change of its frequencies.

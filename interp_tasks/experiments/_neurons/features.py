@@ -100,6 +100,8 @@ def features_at(
     grid = Grid.of_inputs(
         tokens, {axis.name: int(axis.position or 0) for axis in axes}, [axis.values for axis in axes]
     )
+    # Inputs with a digit that is on no axis, such as 0 where digits are multiplied, are no cells.
+    tokens, grid = tokens[list(grid.rows or ())], Grid(grid.axes)
     step = max(1, TOKENS_PER_PASS // tokens.shape[1])
     for each in layers:
         site = f"{kind}.{each}"

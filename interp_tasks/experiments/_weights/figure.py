@@ -197,8 +197,10 @@ def add_spectrum(figure: Any, row: int, table: TableView) -> None:
             COLOURS["light"][1],
             "dash",
         ),
-        ("norm: threshold mean + 1 sd", [table.above_mean] * len(norms), COLOURS["light"][2], "dashdot"),
     ]
+    if table.above_mean is not None:
+        threshold = table.above_mean.tolist()
+        lines.append(("norm: threshold mean + 1 sd", threshold, COLOURS["light"][2], "dashdot"))
     if table.norms_beside is not None:
         lines.append(("untrained, mean", table.norms_beside.tolist(), COLOURS["light"][6], "dot"))
     for name, values, colour, dash in lines:

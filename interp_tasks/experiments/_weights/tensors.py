@@ -33,7 +33,7 @@ class TableView:
         label, axis: of the table.
         singular, beside: the checkpoint's, and the mean singular values of untrained models.
         frequencies: the checkpoint's, where rows stand in an order.
-        above_mean: the published threshold of their norms; ``norms_beside`` the mean norms of untrained models.
+        above_mean: the published threshold of the norm of each; ``norms_beside`` the mean norms of untrained models.
     """
 
     label: str
@@ -41,7 +41,7 @@ class TableView:
     singular: Singular
     beside: Array | None
     frequencies: Relabelled | None = None
-    above_mean: float = 0.0
+    above_mean: Array | None = None
     norms_beside: Array | None = None
 
 
@@ -53,7 +53,7 @@ class MeasuredTable:
     singular: Singular
     vectors: dict[str, tuple[int, float]]
     frequencies: Relabelled | None
-    above_mean: float
+    above_mean: Array | None
     published: frozenset[int]
 
 
@@ -70,7 +70,7 @@ def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
             numbers[table.label, VALUES, metric] = float(singular.needed(share, power))
     numbers[table.label, VALUES, "effective rank"] = singular.effective_rank
     if table.axis is None:
-        return MeasuredTable(numbers, singular, {}, None, 0.0, frozenset())
+        return MeasuredTable(numbers, singular, {}, None, None, frozenset())
     leading = singular.vectors[:, : max(1, singular.needed(0.5))]
     period = periodicity(leading)
     numbers[table.label, LEADING, PERIODIC] = float(period.periodic.mean())
@@ -86,8 +86,8 @@ def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
     return MeasuredTable(numbers, singular, vectors, frequencies, bound, published)
 
 
-def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[int]]:
-    """Returns metrics of a table's spectrum, the published bound of its norms, and the frequencies above it."""
+def spectral_numbers(rows: Array) -> tuple[dict[str, float], Array, frozenset[int]]:
+    """Returns metrics of a table's spectrum, the published bound of each norm, and the frequencies above it."""
     import numpy as np
 
     from circuits.fourier import AboveMean, gini, key_frequencies, spectrum, transform
@@ -103,9 +103,12 @@ def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[in
         NINETY: float(dimensions),
         GINI: gini(transform(rows).norm(dim=1)),
     }
-    # As the rule has it: in the transform frequency 0 counts √2-fold beside cos and sin together.
-    sizes = np.concatenate([norms[:1] * np.sqrt(2), norms[1:]])
-    return numbers, float(sizes.mean() + sizes.std()), published
+    # As the rule has it: in the transform a frequency of one function, 0 and half an even period, counts √2-fold beside
+    # cos and sin together.
+    k = np.arange(len(norms))
+    times = np.where((k == 0) | (2 * k == len(rows)), np.sqrt(2), 1.0)
+    sizes = norms * times
+    return numbers, (sizes.mean() + sizes.std()) / times[1:], published
 
 
 def of_tables(

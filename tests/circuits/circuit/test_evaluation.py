@@ -341,6 +341,16 @@ def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens,
             np.testing.assert_allclose(pieces, whole, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(("size", "where"), [(512, "circuits"), (3, "examples")])
+def test_a_metric_that_is_there_at_times(model, tokens, other_tokens, monkeypatch, size, where):
+    """Of a lambda the message has the one name that it has."""
+    monkeypatch.setattr(_measurement, "EXAMPLES_PER_PIECE", size)
+    found = iter([metric])
+    at_first = lambda output: next(found, lambda x: {"other": metric(x)})(output)  # noqa: E731
+    with pytest.raises(CircuitsError, match=rf"^metric: returned for some {where} only$"):
+        circuit.evaluate(model, circuit.edges(CHAIN), tokens, other_tokens, at_first, **FEW)
+
+
 def test_several_metrics_and_the_default_one(model, tokens, other_tokens):
     def two(output):
         return {"a": metric(output), "b": output[:, 2, 0]}

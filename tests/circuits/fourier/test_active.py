@@ -79,6 +79,17 @@ def test_arbitrary_functions_of_the_digits_have_none_but_by_chance():
     assert found.keys == ()
 
 
+@pytest.mark.parametrize("p", [7, 12])
+def test_a_feature_of_one_input_has_none(p):
+    """All its frequencies have one share, in any order of the digits: rounding must not tell them apart."""
+    one_hot = torch.eye(p * p, dtype=torch.float64)
+    found = fourier.active(one_hot * torch.linspace(0.1, 3, p * p), (p, p))
+    top = found.share["x0"].amax(0)
+    torch.testing.assert_close(top, found.bound, rtol=1e-12, atol=0)
+    assert found.counts.tolist() == [0] * (p * p)
+    assert fourier.active(one_hot[5], (p, p)).keys == ()
+
+
 def test_features_come_in_parts_and_other_axes_are_flattened(monkeypatch):
     values = torch.randn(25, 3, 2, generator=torch.Generator().manual_seed(0))
     whole = fourier.active(values, (5, 5), draws=3)

@@ -41,6 +41,15 @@ def test_metrics_of_one_run_only(names, message):
     assert str(error.value) == message
 
 
+def test_a_lambda_has_no_name_of_its_own_in_messages():
+    measured = Measurements([{"variant": "a"}], "naive")
+    measured.begin({"metric": per_example([1, 2])["loss"]})
+    with pytest.raises(
+        CircuitsError, match=r"^metric: returned for the unedited model but not for variant 'a'$"
+    ):
+        measured.add(0, {})
+
+
 def test_each_engine_has_its_own_unedited_run():
     """Rows come in the order of the variants, whichever engine ran them; the baseline's are those of plain forwards."""
     fast, naive = Measurements([{"variant": "b"}], "fast"), Measurements([{"variant": "a"}], "naive")

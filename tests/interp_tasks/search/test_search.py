@@ -413,6 +413,25 @@ def test_a_combination_is_trained_once(fake: FakeTrainer, tmp_path: Path) -> Non
     assert sum(trial["same_as"] is not None for trial in found.trials) == 6
 
 
+def test_the_run_of_a_combination_is_the_one_that_was_trained(fake: FakeTrainer, tmp_path: Path) -> None:
+    """Trial 0 is left while a second process tries the same; it then takes that one's value, and so do later ones."""
+    vary = "train.weight_decay=1,2"
+
+    def killed(out: Path) -> None:
+        if out.name == "trial-0000":
+            search(plan(vary), out=tmp_path, trials=8)
+            raise KeyboardInterrupt
+
+    fake.before = killed
+    with pytest.raises(KeyboardInterrupt):
+        search(plan(vary), out=tmp_path, trials=8)
+    fake.before = lambda out: None
+    found = search(plan(vary), out=tmp_path, trials=12)
+    assert len(fake.runs) == 3
+    assert found.trials[0]["same_as"] is not None
+    assert {Path(trial["run"]).name for trial in found.trials} == set(fake.runs[1:])
+
+
 # ---- What goes wrong
 
 

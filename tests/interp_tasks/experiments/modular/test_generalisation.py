@@ -68,6 +68,8 @@ def test_first_and_for_good_by_hand():
     """0.9 at 0, 1.0 at 10, 0.9 at 20, 1.0 at 30: level 0.95 at 5, and for good at 25."""
     assert reached([0, 10, 20, 30], [0.9, 1.0, 0.9, 1.0], 0.95) == pytest.approx((5, 25))
     assert reached([0, 10, 20], [0.9, 1.0, 0.9], 0.95) == pytest.approx((5, math.inf))
+    # Linear from what it was a step before, not from the largest until then.
+    assert reached([0, 10, 20], [0.9, 0.0, 1.0], 0.95) == pytest.approx((19.5, 19.5))
     assert reached([0, 10], [0.1, 0.2], 0.95) == (math.inf, math.inf)
     assert reached([3, 10], [1.0, 1.0], 0.95) == (3, 3)
     assert reached([], [], 0.95) == (math.inf, math.inf)
@@ -309,6 +311,34 @@ def test_ratios_and_their_bounds():
     assert ratio_of_steps(math.inf, 900.0, 400.0, 800.0) == (math.inf, 2.25, math.inf)
     assert ratio_of_steps(200.0, 900.0, math.inf, 800.0) == (0, 0, 0.25)
     assert math.isnan(ratio_of_steps(math.inf, 900.0, math.inf, 800.0)[0])
+    # One that is there from the start.
+    assert ratio_of_steps(0.0, 900.0, 400.0, 800.0) == (0, 0, 0)
+    assert ratio_of_steps(200.0, 900.0, 0.0, 800.0) == (math.inf, math.inf, math.inf)
+    assert math.isnan(ratio_of_steps(0.0, 900.0, 0.0, 800.0)[0])
+
+
+@pytest.mark.parametrize(
+    ("others", "ratio", "bounds"),
+    [
+        # Of 2, and of at most 200 / 1000.
+        ([(100, 1000), (5000, 1000)], math.nan, (1, 1.1)),
+        ([(100, 1000), (400, 1000), (5000, 1000)], 0.5, (0.5, 0.5)),
+        # One of at most 0.5 may lie below 0.2 and 0.25, between or above.
+        ([(1000, 1000), (800, 1000), (5000, 400)], math.nan, (0.2, 0.25)),
+    ],
+)
+def test_a_median_of_ratios_is_known_where_its_bounds_are_one(tmp_path, others, ratio, bounds):
+    """The 0 that stands for "at most" had a part in it: of 2 and "at most 0.2" it was 1."""
+    for seed, (at, until) in enumerate(others):
+        write(tmp_path / "run" / f"seed-{seed}", {"accuracy": ramp(200)}, seed=seed)
+        write(tmp_path / "other" / f"seed-{seed}", {"accuracy": ramp(at, until)}, seed=seed)
+    group = f"{tmp_path}/run/seed-*"
+    found = generalisation(group, against=f"{tmp_path}/other/seed-*")
+    shown = [
+        row(found, group, "accuracy", metric)["value"]
+        for metric in ("ratio of steps", "ratio of steps, at least", "ratio of steps, at most")
+    ]
+    assert shown == pytest.approx([ratio, *bounds], nan_ok=True)
 
 
 def test_against_is_paired_by_seed(tmp_path):

@@ -111,7 +111,12 @@ def test_ties_and_the_half_itself():
 
 def test_a_step_that_diverged_is_not_small(run, tmp_path):
     folder = with_norms(run, tmp_path / "r", [{"raw": {A: a, C: 1}} for a in (8, None, 1)])
-    assert of(experiments.gradients(folder), A, "raw", "step below half") == 20
+    result = experiments.gradients(folder)
+    assert of(result, A, "raw", "step below half") == 20
+    # Nothing is a share of what is infinite.
+    assert math.isnan(of(result, A, "raw", "final norm / largest"))
+    assert of(result, C, "raw", "final norm / largest") == 1
+    assert [list(row) for row in result.plot().data[0].z] == [[None] * 3, [1] * 3]
 
 
 def test_a_frozen_tensor_has_its_norm_and_nothing_else(run, tmp_path):

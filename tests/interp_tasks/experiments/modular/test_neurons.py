@@ -197,6 +197,31 @@ def test_digits_as_they_stand_in_the_tokens(tmp_path):
         assert of(result, f"0.0 to {first}", "mean") == pytest.approx(image.mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("site", ["mlp_post", "pattern"])
+def test_inputs_that_are_no_cell_of_the_grid_play_no_part(tmp_path, site):
+    """Where digits are multiplied, those with 0 are on no axis."""
+    task = tasks.get("modular-multiplication", p=7)
+    model = task.build_model(0, task.Model(d_model=16, n_heads=2, d_mlp=4, init_std=1.0))
+    with torch.no_grad():
+        model.W_E[0] *= 10
+    result = experiments.neurons(str(save_checkpoint(tmp_path / "c", model, task)), [0, 1], site=site)
+    seen = activations(model, task, f"{site}.0")
+    seen = seen[:, :, -1, :2] if site == "pattern" else seen[:, -1]
+    on_axis = (task.input_grid().tokens[:, 0] > 0).numpy()
+    assert sum(on_axis) == 36 < len(seen)
+    means = seen[on_axis].mean(0)
+    if site == "pattern":
+        for head, (one, other) in enumerate(means):
+            assert of(result, f"0.{head} to a", "mean") == pytest.approx(one, rel=1e-5)
+            share = max(one, other) / (one + other)
+            assert of(result, f"0.{head}", "share of attention to one digit") == pytest.approx(
+                share, rel=1e-5
+            )
+    else:
+        for neuron in (0, 1):
+            assert of(result, f"neuron {neuron}", "mean") == pytest.approx(means[neuron], rel=1e-5)
+
+
 def test_amplitudes_are_of_the_grid_without_its_first_row_and_column():
     values = torch.randn(7, 7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = np.abs(np.fft.fft2(values.numpy()[1:, 1:], axes=(0, 1)))
