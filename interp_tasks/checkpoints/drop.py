@@ -164,8 +164,8 @@ def _drop_or_reason(
         return f"it goes {levels}, by less than {least}; train longer (a larger train.steps)"
     if theory is not None and not _leaves(theory, plateau, final, direction):
         return (
-            f"it goes {levels}, and not from the plateau of theory, {abs(theory):.4g}, past half of it; train longer "
-            "(a larger train.steps)"
+            f"it goes {levels}; a drop goes from the plateau by theory, {abs(theory):.4g}, to less than half of it; "
+            "train longer (a larger train.steps)"
         )
     onset = _last_before(curve, crossing, plateau - 0.1 * change, window)
     end = _first_after(curve, crossing, plateau - 0.9 * change, window)

@@ -108,7 +108,11 @@ def reading(frame: pandas.DataFrame) -> list[str]:
     """Returns where the intervals of a figure over training are, and of how many variants it shows some only."""
     maps, lines = training_rows(frame)
     has_bands = lines["line"].nunique() <= MOST_BANDS
-    found = ["Bands: 95% intervals." if has_bands else "The table has the 95% intervals."]
+    found = [
+        "Bands: 95% intervals of the edited models."
+        if has_bands
+        else "Files and the table have the 95% intervals."
+    ]
     for rows, most, kind in ((maps, MOST_ROWS, "heads"), (lines, MOST_LINES, "variants")):
         if (count := rows["line"].nunique()) > most:
             found.append(

@@ -213,8 +213,10 @@ class Result:
         from interp_tasks.measurement.figure import in_map, over_training, reading
 
         lines = over_training(self.frame)
+        names = self.frame["run"].dropna().unique()
+        of = f" of {names[0]}" if len(names) == 1 else ""
         sentences = [
-            f"Under the edit{self.edits()}, beside the unedited model."
+            f"Steps{of}, under the edit{self.edits()} and unedited."
             if lines
             else f"Filled: under the edit{self.edits()}, with the 95% interval. Open: the unedited model, the baseline."
         ]

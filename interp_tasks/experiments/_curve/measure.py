@@ -124,8 +124,8 @@ def curve(
         "device": options.get("device", "cpu"),
     }
     notes = (
-        "Levels are medians of logged values: of the plateau from a tenth to a half of the crossing, in the end of the "
-        "last tenth. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
+        "Levels are medians of logged values: of the plateau those from a tenth to a half of the crossing, in the end "
+        "the last tenth. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
         *(
             ["Stored steps: 95% intervals, bootstrap over examples, the same ones at every step."]
             if stored

@@ -125,8 +125,20 @@ def notes(
     without = [(*names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
     return (
         *(f"No drop in {metric} of {run}: {why}." for run, metric, why in without[:MOST_REASONS]),
+        *(
+            [f"{len(without) - MOST_REASONS} more have no drop; asked for alone, each says why."]
+            if len(without) > MOST_REASONS
+            else []
+        ),
         "Onset, crossing, end: the last step before 10%, the first after 50% and after 90% of the way from plateau to "
         "final level. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
+        *(
+            [
+                "Plateau until: the first step lastingly below nine tenths of the plateau by theory, drop or none."
+            ]
+            if any(plateau_levels(run) for run in logged_runs)
+            else []
+        ),
         *(["Of several seeds: the median, and from the smallest to the largest."] if several else []),
         *(
             ["Rank correlation: Spearman's, over the runs that have the number; an interval needs four."]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 STEPS = ("onset", "crossing", "end")
 LEVELS = ("sharpness", "plateau", "final")
+UNTIL = "plateau until"
 CORRELATION = "rank correlation of "
 AGAINST = "against "
 
@@ -26,7 +27,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         values = dict(zip(part["metric"], part["value"], strict=True))
         first: dict[Any, Any] = part.to_dict("records")[0]
         again = part["metric"].iloc[0].startswith(CORRELATION)
-        shown = {name: values.get(f"{CORRELATION}{name}" if again else name) for name in (*STEPS, *LEVELS)}
+        shown = {
+            name: values.get(f"{CORRELATION}{name}" if again else name) for name in (*STEPS, *LEVELS, UNTIL)
+        }
         ranges = {
             f"{name} range": (values.get(f"{name}, smallest"), values.get(f"{name}, largest"))
             for name in shown
@@ -34,7 +37,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         several = any(f"{name}, smallest" in values for name in shown)
         kind = "rank correlation" if again else "median" if several else ""
         drop = values.get(f"{CORRELATION}drop" if again else "drop")
-        rows.append({**first, **shown, **ranges, "drop": said(drop, kind), "kind": kind})
+        rows.append(
+            {**first, **shown, **ranges, "drop": said(drop, kind), "kind": kind, "last": first["step"]}
+        )
     shown_frame = pandas.DataFrame(rows)
     # One block for all runs: they are compared.
     steps = " to ".join(str(step) for step in dict.fromkeys([frame["step"].min(), frame["step"].max()]))
@@ -64,7 +69,9 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
     if rows["variant"].nunique() > 1:
         columns.append(Column("metric", "variant"))
     columns.append(Column("drop", "drop"))
-    return [*columns, *(Column(name, name, _cell(name)) for name in (*STEPS, *LEVELS))]
+    # Of a task whose plateau is not known by theory there is none.
+    until = [UNTIL] if rows[UNTIL].notna().any() else []
+    return [*columns, *(Column(name, name, _cell(name)) for name in (*STEPS, *LEVELS, *until))]
 
 
 def whole(step: float) -> str:
@@ -78,7 +85,9 @@ def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
         if value is None or value != value:
             return "–"
         low, high = row[f"{name} range"]
-        if name not in STEPS or row["kind"] == "rank correlation":
+        if name == UNTIL and not row["kind"] and value == row["last"]:
+            return "never left"
+        if name not in (*STEPS, UNTIL) or row["kind"] == "rank correlation":
             return with_interval(number(value), low, high)
         return whole(value) + (f" [{whole(low)}, {whole(high)}]" if row["kind"] == "median" else "")
 

@@ -10,6 +10,7 @@ from circuits.figures import layout
 from circuits.figures.attention_maps import largest_choice, ticks
 from circuits.figures.layout import CHARACTER, LINE, NARROW, OPEN_SIZE, laid_out
 from circuits.figures.names import LONGEST_SHORT
+from circuits.figures.style import fitted
 
 LONG = [f"zoo:matrix-completion-7x7/seed-{seed}@the-{seed}-checkpoint" for seed in range(6)]
 
@@ -199,3 +200,21 @@ def test_colours_of_attention_end_where_a_query_has_a_choice():
     assert ticks(0.6, 1.0) == {"tickvals": [0, 0.3, 0.6], "ticktext": ["0", "0.3", "≥ 0.6"]}
     assert ticks(0.6, 0.6, parts=1)["ticktext"] == ["0", "0.6"], "no share is larger"
     assert ticks(0.997, 1.0, parts=1)["ticktext"] == ["0", "1"], "none is larger by the digits shown"
+
+
+def test_a_picture_of_another_width_is_laid_out_for_it(figures):
+    wide = figures["heatmaps"]
+    room = max(trace.meta["roomFrom"] for trace in wide.data if trace.type == "heatmap")
+    narrow = fitted(wide, 300)
+    lines = narrow.layout.title.subtitle.text.split("<br>")
+    assert max(map(len, lines)) <= (300 - 40) / CHARACTER + 3
+    assert " ".join(lines) == wide.layout.title.subtitle.text.replace("<br>", " ")
+    more = len(lines) - len(wide.layout.title.subtitle.text.split("<br>"))
+    assert more > 0
+    assert narrow.layout.height == wide.layout.height + LINE * more
+    assert narrow.layout.title.text == wide.layout.title.text
+    # No numbers where they would run into each other.
+    assert {trace.texttemplate for trace in narrow.data if trace.type == "heatmap"} == {""}
+    shown = [trace.texttemplate for trace in wide.data if trace.type == "heatmap"]
+    assert [trace.texttemplate for trace in fitted(wide, room).data if trace.type == "heatmap"] == shown
+    assert all(shown)

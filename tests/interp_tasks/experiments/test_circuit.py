@@ -378,7 +378,9 @@ def test_mistakes_with_files(copier, folders, tmp_path):
         experiments.circuit(copier, keep=tmp_path / "one.json", write=file)
     with pytest.raises(UserError, match="tokens of your own have no task with metrics"):
         experiments.circuit(copier, tokens=np.ones((8, 9), dtype=int), metric="mse_all")
-    with pytest.raises(UserError, match="one output has no first and second choice to compare: take --samples"):
+    with pytest.raises(
+        UserError, match="one output has no first and second choice to compare: take --samples"
+    ):
         experiments.circuit(copier, tokens=np.ones((8, 9), dtype=int))
 
 

@@ -100,7 +100,15 @@ def test_a_run_without_a_drop_is_a_row_that_says_so(tmp_path, capsys):
     assert main(["runs", "drops", "--ckpt", run, "--quiet"]) == 0
     # However many lines the path of the run takes above it.
     [row] = [line.split() for line in capsys.readouterr().out.splitlines() if " no " in line]
-    assert row[1:] == ["no", *["–"] * 5, "0.11"]
+    assert row[1:] == ["no", *["–"] * 5, "0.11", "never", "left"]
+
+
+def test_runs_without_a_drop_are_counted_where_not_each_says_why(tmp_path):
+    for number in range(5):
+        write(tmp_path / f"flat-{number}", {"mse_masked": [0.11] * len(STEPS)})
+    notes = drops(str(tmp_path / "flat-*")).notes
+    assert sum(note.startswith("No drop in mse_masked of") for note in notes) == 3
+    assert "2 more have no drop; asked for alone, each says why." in notes
 
 
 def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):

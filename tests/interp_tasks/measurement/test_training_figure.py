@@ -53,7 +53,7 @@ def test_values_of_a_run_are_lines_over_steps_with_bands_beside_the_unedited_mod
     # A name stands in the legend once.
     assert [line.showlegend for line in lines(figure)] == [True] * 3 + [False] * 3
     assert found.heading() == "Every metric over training under the edit and without it"
-    assert "Bands: 95% intervals." in found.caption()
+    assert "Bands: 95% intervals of the edited models." in found.caption()
     assert "step" in [axis.title.text for axis in figure.select_xaxes()]
 
 
@@ -73,7 +73,7 @@ def test_of_many_variants_those_with_the_largest_effects_are_drawn_and_the_subti
     assert [line.name for line in lines(figure)] == ["unedited", *names] * 2
     assert not [trace for trace in figure.data if trace.fill == "toself"]
     assert f"Of {MOST_LINES + 3} variants the {MOST_LINES} with the largest effects" in found.caption()
-    assert "The table has the 95% intervals." in found.caption()
+    assert "Files and the table have the 95% intervals." in found.caption()
 
 
 def test_each_run_has_a_panel_with_its_own_unedited_model() -> None:
