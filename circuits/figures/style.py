@@ -85,7 +85,7 @@ def untitled(figure: Any) -> Any:
 
 
 def fitted(figure: Any, width: int) -> Any:
-    """Returns a copy for a picture of a width: the subtitle broken anew, and no texts in cells without room for them."""
+    """Returns a copy for a picture of a width: its subtitle broken anew, no texts in cells without room for them."""
     copy = type(figure)(figure)
     copy.layout.width = width
     for trace in copy.data:
