@@ -20,7 +20,10 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 
 #: Below the tables: what two of their columns say.
-LEGEND = "drop: steps from 10% to 90% of the metric's change; final: its level at the end"
+LEGEND = (
+    "stored: checkpoints; log: none, its curves alone. drop: steps from 10% to 90% of the metric's change, of several "
+    "seeds the first and the last of all; final: its level at the end"
+)
 
 
 @dataclass(kw_only=True)
@@ -116,7 +119,10 @@ class Zoo(Command):
             if place:
                 console().print()
             print_rows(
-                [shown(row) for row in members], "table", ["name", "size", "seeds", "drop", "final"], heading
+                [shown(row) for row in members],
+                "table",
+                ["name", "size", "seeds", "stored", "drop", "final"],
+                heading,
             )
         console().print(f"\n{LEGEND}", style="dim")
 
@@ -128,4 +134,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     if drop is not None and row["dropped"] < len(seeds):
         fell += f" ({row['dropped']}/{len(seeds)})"
     which = f"{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-    return {**row, "seeds": which, "drop": fell, "final": f"{row['final']:.3g}"}
+    stored = (
+        f"{row['checkpoints']} steps" if row["checkpoints"] > 1 else "1 step" if row["checkpoints"] else "log"
+    )
+    return {**row, "seeds": which, "stored": stored, "drop": fell, "final": f"{row['final']:.3g}"}
