@@ -223,7 +223,8 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     shown = capsys.readouterr().out
     assert "matrix-completion-sizes · mse_masked" in shown
     assert "zoo:tiny" in shown
-    assert shown.splitlines()[-1].startswith("drop: steps from 10% to 90%")
+    assert "drop: steps from 10% to 90%" in shown
+    assert " log " in next(line for line in shown.splitlines() if "10-of-0_02" in line)
     assert max(map(len, shown.splitlines())) <= 80
     assert " · in zoo:tiny-logs/" in shown, "names short enough for 80 columns"
 

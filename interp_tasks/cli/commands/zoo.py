@@ -20,10 +20,9 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 
 #: Below the tables: what two of their columns say.
-LEGEND = (
-    "stored: checkpoints; log: none, its curves alone. drop: steps from 10% to 90% of the metric's change, of several "
-    "seeds the first and the last of all; final: its level at the end"
-)
+LEGEND = """\
+stored: checkpoints (log: none); final: the metric's level at the end
+drop: steps from 10% to 90% of its change, of several seeds from the first on"""
 
 
 @dataclass(kw_only=True)
