@@ -57,6 +57,12 @@ def shortened(log: str) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
+def in_milliseconds(log: str) -> str:
+    """Returns the lines of a clock with its seconds to three decimals."""
+    lines = [json.loads(line, parse_float=lambda text: round(float(text), 3)) for line in log.splitlines()]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
 def without_folders(described: Any) -> Any:
     """Returns a run's description with absolute paths in commands cut to their last name: folders are one machine's."""
     if isinstance(described, list):
@@ -74,7 +80,7 @@ def without_folders(described: Any) -> Any:
 def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool = False) -> None:
     """Copies run.json, the logs, compressed, and the checkpoints named; the folder appears whole or not at all.
 
-    Metrics are kept to nine digits.
+    Metrics are kept to nine digits, times to milliseconds.
 
     Args:
         at: marks or steps; none: the log alone.
@@ -98,7 +104,7 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
         for name in (METRICS_FILE, CLOCK_FILE):
             if (file := log_file(run, name)).is_file():
                 log = read_log(file, "what the run has logged").decode("utf-8")
-                write_log(packed, name, shortened(log) if name == METRICS_FILE else log)
+                write_log(packed, name, shortened(log) if name == METRICS_FILE else in_milliseconds(log))
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"
             pack_checkpoint(run, task, step, checkpoint_folder(packed, step), dtype)

@@ -322,7 +322,7 @@ def test_shipped_runs_without_a_drop(name: str) -> None:
 
 
 def test_a_run_older_than_the_plateau_asks_its_task() -> None:
-    described = read_run(find_run("zoo:matrix-completion-sweeps/sizes"))
+    described = read_run(find_run("zoo:matrix-completion-sweeps/sizes-to-their-end"))
     assert theoretical_plateau(described) == pytest.approx(1 / 9)
     del described["drop_metric"]["plateau"]
     assert theoretical_plateau(described) == pytest.approx(1 / 9)
