@@ -254,14 +254,18 @@ def test_models_inside_a_block_that_edits_another_are_refused(three, tokens, how
     }[how]
     outer, variants = ablate.zero("0.2"), {"zero": ablate.zero("0.1")}
     with intervene(model, outer):
-        with pytest.raises(CircuitsError, match="checkpoint b: a block around this sweep edits another") as caught:
+        with pytest.raises(
+            CircuitsError, match="checkpoint b: a block around this sweep edits another"
+        ) as caught:
             sweep(model, tokens, variants, metric=metric, **FEW, checkpoints=given)
         model(tokens)
     assert "\n" not in str(caught.value)
     both = {"a": model, "b": other}
     with intervene(model, outer), intervene(other, outer):  # each in a block of its own
         inside = sweep(model, tokens, variants, metric=metric, **FEW, checkpoints=both).frame
-    expected = [metric(run(one, tokens, outer, variants["zero"]))["last"].mean().item() for one in both.values()]
+    expected = [
+        metric(run(one, tokens, outer, variants["zero"]))["last"].mean().item() for one in both.values()
+    ]
     np.testing.assert_allclose(inside[inside["metric"] == "last"]["value"], expected, rtol=1e-12)
 
 
