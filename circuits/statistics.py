@@ -22,6 +22,9 @@ _BLOCK, _FLIPS = 8_000_000, 2**17
 # Draws of at most this many numbers are cached, because drawing takes longer than the statistics.
 _KEPT = 4_000_000
 
+# Ratios of resamples that differ by less, relative to their size, differ by rounding.
+_SAME = 1e-9
+
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]
 
 
@@ -102,7 +105,7 @@ def summarise(
 
     Intervals are percentile bootstrap over examples. One resample serves all series, so that effects and
     ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
-    is no interval.
+    is no interval, nor of a ratio whose denominator may be 0 (`is_endless`).
     """
     return summarise_groups([(sums, counts)], Resampling(seed, draws, flips), level)[0]
 
@@ -137,6 +140,8 @@ def _summarise(sums: np.ndarray, counts: np.ndarray, resampling: Resampling, lev
     (low, effect_low, share_low), (high, effect_high, share_high) = (
         np.split(bound, 3, axis=-1) for bound in bounds
     )
+    endless = is_endless((low[:, :1], high[:, :1]), (share_low, share_high))
+    share_low, share_high = (np.where(endless, np.nan, bound) for bound in (share_low, share_high))
     if sums.shape[-1] < 2:
         low, high, effect_low, effect_high, share_low, share_high = (
             np.full_like(value, np.nan) for _ in range(6)
@@ -153,6 +158,20 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     return np.divide(
         numerator, denominator, out=np.full_like(numerator, np.nan, dtype=float), where=denominator != 0
     )
+
+
+Bounds = tuple[np.ndarray, np.ndarray]
+
+
+def is_endless(denominator: Bounds, share: Bounds) -> np.ndarray:
+    """Tells which ratios may be of any size, given the intervals of denominators and of ratios.
+
+    Where the denominator may be 0 no interval of the ratio has both ends (Fieller 1954), and percentiles of resamples
+    cover it far less often than they say; but where a ratio is the same in all resamples it is known.
+    """
+    (below, above), (low, high) = denominator, share
+    may_be_zero: np.ndarray = (below <= 0) & (above >= 0)
+    return may_be_zero & ~(high - low <= _SAME * np.abs(high))
 
 
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:

@@ -142,7 +142,7 @@ def _powers(arranged: Tensor, relabellings: list[list[Tensor] | None]) -> list[l
     powers: list[list[Tensor]] = [[] for _ in relabellings]
     for axis_index in range(axes):
         size = arranged.shape[axis_index]
-        rows = arranged.movedim(axis_index, 0).flatten(1, -2)  # [value others feature]
+        rows = arranged.movedim(axis_index, 0).reshape(size, -1, arranged.shape[-1])  # [value others feature]
         products = torch.einsum("x o f, y o f -> x y f", rows, rows)
         first, second = torch.tril_indices(size, size, -1)
         pairs = 2 * products[first, second]

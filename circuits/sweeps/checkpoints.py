@@ -19,7 +19,7 @@ from circuits.engine.replay import NotReplayed
 from circuits.errors import CircuitsError
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating
-from circuits.model.state import holding, same_bits, state_of
+from circuits.model.state import holding, inside_block, same_bits, state_of
 from circuits.model.surface import Surface
 from circuits.sweeps.inputs import SweepInputs, Variant
 from circuits.sweeps.measure import ModelSweep, measure_stacked
@@ -159,7 +159,7 @@ class Checkpoint:
         if state_of(self.surface.model).originals:
             raise CircuitsError(
                 f"{self.what}: a block around this sweep has replaced weights of the model, which a state_dict would "
-                "undo; put the transplant among the variants, or give models"
+                "undo; put the transplant among the variants"
             )
         with holding((parameter, value) for _, parameter, value in self.values):
             self._refuse_lost()
@@ -303,10 +303,24 @@ def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
     if not isinstance(given, nn.Module) and isinstance(getattr(given, "model", None), nn.Module):
         given = given.model
     if isinstance(given, nn.Module):
-        return Checkpoint(Surface.of(given), what)
+        surface = Surface.of(given)
+        _refuse_block_around(model.surface, surface, what)
+        return Checkpoint(surface, what)
     if not isinstance(given, Mapping):
         raise CircuitsError(f"{what}: expected a model or a state_dict, got {type(given).__name__}")
     return Checkpoint(model.surface, what, _read_weights(given, model, what), model.shared)
+
+
+def _refuse_block_around(swept: Surface, checkpoint: Surface, what: str) -> None:
+    """Refuses a block that edits the model of the sweep, where the checkpoint is another model and in no block."""
+    if checkpoint.model is swept.model:
+        return
+    edited, itself = (inside_block(one.model) or bool(one.spliced) for one in (swept, checkpoint))
+    if edited and not itself:
+        raise CircuitsError(
+            f"{what}: a block around this sweep edits another model than this one, which would be measured without; "
+            "give state_dicts, or put the edits among the variants"
+        )
 
 
 def _read_weights(

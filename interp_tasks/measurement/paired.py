@@ -58,10 +58,14 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
 
 def paired_columns(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
     """Returns the columns that compare series 0 with series 1; ``resampled`` is [draws series]."""
-    from circuits.statistics import interval, ratio
+    import numpy as np
+
+    from circuits.statistics import interval, is_endless, ratio
 
     low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
-    share_low, share_high = interval(ratio(resampled[:, :1], resampled[:, 1:]), LEVEL)
+    share = interval(ratio(resampled[:, :1], resampled[:, 1:]), LEVEL)
+    endless = is_endless(interval(resampled[:, 1:], LEVEL), share)
+    share_low, share_high = (np.where(endless, np.nan, bound) for bound in share)
     return {
         "effect": pooled[0] - pooled[1],
         "effect_ci_low": low[0],

@@ -243,6 +243,32 @@ def test_state_dicts_inside_a_block_that_replaced_weights(three, tokens):
     np.testing.assert_allclose(inside.frame["value"][0], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("how", ["models", "loaders", "pairs"])
+def test_models_inside_a_block_that_edits_another_are_refused(three, tokens, how):
+    """The block's edits would act in none of them, and every number be that of the models without."""
+    model, other = three["4000"], three["14000"]
+    given = {
+        "models": {"a": model, "b": other},
+        "loaders": {"a": lambda: model, "b": lambda: other},
+        "pairs": iter([("a", model), ("b", other)]),
+    }[how]
+    outer, variants = ablate.zero("0.2"), {"zero": ablate.zero("0.1")}
+    with intervene(model, outer):
+        with pytest.raises(
+            CircuitsError, match="checkpoint b: a block around this sweep edits another"
+        ) as caught:
+            sweep(model, tokens, variants, metric=metric, **FEW, checkpoints=given)
+        model(tokens)
+    assert "\n" not in str(caught.value)
+    both = {"a": model, "b": other}
+    with intervene(model, outer), intervene(other, outer):  # each in a block of its own
+        inside = sweep(model, tokens, variants, metric=metric, **FEW, checkpoints=both).frame
+    expected = [
+        metric(run(one, tokens, outer, variants["zero"]))["last"].mean().item() for one in both.values()
+    ]
+    np.testing.assert_allclose(inside[inside["metric"] == "last"]["value"], expected, rtol=1e-12)
+
+
 def test_the_same_label_twice_is_refused(three, tokens):
     pairs = [("a", three["4000"]), ("a", three["50000"])]
     with pytest.raises(CircuitsError, match="two checkpoints are called 'a'"):
