@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import check_selector, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
+from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
-from interp_tasks.settings import check_device, check_task_name
+from interp_tasks.settings import check_task_name
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
 KEY_LENGTH = 16
@@ -174,7 +175,7 @@ def rehearse(experiment_spec: ExperimentSpec, experiment: Callable[..., Any]) ->
                 raise
         # Where to run, and on what, is looked at once the run is there.
         if "device" in experiment_spec.settings:
-            check_device(experiment_spec.settings["device"])
+            check_written_device(experiment_spec.settings["device"])
         if experiment_spec.settings.get("task") is not None:
             check_task_name(experiment_spec.settings["task"])
 

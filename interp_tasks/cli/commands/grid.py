@@ -14,11 +14,12 @@ from interp_tasks.cli.commands.cost import FASTEST, duration, flop, size
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import print_rows
+from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
-from interp_tasks.settings import EXECUTORS, check_device, import_file
+from interp_tasks.settings import EXECUTORS, import_file
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class GridCommand(Command):
         from interp_tasks.recipes.spec import read_spec
 
         check_choice("--format", self.format, FORMATS)
-        check_device(self.device)
+        check_written_device(self.device)
         if self.rate is not None and not self.dry_run:
             raise UserError("--rate is for --dry-run: a grid that runs takes the time it takes")
         if self.rate is not None and not 0 < self.rate < FASTEST:
