@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -762,6 +763,71 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert "0 of 4 units to do" in capsys.readouterr().out
 
 
+TOLD_APART = """
+[[train]]
+task = "modular-addition"
+seeds = "0:3"
+ship = { name = "sweep/width-{model.d_model}/seed-{seed}" }
+[train.set]
+"task.p" = 11
+"train.steps" = 4
+"model.d_model" = [8, 16, 32]
+
+[[train]]
+task = "modular-addition"
+seeds = [0, 2]
+[train.set]
+"task.p" = 11
+"train.steps" = 8
+"model.d_model" = 8
+
+[[experiment]]
+name = "ablation"
+at = "last"
+settings = { samples = 8, heads = "each" }
+
+[[experiment]]
+name = "ablation"
+at = "last"
+over = "all"
+
+[[experiment]]
+name = "drops"
+over = "seeds"
+"""
+
+
+def test_a_dry_run_says_what_each_configuration_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "widths.toml").write_text(TOLD_APART)
+    assert not main(["grid", "widths.toml", "--dry-run"])
+    said = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert (
+        lines[0] == "ships in sweep · where not said: steps=4 · status to do"
+    )  # most have; no width is usual
+    for begins in (
+        "d_model=8 0-2 width-8/seed-*",
+        "d_model=16 0-2 width-16/seed-*",
+        "steps=8 d_model=8 0, 2",
+        "ablation (samples=8 heads=each) of d_model=16 0-2",
+        "ablation of 11 runs",
+        "drops of all seeds of steps=8 d_model=8 0, 2",
+    ):
+        assert any(line.startswith(begins) for line in lines), begins
+    assert not re.search(r"[0-9a-f]{8}", said)
+    assert max(map(len, said.splitlines())) <= 80
+    assert not main(["grid", "widths.toml", "--dry-run", "--format", "json"])
+    units = json.loads(capsys.readouterr().out)
+    assert len(units) == 11 + 11 + 1 + 4
+    last = units[10]
+    assert last["settings"] == {"train.steps": 8, "model.d_model": 8}
+    assert last["ships"] is None
+    assert re.fullmatch(r"train runs/modular-addition-[0-9a-f]{8}/seed-2", last["unit"])
+    assert [unit["ships"] for unit in units[:2]] == ["sweep/width-8/seed-0", "sweep/width-8/seed-1"]
+
+
 @pytest.mark.parametrize(
     ("change", "options", "said"),
     [
@@ -770,6 +836,7 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
         ("x = [", [], "is not TOML"),
         ('[[experiment]]\nname = "ablation"\nsettings = { sample = 3 }', [], "did you mean"),
         ("", ["--out", "seeds.toml"], "is a file, not a folder"),
+        ('[train.ship]\nname = "twice"', [], "the grid ships two runs as twice: write {seed}"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_made(change, options, said, tmp_path, monkeypatch, capsys):
