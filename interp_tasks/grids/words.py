@@ -19,8 +19,8 @@ class Told:
     """What tells a unit from the others.
 
     Attributes:
-        words: ``d_model=64``, ``ablation of d_model=64``; the same for all seeds of a configuration, and for experiments
-            on each of them.
+        words: ``d_model=64``, ``ablation of d_model=64``; the same for all seeds of a configuration, and for
+            experiments on each of them.
         seeds: of its runs.
         configuration: the same for those units, and for no other.
         settings: what the file says that is not the same for all units of this kind, by key.
