@@ -140,7 +140,7 @@ class GridCommand(Command):
             return
         if findings.drops is not None:
             print_as(findings.drops, "table")
-        print_sentences(sentences(findings.grid))
+        print_sentences(sentences(findings))
 
     def show_plan(self) -> None:
         """Prints what each configuration changes, its state, and what it would take; for programs every unit."""

@@ -155,7 +155,11 @@ def notes(
             if 0.0 in left
             else []
         ),
-        *(["Of several seeds: the median, and from the smallest to the largest."] if several else []),
+        *(
+            ["Of several seeds: median, and smallest to largest; of steps, over those that drop."]
+            if several
+            else []
+        ),
         *(
             ["Rank correlation: Spearman's, over the runs that have the number; an interval needs four."]
             if against

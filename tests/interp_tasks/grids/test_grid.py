@@ -23,8 +23,9 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.grids import grid, read_spec, spec_of
 from interp_tasks.grids import run as running_module
+from interp_tasks.grids import table as table_module
 from interp_tasks.grids.executors import Workplace, check_executor
-from interp_tasks.grids.page import Findings, page
+from interp_tasks.grids.page import Findings, page, sentences
 from interp_tasks.grids.table import pooled, table
 from interp_tasks.grids.unit import Record, read_record, record_file, relative, result_file
 from interp_tasks.grids.units import check, plan
@@ -361,6 +362,34 @@ def test_a_mean_over_seeds_counts_those_that_have_the_number():
     frame = tidy(rows.assign(experiment="generalisation", metric="step at 95%"))
     [row] = pooled(frame, seed=0).to_dict("records")
     assert (row["value"], row["n_runs"]) == (200, 2)
+
+
+def test_a_mean_over_fewer_seeds_says_so(done, monkeypatch):
+    """On the page, below the command's table, and in the files; whether the number is missing or the whole row."""
+    read_result, wide = table_module.read_result, done.plan.train[-1].folder
+
+    def without_last_seed(root, key):
+        rows = read_result(root, key)
+        return rows.assign(value=rows["value"].where(rows["run"] != wide, math.nan))
+
+    before = Findings.of(done)
+    assert before.rows["run"].notna().all()
+    assert not any("of n_seeds" in line for line in sentences(before))
+    monkeypatch.setattr(table_module, "read_result", without_last_seed)
+    findings = Findings.of(done)
+    rows = findings.rows
+    together = rows[(rows["run"] == f"{Path(wide).parent}/seed-*") & (rows["experiment"] == "ablation")]
+    assert len(together) > 0
+    assert set(zip(together["n_runs"], together["n_seeds"], strict=True)) == {(1, 2)}
+    alone = rows[~rows["run"].str.endswith("seed-*")]
+    assert len(alone) > 0
+    assert alone["n_seeds"].isna().all()
+    [line] = [line for line in sentences(findings) if "of n_seeds" in line]
+    means = rows["n_seeds"].notna().sum()
+    assert line.startswith(f"{len(together)} of {means} means over seeds are over those that have the number")
+    text = page(findings).html()
+    assert "1 of 2" in text
+    assert "1 of 2" not in page(before).html()
 
 
 def test_marks_of_seeds_are_pooled_though_their_steps_differ():
