@@ -46,6 +46,10 @@ def small(seeds="0:2", experiment=(ABLATION,), **settings):
     return {"train": train, "experiment": list(experiment)}
 
 
+def shipped(ship):
+    return {"train": {**small()["train"], "ship": ship}}
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A grid of two widths and two seeds, in order in this process."""
@@ -167,6 +171,18 @@ def test_experiments_over_runs_seeds_or_all():
             "more than",
         ),
         (small(**{"model.d_model": []}), "set model.d_model: a list of no values"),
+        (
+            small(**{"model.d_model": [8, 16, 8]}),
+            "set model.d_model: a value is given twice, and each has one",
+        ),
+        (small(task={"p": 13}), "task.p is set twice, with quotes and without: leave one out"),
+        (shipped({"name": "a"}), "the grid ships two runs as a: write {seed}"),
+        (shipped("a"), 'write ship = { name = "..." }'),
+        (
+            shipped({"name": "a{seed}", "at": ["lsat"]}),
+            "ships a{seed}, at': no step 'lsat': did you mean @last?",
+        ),
+        ({"runs": "zoo:nowhere"}, "no zoo:nowhere"),
         (small(**{"task.p": date(2026, 1, 1)}), "date is not JSON serializable"),
         (small(seeds=3), 'write seeds as "0:4"'),
         (small(seeds=[True]), 'write seeds as "0:4"'),
