@@ -1,10 +1,9 @@
-"""Readers of what users write: ``--set key=value``, ``--seeds 0:8``, ``--import FILE.py``, devices and task names."""
+"""Readers of what users write: ``--set key=value``, ``--seeds 0:8``, ``--import FILE.py`` and task names."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,19 +92,6 @@ def frames(error: BaseException) -> list[tuple[str, int]]:
     if isinstance(error, SyntaxError) and error.filename:
         locations.append((error.filename, error.lineno or 0))
     return locations
-
-
-DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
-
-
-def check_device(device: str) -> None:
-    """Refuses a text that cannot name a device; torch knows later whether the device exists.
-
-    Raises:
-        UserError: in one line.
-    """
-    if not DEVICE.fullmatch(device):
-        raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
 
 
 def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
 from interp_tasks.checkpoints.stored_task import no_task, stored_task
+from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 from tasks.base import Task
@@ -149,6 +150,7 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
     Raises:
         UserError: for files that are mangled or do not fit each other, or a device that is not there.
     """
+    check_device(device)
     folder = resolved.path
     meta = read_meta(folder)
     if meta["step"] != resolved.step:
@@ -164,11 +166,7 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
     frozen = set(meta["frozen"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
-    try:
-        target = torch.device(device)
-        model.to(target, print_details=False)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"no device {str(device)!r} here: {' '.join(str(error).split())}") from None
+    model.to(torch.device(device), print_details=False)
     return Checkpoint(
         model=model,
         task=_task(meta, model, folder / META_FILE),

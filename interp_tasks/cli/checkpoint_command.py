@@ -12,6 +12,7 @@ import typer
 
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.cli.result_command import PrintingCommand, ResultCommand
+from interp_tasks.devices import check_written_device
 from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.options import unknown
@@ -22,7 +23,7 @@ from interp_tasks.measurement.subjects import (
     References,
     resolve_refs,
 )
-from interp_tasks.settings import check_device, check_task_name, task_config
+from interp_tasks.settings import check_task_name, task_config
 
 if TYPE_CHECKING:
     from tasks import Task
@@ -59,7 +60,7 @@ class ExamplesCommand(PrintingCommand):
     ] = None
 
     def check(self) -> None:
-        check_device(self.device)
+        check_written_device(self.device)
         self.examples()
         if self.task is not None and self.import_path is None:
             check_task_name(self.task)

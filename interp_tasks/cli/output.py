@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,14 +44,10 @@ def check_targets(name: str, out: Path | None, plot: str | None) -> None:
 
 def print_as(result: Result, format: str, metric: str | None = None) -> None:
     """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is."""
-    from interp_tasks.measurement.table import compares_metrics, of_metric
+    from interp_tasks.measurement.table import compares_metrics
 
     if format != "table":
-        chosen = (
-            result
-            if metric is None
-            else replace(result, frame=of_metric(result.frame, metric, result.config))
-        )
+        chosen = result if metric is None else result.of_metric(metric)
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
@@ -60,8 +55,9 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         from interp_tasks.measurement.table import shown_columns, shown_rows
 
         of_one_metric = compares_metrics(result.frame)
-        frame = of_metric(result.frame, metric, result.config) if of_one_metric else result.frame
-        rows, notes = shown_rows(frame), list(result.notes)
+        chosen = result.of_metric(metric) if of_one_metric else result
+        frame, notes = chosen.frame, list(chosen.notes)
+        rows = shown_rows(frame)
         columns = shown_columns(rows)
         if of_one_metric:
             if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from interp_tasks.cli.base import Command
+from interp_tasks.devices import check_written_device
 from interp_tasks.files import check_file
-from interp_tasks.settings import check_device, import_file, read_settings
+from interp_tasks.settings import import_file, read_settings
 
 
 @dataclass(kw_only=True)
@@ -32,7 +33,7 @@ class RecipeCommand(Command):
 
     def check_recipe(self) -> dict[str, str]:
         """Returns the settings given, once device and file are checked."""
-        check_device(self.device)
+        check_written_device(self.device)
         if self.import_path is not None:
             check_file(self.import_path, "--import")
         return read_settings(self.settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.grids.table import table
+from interp_tasks.grids.table import SEEDS, partial, table
 from interp_tasks.grids.unit import relative
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.table import COLUMNS, shown_columns, shown_rows
@@ -77,8 +77,9 @@ def drops_of(grid: Grid) -> DropsResult | None:
     return replace(result, frame=relative(result.frame, f"{root}/"), curves=curves)
 
 
-def sentences(grid: Grid) -> list[str]:
-    """Returns sentences on how many units were done, and how."""
+def sentences(findings: Findings) -> list[str]:
+    """Returns sentences on how many units were done, and how, and on which means are not over all seeds."""
+    grid, rows = findings.grid, findings.rows
     records = list(grid.records.values())
     done = sum(record.status == "done" for record in records)
     lines = [
@@ -88,6 +89,12 @@ def sentences(grid: Grid) -> list[str]:
     if grid.failed:
         lines.append(
             f"{len(grid.failed)} failed; {len(grid.waiting)} not tried, because they need one that failed."
+        )
+    means, some = rows[SEEDS].notna().sum(), partial(rows).sum()
+    if some:
+        lines.append(
+            f"{some} of {means} means over seeds are over those that have the number (n_runs of n_seeds in the table): "
+            "a mean of steps is too early where other seeds did not get there."
         )
     return lines
 
@@ -100,7 +107,7 @@ def failures(grid: Grid) -> list[tuple[str, str]]:
 def page(findings: Findings) -> Page:
     """Returns the page: what was done, the drops, and a table for each experiment."""
     grid, all_rows, dropped = findings.grid, findings.rows, findings.drops
-    sections: list[Section] = [Text("\n".join(f"- {line}" for line in sentences(grid)))]
+    sections: list[Section] = [Text("\n".join(f"- {line}" for line in sentences(findings)))]
     if grid.failed:
         import pandas
 
@@ -120,7 +127,7 @@ def page(findings: Findings) -> Page:
                 download=dropped.frame,
             ),
         ]
-    axes = [str(name) for name in all_rows.columns[len(COLUMNS) :]]
+    axes = [str(name) for name in all_rows.columns[len(COLUMNS) :] if name != SEEDS]
     for name in dict.fromkeys(all_rows["experiment"]):
         experiment_rows = all_rows[all_rows["experiment"] == name]
         several = experiment_rows[experiment_rows["run"].astype(str).str.endswith("seed-*")]
@@ -130,6 +137,8 @@ def page(findings: Findings) -> Page:
         alone = not any(column.header == "run" for column in shown)
         named = [Column("run", "ref")] if alone else []
         about = "Means over seeds, with intervals over runs." if len(several) and alone else ""
+        if SEEDS in rows and partial(rows).any():
+            shown.append(Column("seeds", "n_runs", lambda row: f"{row['n_runs']} of {row[SEEDS]}"))
         columns = [*named, *(Column(axis, axis) for axis in axes), *shown]
         sections.append(Table(rows, str(name), about, columns, name=str(name), download=experiment_rows))
     return Page(f"Grid {grid.folder.name}", sections, grid.spec.model_dump(mode="json", by_alias=True))

@@ -13,6 +13,7 @@ from typing import Any
 from interp_tasks.checkpoints.atomic import folder_of, writing
 from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.grids.executors import PATIENCE, Workplace, is_here, workplace
 from interp_tasks.grids.unit import (
@@ -24,7 +25,7 @@ from interp_tasks.grids.unit import (
     write_record,
 )
 from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, naming_experiment, plan
-from interp_tasks.measurement.subjects import Progress, check_device
+from interp_tasks.measurement.subjects import Progress
 from interp_tasks.recipes.spec import Spec, read_spec, spec_of
 
 
@@ -94,24 +95,31 @@ def grid(
         import_all(files)
     check(spec)
     planned = plan(spec)
+    if is_here(executor):
+        known = standing(planned, root, retry)
+        check_devices([unit for unit in planned.units if unit.key not in known], device)
     with locked(root):
-        records = {unit.key: read_record(root, unit) for unit in planned.units}
-        known = {
-            key: record
-            for key, record in records.items()
-            if record is not None and not (retry and record.status == "failed")
-        }
-        if is_here(executor):
-            check_devices([unit for unit in planned.units if unit.key not in known], device)
-        for key in records.keys() - known.keys():
-            # What it says does not hold, or is to be tried again.
-            with writing(record_file(root, key)):
-                record_file(root, key).unlink(missing_ok=True)
+        known = standing(planned, root, retry)
+        for unit in planned.units:
+            if unit.key not in known:
+                # What it says does not hold, or is to be tried again.
+                with writing(record_file(root, unit.key)):
+                    record_file(root, unit.key).unlink(missing_ok=True)
         before = sum(record.status == "done" for record in known.values())
-        run = _Run(planned, root, device, files, dict(known), progress)
+        run = _Run(planned, root, device, files, known, progress)
         with place_of_work(executor, jobs, spec.threads) as place:
             run.all(place)
     return Grid(out, spec, planned, run.records, before)
+
+
+def standing(planned: Plan, root: Path, retry: bool) -> dict[str, Record]:
+    """Returns the records of units that need not be done, by key."""
+    records = ((unit.key, read_record(root, unit)) for unit in planned.units)
+    return {
+        key: record
+        for key, record in records
+        if record is not None and not (retry and record.status == "failed")
+    }
 
 
 def check_devices(units: Sequence[Unit], device: str) -> None:

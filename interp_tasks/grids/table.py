@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ IDENTITY = (
     *("experiment", "split", "draw", "variant", "intervention", "site", "layer", "head", "position"),
     "metric",
 )
+#: Of a row that pools seeds: how many the grid has of them, with the number or without.
+SEEDS = "n_seeds"
 #: What the seeds of a configuration are pooled in.
 POOLED = (("value", "ci_low", "ci_high"), ("effect", "effect_ci_low", "effect_ci_high"))
 
@@ -29,7 +32,7 @@ def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
     """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
 
     A row of several seeds is the mean over those that have the number, its ``run`` is ``RUN/seed-*``, its ``n_runs``
-    how many have it, its interval a bootstrap over runs. What an experiment pooled itself is left as it is.
+    how many have it of ``n_seeds``, its interval a bootstrap over runs. What an experiment pools itself stays so.
     """
     import pandas
 
@@ -41,12 +44,24 @@ def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
         if rows is not None:
             frames.append(rows)
     frame = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
-    frame = pandas.concat([frame, pooled(frame, seed)], ignore_index=True)[list(COLUMNS)]
+    together = pooled(frame, seed)
+    frame = pandas.concat([frame, together], ignore_index=True)[list(COLUMNS)]
+    runs = {*(unit.folder for unit in grid.plan.train), *map(str, frame["run"])}
+    seeds = Counter(name for run in runs if (name := family(run)) is not None)
+    counts = [pandas.NA] * (len(frame) - len(together)) + [seeds[run] for run in together["run"]]
+    frame[SEEDS] = pandas.array(counts, dtype="Int64")
     varied = {unit.folder: unit.varied for unit in grid.plan.train}
     varied |= {name: values for folder, values in varied.items() if (name := family(folder)) is not None}
     for key in dict.fromkeys(key for values in varied.values() for key in values):
         frame[key] = [shown(varied.get(str(run), {}), key) for run in frame["run"]]
     return frame
+
+
+def partial(frame: pandas.DataFrame) -> Any:
+    """Tells of each row whether it is a mean over some of its seeds, others of which lack the number."""
+    # A table without a row, and some that are laid out for readers, have no types.
+    have, of = (frame[name].astype("Int64") for name in ("n_runs", SEEDS))
+    return ((have > 0) & (have < of)).fillna(False)
 
 
 def shown(values: Mapping[str, Any], key: str) -> Any:
@@ -62,13 +77,11 @@ def pooled(frame: pandas.DataFrame, seed: int) -> pandas.DataFrame:
         # Without a row there is no list of flags to choose by: pandas takes an empty one for no columns.
         return frame
     single_runs = frame[frame["n_runs"].isna() | (frame["n_runs"] <= 1)]
-    single_runs = single_runs.assign(family=[family(str(run)) for run in single_runs["run"]])
+    single_runs = single_runs.assign(family=[family(str(run)) or "" for run in single_runs["run"]])
     # Not what an experiment pools itself.
     known = set(zip(frame["experiment"], frame["run"], strict=True))
     pairs = zip(single_runs["experiment"], single_runs["family"], strict=True)
-    single_runs = single_runs[
-        [name is not None and (experiment, name) not in known for experiment, name in pairs]
-    ]
+    single_runs = single_runs[[name != "" and (experiment, name) not in known for experiment, name in pairs]]
     marks = [str(ref).rpartition("@")[2] if "@" in str(ref) else "" for ref in single_runs["ref"]]
     # The steps of a mark differ between seeds; without one, it is the step that rows have in common.
     single_runs = single_runs.assign(

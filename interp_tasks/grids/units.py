@@ -15,10 +15,12 @@ from typing import Any, TypeAlias
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import check_selector, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
+from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.recipes.recipe import orders_of
 from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
-from interp_tasks.settings import check_device, check_task_name
+from interp_tasks.settings import check_task_name
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
 KEY_LENGTH = 16
@@ -36,12 +38,14 @@ class TrainUnit:
         key: of the whole configuration, seed and threads included.
         folder: of the run, under the grid's.
         varied: the settings that differ within its block, by key.
+        given: all settings of its block.
     """
 
     key: str
     folder: str
     resolved: Resolved
     varied: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def what(self) -> str:
@@ -98,6 +102,7 @@ def check(spec: Spec) -> None:
     Raises:
         UserError: in one line.
     """
+    orders_of(spec, "the grid")
     count = 0
     for block in spec.train:
         count += len(block.seeds) * block.size(list_keys(block.task))
@@ -174,7 +179,7 @@ def rehearse(experiment_spec: ExperimentSpec, experiment: Callable[..., Any]) ->
                 raise
         # Where to run, and on what, is looked at once the run is there.
         if "device" in experiment_spec.settings:
-            check_device(experiment_spec.settings["device"])
+            check_written_device(experiment_spec.settings["device"])
         if experiment_spec.settings.get("task") is not None:
             check_task_name(experiment_spec.settings["task"])
 
@@ -289,7 +294,7 @@ def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[Train
             config = train.model_copy(update={"seed": seed})
             key = key_of({**content, "train": config.model_dump(mode="json")})
             settled = Resolved(resolved.task_name, resolved.preset, resolved.task, resolved.model, config)
-            units.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied))
+            units.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied, values))
     return units
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Self
 
-from interp_tasks.measurement.table import shown_columns, shown_rows, spread
+from interp_tasks.measurement.table import HOLM, of_metric, shown_columns, shown_rows, spread, tests
 
 #: Endings of the files that hold a result, and of its page.
 FILES = (".parquet", ".csv", ".json", ".config.json")
@@ -110,6 +110,24 @@ class Result:
         buffer = BytesIO()
         pyarrow.parquet.write_table(table, buffer)
         return buffer.getvalue()
+
+    def of_metric(self, metric: str | None) -> Self:
+        """Returns the rows of one metric, a family of tests of its own: Holm's adjustment is over them alone.
+
+        Args:
+            metric: see :func:`~interp_tasks.measurement.table.of_metric`.
+
+        Raises:
+            UserError: for a metric of which there is no row.
+        """
+        frame, every = of_metric(self.frame, metric, self.config), HOLM.format(tests(self.frame))
+        if every not in self.notes:
+            return replace(self, frame=frame)
+        from circuits.statistics import holm
+
+        frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
+        notes = tuple(HOLM.format(tests(frame)) if note == every else note for note in self.notes)
+        return replace(self, frame=frame, notes=notes)
 
     def stamp(self) -> dict[str, Any]:
         return {

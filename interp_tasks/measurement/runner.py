@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.measurement.model_parts import ModelParts, check_parts
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs, subjects
-from interp_tasks.measurement.table import RATIO, tidy
+from interp_tasks.measurement.table import HOLM, RATIO, tests, tidy
 
 if TYPE_CHECKING:
     import pandas
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = 16384
 
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
-HOLM = "p adj.: sign-flip test, Holm's adjustment over all {} tests of the command, of every metric."
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,9 @@ def measure(
     if "p_value" in table:
         from circuits.statistics import holm
 
-        # The table is one family: whoever reads it may pick the best row of any checkpoint.
+        # The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
         table["p_adjusted"] = holm(table["p_value"].to_numpy(dtype=float))
-        tested = [HOLM.format(table["p_value"].notna().sum())]
+        tested = [HOLM.format(tests(table))]
     return Result(experiment, tidy(table), recorded, (INTERVALS, *tested, *notes))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
 from interp_tasks.measurement.options import SPLITS, check_choice, check_samples, check_seed
@@ -405,24 +406,6 @@ def check_tokens_fit(tokens: Tensor, sizes: Any, ref: str) -> None:
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= sizes.d_vocab:
         raise UserError(f"token ids run from {low} to {high}, {ref} knows 0 to {sizes.d_vocab - 1}")
-
-
-def check_device(device: str) -> None:
-    """Refuses a device this machine does not have."""
-    import torch
-
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(
-            f"device {device!r} is not available: this machine has {', '.join(devices())}"
-        ) from None
-
-
-def devices() -> list[str]:
-    import torch
-
-    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
 
 
 def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:

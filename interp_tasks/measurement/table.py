@@ -43,6 +43,8 @@ COLUMNS = (
     "engine",
     "null_effect",
 )
+#: The sentence about p-values below a table; its family are the rows that the table shows.
+HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} tests of these rows."
 #: What the name of a ratio's metric ends with.
 RATIO = " ratio"
 #: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
@@ -94,6 +96,11 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     if table.empty:
         return frame
     return frame[frame["draw"].isna()].merge(table, how="left")
+
+
+def tests(frame: pandas.DataFrame) -> int:
+    """Returns the number of tests among rows: those with a p-value."""
+    return int(frame["p_value"].notna().sum())
 
 
 def own_metrics(config: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.refs import closest, zoo_folder
+from interp_tasks.checkpoints.refs import check_selector, closest, zoo_folder
 from interp_tasks.errors import UserError
 from interp_tasks.recipes.spec import Shipment, Spec, Training, read_spec
 from interp_tasks.training.config import list_keys
@@ -79,6 +79,9 @@ def _of_block(block: Training, recipe: str) -> Iterator[Ordered]:
     # In the order of its units.
     trained = [(values, seed) for values in block.combinations(list_keys(block.task)) for seed in block.seeds]
     for shipment in block.ship:
+        for mark in shipment.at:
+            for selector in str(mark).split(","):
+                check_selector(selector.strip(), f"{recipe} ships {shipment.name}, at")
         unknown = set(shipment.seeds or ()) - set(block.seeds)
         if unknown:
             raise UserError(f"{recipe} ships seed {min(unknown)} as {shipment.name}, which it does not train")

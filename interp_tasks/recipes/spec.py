@@ -97,6 +97,8 @@ class Training(Entry):
     @field_validator("ship", mode="before")
     @classmethod
     def _one_or_several(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            raise ValueError('write ship = { name = "..." }')
         return [given] if isinstance(given, Mapping) else given
 
     def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
@@ -109,13 +111,15 @@ class Training(Entry):
         """Counts the combinations of settings.
 
         Raises:
-            UserError: for a list of no values.
+            UserError: for a list of no values, or with one of them twice.
         """
-        counts = {key: len(axis(value, key in lists)) for key, value in self.settings.items()}
-        for key, count in counts.items():
-            if not count:
+        axes = {key: axis(value, key in lists) for key, value in self.settings.items()}
+        for key, values in axes.items():
+            if not values:
                 raise UserError(f"set {key}: a list of no values asks for no run")
-        return math.prod(counts.values())
+            if len(set(map(json.dumps, values))) < len(values):
+                raise UserError(f"set {key}: a value is given twice, and each has one run: {values}")
+        return math.prod(map(len, axes.values()))
 
     def axes(self, lists: frozenset[str]) -> tuple[str, ...]:
         """Returns the settings that differ between combinations."""
@@ -129,7 +133,11 @@ def flattened(settings: Any) -> Any:
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         is_section = key in SECTIONS and isinstance(value, Mapping)
-        flat |= {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
+        own = {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
+        twice = flat.keys() & own.keys()
+        if twice:
+            raise UserError(f"{min(twice)} is set twice, with quotes and without: leave one out")
+        flat |= own
     return flat
 
 
@@ -197,6 +205,11 @@ class Spec(Entry):
     @classmethod
     def _one_or_several(cls, given: Any) -> Any:
         return [given] if isinstance(given, Mapping) else given
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
 
 
 #: What may stand below a key of a grid.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interp_tasks.measurement.table import effect_text, read_p, value_text
+from interp_tasks.measurement.table import effect_text, read_p, tests, value_text
 from interp_tasks.pages import Column, Section, Slider, SteppedTable, Table, Text, p_value
 from interp_tasks.report.attention import attention_section
 from interp_tasks.report.circuits import circuits_section
@@ -116,6 +116,7 @@ def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
             placed[key] = (rows, rows + len(shown))
             rows += len(shown)
         ends.append(placed[key])
+    tested = " or ".join(map(str, sorted({tests(each.effects) for view in views for each in view.snapshots})))
     columns = [
         *([Column("run", "run"), Column("step", "step")] if len(views) > 1 else []),
         Column("heads", "variant"),
@@ -129,8 +130,8 @@ def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
     table = Table(
         pandas.concat(parts, ignore_index=True),
         "Effects of heads at the slider's step",
-        "p adj.: sign-flip test, Holm's adjustment over the rows of a checkpoint. The download has all checkpoints."
-        + shares(frame),
+        f"p adj.: sign-flip test, Holm's adjustment over the {tested} rows of a checkpoint. "
+        f"The download has all checkpoints.{shares(frame)}",
         columns,
         name="report-head-effects",
         download=frame.reindex(columns=list(COLUMNS)),

@@ -12,6 +12,7 @@ from optuna.trial import Trial, TrialState
 
 from interp_tasks.checkpoints.atomic import folder_of
 from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.search.locks import Claim, claim, claim_if_free
@@ -24,7 +25,7 @@ from interp_tasks.search.storage import (
     opened,
 )
 from interp_tasks.search.trials import built, carry_out, resolve_objective, run_name
-from interp_tasks.training.trainer import check_device_exists, check_precision
+from interp_tasks.training.trainer import check_precision
 from tasks.seeds import derive_seed
 
 #: The claim under which trials are dealt out and results written.
@@ -59,7 +60,7 @@ def search(
     """
     if trials < 1:
         raise UserError(f"--trials {trials}: at least 1")
-    check_device_exists(device)
+    check_device(device)
     out = folder_of(out)
     url = storage or default_storage(out)
     check_free(out, "search")

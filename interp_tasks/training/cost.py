@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from interp_tasks.devices import check_device
 from interp_tasks.training.captured import WARM_UP
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import TrainConfig
@@ -118,12 +119,14 @@ def cost(
         gflop_per_second: a rate to reckon with. ``None``: that of four updates made here, on ``device``.
 
     Raises:
-        UserError: for settings that cannot be, a source or activations that are not there.
+        UserError: for settings that cannot be, a source, activations or a device that are not there.
         TaskError: as ``train`` does.
     """
     if not isinstance(settings, ModelSettings):
         settings = model_settings(task, settings or {})
     config = config or TrainConfig()
+    if gflop_per_second is None:
+        check_device(device)
     model = task.build_model(config.seed, settings)
     source = read_source(config)
     if source is not None:
@@ -256,8 +259,7 @@ def measured_rate(
     model: HookedTransformer, task: Task, config: TrainConfig, step_flop: int, device: str
 ) -> float:
     """Measures GFLOP per second of a few real updates of the model, in place; returns their median."""
-    if device != "cpu":
-        model.to(device, print_details=False)
+    model.to(device, print_details=False)
     seconds = []
     with reproducible(config):
         loop = Loop(task, model, config, device, (), None)

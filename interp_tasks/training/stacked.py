@@ -15,6 +15,7 @@ from interp_tasks.checkpoints.atomic import folder_of
 from interp_tasks.checkpoints.run_files import check_no_run, stored_steps
 from interp_tasks.checkpoints.run_folder import RunFolder, resumable
 from interp_tasks.checkpoints.training_state import TrainingState
+from interp_tasks.devices import check_device
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of
 from interp_tasks.training.clock import Clock, free_memory
@@ -30,7 +31,6 @@ from interp_tasks.training.precision import float32_products
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
 from interp_tasks.training.trainer import (
-    check_device_exists,
     check_precision,
     open_run_folder,
     prepare_model,
@@ -93,7 +93,7 @@ def train_stacked(
         raise UserError(
             "stacked seeds train in one process: leave out torchrun, or train them one after another"
         )
-    check_device_exists(device)
+    check_device(device)
     check_precision(config, device)
     seeds = checked_seeds(seeds)
     if task.parts():

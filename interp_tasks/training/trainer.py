@@ -16,6 +16,7 @@ from interp_tasks.checkpoints.atomic import folder_of
 from interp_tasks.checkpoints.run_config import Schedule
 from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
+from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import (
@@ -88,7 +89,7 @@ def train(
     task, settings, config = resolve_settings(task, preset, settings, config)
     launch = launched()
     device = launch.device(device)
-    check_device_exists(device)
+    check_device(device)
     check_precision(config, device)
     processes = join(launch, device)
     config = share_thread_count(config, out, processes)
@@ -142,7 +143,7 @@ def prepare_model(
         if not own_model:
             task.constrain(model, settings)
     freeze_others(model, config)
-    model = _placed(model, device)
+    model.to(device, print_details=False)
     described = {
         "task": {"name": task.name, **task.model_dump(mode="json")},
         "model": {"own": config_to_json(model.cfg, torch.float32)}
@@ -220,20 +221,6 @@ def share_thread_count(config: TrainConfig, out: Path, processes: Processes) -> 
     return shared.model_copy(update={"threads": processes.number(shared.threads or 0)})
 
 
-def check_device_exists(device: str) -> None:
-    """Refuses a device that torch does not see.
-
-    Raises:
-        UserError: in one line.
-    """
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise UserError(f"no device {device!r}: devices are cpu, cuda, cuda:1, mps") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {device!r} is not available: torch sees no CUDA GPU; use --device cpu")
-
-
 def check_precision(config: TrainConfig, device: str) -> None:
     """Refuses a precision that a device has not.
 
@@ -244,16 +231,6 @@ def check_precision(config: TrainConfig, device: str) -> None:
         raise UserError(
             f"train.precision=tf32 is for CUDA devices, not for {device}: use --device cuda or train.precision=float32"
         )
-
-
-def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
-    check_device_exists(device)
-    if device != "cpu":
-        try:
-            model.to(device, print_details=False)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise UserError(f"device {device!r} is not available: {' '.join(str(error).split())}") from None
-    return model
 
 
 @contextlib.contextmanager

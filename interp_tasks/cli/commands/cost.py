@@ -53,11 +53,9 @@ class CostCommand(RecipeCommand):
         self.import_tasks()
         from interp_tasks.training.config import resolve_config
         from interp_tasks.training.cost import cost
-        from interp_tasks.training.trainer import check_device_exists
         from tasks import get
 
         resolved = resolve_config(self.task, self.preset, read_settings(self.settings))
-        check_device_exists(self.device)
         estimate = cost(
             get(resolved.task_name, **resolved.task),
             settings=resolved.model,

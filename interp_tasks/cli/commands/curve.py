@@ -8,11 +8,10 @@ from typing import Annotated, ClassVar
 import typer
 
 from interp_tasks.cli.runs_command import RunsCommand
-from interp_tasks.errors import UserError
+from interp_tasks.devices import check_written_device
 from interp_tasks.experiments import Result, curve
 from interp_tasks.measurement.options import check_samples, check_seed
 from interp_tasks.measurement.subjects import Progress
-from interp_tasks.settings import DEVICE
 
 
 @dataclass(kw_only=True)
@@ -31,8 +30,7 @@ class Curve(RunsCommand):
     def check(self) -> None:
         check_samples(self.samples)
         check_seed(self.seed)
-        if not DEVICE.fullmatch(self.device):
-            raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
+        check_written_device(self.device)
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:

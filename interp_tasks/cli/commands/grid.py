@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,15 +16,17 @@ from interp_tasks.cli.commands.cost import FASTEST, duration, flop, size
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import print_rows
+from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
-from interp_tasks.settings import EXECUTORS, check_device, import_file
+from interp_tasks.settings import EXECUTORS, import_file
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
     from interp_tasks.grids.page import Findings
+    from interp_tasks.grids.words import Told
 
 
 @dataclass(kw_only=True)
@@ -74,7 +78,7 @@ class GridCommand(Command):
         from interp_tasks.recipes.spec import read_spec
 
         check_choice("--format", self.format, FORMATS)
-        check_device(self.device)
+        check_written_device(self.device)
         if self.rate is not None and not self.dry_run:
             raise UserError("--rate is for --dry-run: a grid that runs takes the time it takes")
         if self.rate is not None and not 0 < self.rate < FASTEST:
@@ -136,30 +140,32 @@ class GridCommand(Command):
             return
         if findings.drops is not None:
             print_as(findings.drops, "table")
-        print_sentences(sentences(findings.grid))
+        print_sentences(sentences(findings))
 
     def show_plan(self) -> None:
-        """Prints every unit, its state, and what it would take."""
+        """Prints what each configuration changes, its state, and what it would take; for programs every unit."""
         from interp_tasks.cli.tables import console
         from interp_tasks.grids.unit import read_record
         from interp_tasks.grids.units import plan
+        from interp_tasks.grids.words import told_apart
+        from interp_tasks.measurement.run_logs import shared_folder
         from interp_tasks.recipes.spec import read_spec
 
         spec, root = read_spec(self.spec), self.folder().resolve()
         planned = plan(spec)
+        told, usual = told_apart(spec, planned)
         costs: dict[str, dict[str, Any]] = {}
         rows: list[dict[str, Any]] = []
         for unit in planned.units:
             record = read_record(root, unit)
-            row: dict[str, Any] = {
-                "unit": unit.what,
-                "key": unit.key,
-                "status": record.status if record else "to do",
-            }
             cost = self.cost_of(unit, costs)
             rows.append(
                 {
-                    **row,
+                    "unit": unit.what,
+                    "settings": told[unit.key].settings,
+                    "ships": told[unit.key].ships,
+                    "key": unit.key,
+                    "status": record.status if record else "to do",
                     "flop": cost.get("run_flop"),
                     "bytes": cost.get("disk_bytes"),
                     "seconds": cost.get("seconds"),
@@ -169,21 +175,25 @@ class GridCommand(Command):
             print_rows(rows, self.format, [])
             return
         left = [row for row in rows if row["status"] != "done"]
-        shown = [
-            {
-                **row,
-                "flop": "" if row["flop"] is None else flop(row["flop"]),
-                "disk": "" if row["bytes"] is None else size(row["bytes"]),
-                "time": "" if not row["seconds"] else duration(row["seconds"]),
-            }
-            for row in rows
-        ]
-        print_rows(shown, "table", ["unit", "status", "flop", "disk", *(["time"] if self.rate else [])])
+        same: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            same.setdefault(told[row["key"]].configuration, []).append(row)
+        zoo = shared_folder([row["ships"] for row in rows if row["ships"]])
+        columns = ["run", "seeds", "ships as", "status", "flop", "disk", *(["time"] if self.rate else [])]
+        head = [f"ships in {zoo}"] * bool(zoo) + [f"where not said: {usual}"] * bool(usual)
+        lines = [line(each, told, zoo) for each in same.values()]
+        trained = [each for each in lines if each["flop"]]
+        if trained:
+            print_rows(trained, "table", columns, head)
+        measured = [{**each, "experiment": each["run"]} for each in lines if not each["flop"]]
+        if measured:
+            console().print()
+            print_rows(measured, "table", ["experiment", "seeds", "status"])
         total = f"{len(left)} of {len(rows)} units to do: {flop(sum(row['flop'] or 0 for row in left))} of training, "
         total += f"{size(sum(row['bytes'] or 0 for row in left))} on disk"
         if self.rate:
             total += f", {duration(sum(row['seconds'] or 0 for row in left))} one after the other"
-        console().print(total)
+        console().print(f"\n{total}" + "\nThe folder of each run: --format json" * bool(trained))
 
     def cost_of(self, unit: Any, costs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """Returns the cost of a run; the same for all its seeds."""
@@ -204,3 +214,34 @@ class GridCommand(Command):
             ).to_dict()
             costs[same] = estimate if self.rate else {**estimate, "seconds": None}
         return costs[same]
+
+
+def line(rows: Sequence[Mapping[str, Any]], told: Mapping[str, Told], zoo: str) -> dict[str, str]:
+    """Returns the line of a table about the units of one configuration, each of which is a row with its seed."""
+    from interp_tasks.measurement.run_logs import family
+
+    names = [row["ships"] for row in rows if row["ships"]]
+    if len(names) > 1:
+        names = [family(name) or name for name in names]
+    status = Counter(row["status"] for row in rows)
+    total = {name: sum(row[name] or 0 for row in rows) for name in ("flop", "bytes", "seconds")}
+    return {
+        "run": told[rows[0]["key"]].words,
+        "seeds": spans(seed for row in rows for seed in told[row["key"]].seeds),
+        "ships as": ", ".join(dict.fromkeys(name.removeprefix(f"{zoo}/") for name in names)),
+        "status": ", ".join(f"{count} {word}" if len(status) > 1 else word for word, count in status.items()),
+        "flop": flop(total["flop"]) if total["flop"] else "",
+        "disk": size(total["bytes"]) if total["bytes"] else "",
+        "time": duration(total["seconds"]) if total["seconds"] else "",
+    }
+
+
+def spans(seeds: Iterable[int]) -> str:
+    """Formats seeds as ``0-2, 5``."""
+    found: list[list[int]] = []
+    for seed in sorted(set(seeds)):
+        if found and seed == found[-1][1] + 1:
+            found[-1][1] = seed
+        else:
+            found.append([seed, seed])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

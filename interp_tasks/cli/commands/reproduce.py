@@ -19,11 +19,11 @@ from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import plain
 from interp_tasks.cli.streams import write_data
 from interp_tasks.cli.tables import console
+from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.pages.numbers import three_digits
-from interp_tasks.settings import check_device
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Reproduce(Command):
         from interp_tasks.reproduction.reproduction import check
 
         check_choice("--format", self.format, FORMATS)
-        check_device(self.device)
+        check_written_device(self.device)
         if self.jobs is not None and not 1 <= self.jobs <= 256:
             raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
         if self.runs.exists() and not self.runs.is_dir():

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RESAMPLES = 2000
 #: Curves without a drop of which the reason is told.
 MOST_REASONS = 3
+PLATEAU_LEFT = "plateau left"
+#: What is 1 or 0 of a run, and a share of several.
+SHARES = ("drop", PLATEAU_LEFT)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +82,8 @@ def drops(
         ``sharpness`` (see :class:`~interp_tasks.checkpoints.Drop`), ``plateau``, ``final``. A run without a drop has
         no values but ``drop`` and ``final``. Where the task knows the plateau by theory, that is the ``baseline`` of
         the levels, and ``plateau until`` is the first step lastingly below nine tenths of it, the last step of a run
-        that never is. Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and intervals
+        that never is: ``plateau left`` is 0 of that (else 1; of several runs the share), and its step a lower bound.
+        Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and intervals
         by bootstrap over runs.
 
     Raises:
@@ -94,6 +98,7 @@ def drops(
         for name in ((metric,) if metric is not None else run.own_metrics())
     }
     rows = [row for run in logged_runs for row in rows_of(run, curves)]
+    left = [row["value"] for row in rows if row["metric"] == PLATEAU_LEFT]
     rows += [row for name, group in families(logged_runs).items() for row in pooled(name, group, rows, seed)]
     for key in keys:
         rows += correlations(logged_runs, rows, key, seed)
@@ -107,7 +112,7 @@ def drops(
         "seed": seed,
     }
     return DropsResult(
-        "drops", tidy(pandas.DataFrame(rows)), config, notes(logged_runs, keys, curves), curves=curves
+        "drops", tidy(pandas.DataFrame(rows)), config, notes(logged_runs, keys, curves, left), curves=curves
     )
 
 
@@ -119,8 +124,12 @@ def check_against(keys: Sequence[str]) -> None:
 
 
 def notes(
-    logged_runs: Sequence[Run], against: Sequence[str], curves: Mapping[tuple[str, str], Curve]
+    logged_runs: Sequence[Run],
+    against: Sequence[str],
+    curves: Mapping[tuple[str, str], Curve],
+    left: Sequence[float],
 ) -> tuple[str, ...]:
+    """Returns the sentences below the table; ``left``: of each curve with a plateau by theory, whether it left it."""
     several = bool(families(logged_runs))
     without = [(*names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
     return (
@@ -136,10 +145,21 @@ def notes(
             [
                 "Plateau until: the first step lastingly below nine tenths of the plateau by theory, drop or none."
             ]
-            if any(plateau_levels(run) for run in logged_runs)
+            if left
             else []
         ),
-        *(["Of several seeds: the median, and from the smallest to the largest."] if several else []),
+        *(
+            [
+                f"{left.count(0.0)} of {len(left)} never left it: in files, and in medians, they have their last step."
+            ]
+            if 0.0 in left
+            else []
+        ),
+        *(
+            ["Of several seeds: median, and smallest to largest; of steps, over those that drop."]
+            if several
+            else []
+        ),
         *(
             ["Rank correlation: Spearman's, over the runs that have the number; an interval needs four."]
             if against
@@ -154,7 +174,10 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[dict[
         if name != run.name:
             continue
         level = theory.get(metric.partition(" (")[0], math.nan)
-        until = {"plateau until": float(plateau_until(curve.steps, curve.values, level))} if level > 0 else {}
+        until = {}
+        if level > 0:
+            step, has_left = plateau_until(curve.steps, curve.values, level)
+            until = {"plateau until": float(step), PLATEAU_LEFT: float(has_left)}
         for quantity, value in (measures(curve) | until).items():
             row = {"experiment": "drops", **run.labels(), "variant": metric, "intervention": "none"}
             row |= {"metric": quantity, "value": value}
@@ -163,13 +186,14 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[dict[
             yield row
 
 
-def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -> int:
-    """Returns the first step after which a metric stays below 0.9 of a level; the last step if it never does.
+def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[int, bool]:
+    """Returns the first step after which a metric stays below 0.9 of a level, the last step if it never does; and
+    whether it does.
 
     Unlike an onset it is there without a drop: early where there is no plateau, and late where it lasts.
     """
     index = first_lasting(values, 0.9 * level)
-    return steps[-1 if index is None else index]
+    return steps[-1 if index is None else index], index is not None
 
 
 def families(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -185,7 +209,7 @@ def families(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
 def pooled(
     name: str, group: Sequence[str], rows: Sequence[Mapping[str, Any]], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Yields rows that pool several seeds: medians (of ``drop`` the mean) and the range."""
+    """Yields rows that pool several seeds: medians (of what is 0 or 1 the mean) and the range."""
     import numpy as np
 
     group_rows = [row for row in rows if row["run"] in group]
@@ -193,7 +217,7 @@ def pooled(
         same = [row for row in group_rows if (row["variant"], row["metric"]) == (variant, quantity)]
         values = np.array([row["value"] for row in same])
         values = values[~np.isnan(values)]
-        middle = np.mean if quantity == "drop" else np.median
+        middle = np.mean if quantity in SHARES else np.median
         shared = {**same[0], "run": name, "ref": name, "seed": None, "n_runs": len(values)}
         low, high = over_runs(values, lambda drawn, middle=middle: middle(drawn, axis=1), seed)
         level = same[0].get("baseline", math.nan)
@@ -205,7 +229,7 @@ def pooled(
             "ci_high": high,
             **({"effect": value - level} if "baseline" in same[0] else {}),
         }
-        if quantity == "drop" or not len(values):
+        if quantity in SHARES or not len(values):
             continue
         for word, extreme in (("smallest", values.min()), ("largest", values.max())):
             yield {**shared, "metric": f"{quantity}, {word}", "value": float(extreme), "effect": math.nan}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 STEPS = ("onset", "crossing", "end")
 LEVELS = ("sharpness", "plateau", "final")
 UNTIL = "plateau until"
+LEFT = "plateau left"
 CORRELATION = "rank correlation of "
 AGAINST = "against "
 
@@ -38,7 +39,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         kind = "rank correlation" if again else "median" if several else ""
         drop = values.get(f"{CORRELATION}drop" if again else "drop")
         rows.append(
-            {**first, **shown, **ranges, "drop": said(drop, kind), "kind": kind, "last": first["step"]}
+            {**first, **shown, **ranges, "drop": said(drop, kind), "kind": kind, "left": values.get(LEFT)}
         )
     shown_frame = pandas.DataFrame(rows)
     # One block for all runs: they are compared.
@@ -85,7 +86,7 @@ def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
         if value is None or value != value:
             return "–"
         low, high = row[f"{name} range"]
-        if name == UNTIL and not row["kind"] and value == row["last"]:
+        if name == UNTIL and row["left"] == 0 and not row["kind"]:
             return "never left"
         if name not in (*STEPS, UNTIL) or row["kind"] == "rank correlation":
             return with_interval(number(value), low, high)

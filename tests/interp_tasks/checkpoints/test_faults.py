@@ -327,7 +327,7 @@ def test_a_checkpoint_under_another_steps_name(saved: Path, tmp_path: Path) -> N
 
 
 def test_unknown_device(saved: Path) -> None:
-    assert "no device 'abacus' here" in complaint(saved, device="abacus")
+    assert "device 'abacus' is not available: this machine has cpu" in complaint(saved, device="abacus")
 
 
 def test_mangled_training_state(tmp_path: Path) -> None:

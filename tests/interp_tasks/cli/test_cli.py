@@ -97,6 +97,19 @@ def test_csv_and_json_say_the_same(call):
     assert [float(cell["value"]) for cell in cells] == [row["value"] for row in rows]
 
 
+def test_holm_is_over_the_metric_that_was_asked_for(call):
+    """Of what a table shows, too: and the number of tests stands below it."""
+    asked = ("--ckpt", "run@10", "--ckpt", "run@40", "--heads", "each")
+    rows = records(call, *asked, "--metric", "mse_masked")
+    p_values, adjusted = ([row[name] for row in rows] for name in ("p_value", "p_adjusted"))
+    assert len(rows) == 8
+    assert min(adjusted) == pytest.approx(min(1, 8 * min(p_values)))
+    for metric, count in ((), 8), (("--metric", "mse_masked"), 8), (("--metric", "all"), 24):
+        code, out, _ = call("ablation", *asked, *metric, *SMALL)
+        assert code == 0
+        assert f"Holm's adjustment over the {count} tests of these rows." in out
+
+
 @pytest.mark.parametrize("columns", [80, 100, 120, 200])
 def test_table_fits_its_terminal(call, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -79,6 +79,7 @@ def test_a_row_for_each_thing_said_of_a_curve(tmp_path):
             "final": expected.final,
             # 0.9 / 9 of the way: 1 / (1 + x) = (0.1 - 0.01) / (1/9 - 0.01), to the next logged step.
             "plateau until": 50 * math.ceil(1500 * ((1 / 9 - 0.01) / 0.09 - 1) ** (1 / 12) / 50),
+            "plateau left": 1,
         }
     )
     assert said["crossing"] == pytest.approx(1500, abs=50)
@@ -161,8 +162,26 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
 
 def test_the_plateau_ends_where_the_metric_stays_below():
     dip = [0.5, 0.11, 0.09, 0.11, 0.11, 0.11, 0.09, 0.08, 0.08, 0.08]
-    assert plateau_until(range(0, 100, 10), dip, 1 / 9) == 60
-    assert plateau_until(range(0, 100, 10), [0.11] * 10, 1 / 9) == 90
+    assert plateau_until(range(0, 100, 10), dip, 1 / 9) == (60, True)
+    assert plateau_until(range(0, 100, 10), [0.11] * 10, 1 / 9) == (90, False)
+    assert plateau_until(range(0, 100, 10), [0.11] * 9 + [0.09], 1 / 9) == (90, True)
+
+
+def test_a_run_that_leaves_at_its_last_step_is_none_that_never_leaves(tmp_path, capsys):
+    flat = [0.11] * len(STEPS)
+    for seed, logged in enumerate((flat, flat, [*flat[:-1], 0.09])):
+        write(tmp_path / f"seed-{seed}", {"mse_masked": logged}, train__seed=seed)
+    assert main(["runs", "drops", "--ckpt", f"{tmp_path}/seed-*", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    cells = [line.split()[-2:] for line in said.splitlines() if " no  " in line]
+    assert cells == [["never", "left"], ["never", "left"], ["0.11", "4000"]]
+    assert "2 of 3 never left it: in files, and in medians, they have their last step." in " ".join(
+        said.split()
+    )
+    frame = drops(f"{tmp_path}/seed-*").frame
+    left = frame[frame["metric"] == "plateau left"]
+    assert left["value"].tolist() == pytest.approx([0, 0, 1, 1 / 3])
+    assert left["n_runs"].tolist() == [1, 1, 1, 3]
 
 
 def test_every_part_of_a_mixture_and_any_other_metric(tmp_path):

@@ -5,6 +5,7 @@ import json
 import statistics
 import sys
 
+import numpy as np
 import pytest
 import torch
 from plotly.colors import sample_colorscale
@@ -14,6 +15,7 @@ from circuits import CircuitsError, ablate, run
 from circuits.figures.palette import contrast, diverging
 from circuits.interventions.replacements import derangement
 from circuits.model.sites import KINDS
+from circuits.statistics import holm
 from circuits.transplant import COMPONENTS as CIRCUITS_COMPONENTS
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.errors import UserError
@@ -343,6 +345,12 @@ def test_holm_is_over_all_rows_of_the_command(folders):
         rows = result.frame
         assert rows["p_value"].notna().sum() == hypotheses
         assert rows["p_adjusted"].min() == pytest.approx(min(1, rows["p_value"].min() * hypotheses))
+        assert f"Holm's adjustment over the {hypotheses} tests of these rows." in " ".join(result.notes)
+        # Of one metric there are fewer.
+        one = result.of_metric("mse_masked")
+        assert one.frame["p_value"].notna().sum() == hypotheses // 3
+        np.testing.assert_allclose(one.frame["p_adjusted"], holm(one.frame["p_value"].to_numpy(dtype=float)))
+        assert f"over the {hypotheses // 3} tests of these rows." in " ".join(one.notes)
 
 
 def test_the_specifications_say_what_circuits_says():

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -22,8 +23,9 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.grids import grid, read_spec, spec_of
 from interp_tasks.grids import run as running_module
+from interp_tasks.grids import table as table_module
 from interp_tasks.grids.executors import Workplace, check_executor
-from interp_tasks.grids.page import Findings, page
+from interp_tasks.grids.page import Findings, page, sentences
 from interp_tasks.grids.table import pooled, table
 from interp_tasks.grids.unit import Record, read_record, record_file, relative, result_file
 from interp_tasks.grids.units import check, plan
@@ -42,6 +44,10 @@ ABLATION = {"name": "ablation", "at": "last", "settings": {"samples": 8, "heads"
 def small(seeds="0:2", experiment=(ABLATION,), **settings):
     train = {"task": "modular-addition", "seeds": seeds, "set": {**TINY, **settings}}
     return {"train": train, "experiment": list(experiment)}
+
+
+def shipped(ship):
+    return {"train": {**small()["train"], "ship": ship}}
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +171,18 @@ def test_experiments_over_runs_seeds_or_all():
             "more than",
         ),
         (small(**{"model.d_model": []}), "set model.d_model: a list of no values"),
+        (
+            small(**{"model.d_model": [8, 16, 8]}),
+            "set model.d_model: a value is given twice, and each has one",
+        ),
+        (small(task={"p": 13}), "task.p is set twice, with quotes and without: leave one out"),
+        (shipped({"name": "a"}), "the grid ships two runs as a: write {seed}"),
+        (shipped("a"), 'write ship = { name = "..." }'),
+        (
+            shipped({"name": "a{seed}", "at": ["lsat"]}),
+            "ships a{seed}, at': no step 'lsat': did you mean @last?",
+        ),
+        ({"runs": "zoo:nowhere"}, "no zoo:nowhere"),
         (small(**{"task.p": date(2026, 1, 1)}), "date is not JSON serializable"),
         (small(seeds=3), 'write seeds as "0:4"'),
         (small(seeds=[True]), 'write seeds as "0:4"'),
@@ -360,6 +378,34 @@ def test_a_mean_over_seeds_counts_those_that_have_the_number():
     frame = tidy(rows.assign(experiment="generalisation", metric="step at 95%"))
     [row] = pooled(frame, seed=0).to_dict("records")
     assert (row["value"], row["n_runs"]) == (200, 2)
+
+
+def test_a_mean_over_fewer_seeds_says_so(done, monkeypatch):
+    """On the page, below the command's table, and in the files; whether the number is missing or the whole row."""
+    read_result, wide = table_module.read_result, done.plan.train[-1].folder
+
+    def without_last_seed(root, key):
+        rows = read_result(root, key)
+        return rows.assign(value=rows["value"].where(rows["run"] != wide, math.nan))
+
+    before = Findings.of(done)
+    assert before.rows["run"].notna().all()
+    assert not any("of n_seeds" in line for line in sentences(before))
+    monkeypatch.setattr(table_module, "read_result", without_last_seed)
+    findings = Findings.of(done)
+    rows = findings.rows
+    together = rows[(rows["run"] == f"{Path(wide).parent}/seed-*") & (rows["experiment"] == "ablation")]
+    assert len(together) > 0
+    assert set(zip(together["n_runs"], together["n_seeds"], strict=True)) == {(1, 2)}
+    alone = rows[~rows["run"].str.endswith("seed-*")]
+    assert len(alone) > 0
+    assert alone["n_seeds"].isna().all()
+    [line] = [line for line in sentences(findings) if "of n_seeds" in line]
+    means = rows["n_seeds"].notna().sum()
+    assert line.startswith(f"{len(together)} of {means} means over seeds are over those that have the number")
+    text = page(findings).html()
+    assert "1 of 2" in text
+    assert "1 of 2" not in page(before).html()
 
 
 def test_marks_of_seeds_are_pooled_though_their_steps_differ():
@@ -762,6 +808,71 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert "0 of 4 units to do" in capsys.readouterr().out
 
 
+TOLD_APART = """
+[[train]]
+task = "modular-addition"
+seeds = "0:3"
+ship = { name = "sweep/width-{model.d_model}/seed-{seed}" }
+[train.set]
+"task.p" = 11
+"train.steps" = 4
+"model.d_model" = [8, 16, 32]
+
+[[train]]
+task = "modular-addition"
+seeds = [0, 2]
+[train.set]
+"task.p" = 11
+"train.steps" = 8
+"model.d_model" = 8
+
+[[experiment]]
+name = "ablation"
+at = "last"
+settings = { samples = 8, heads = "each" }
+
+[[experiment]]
+name = "ablation"
+at = "last"
+over = "all"
+
+[[experiment]]
+name = "drops"
+over = "seeds"
+"""
+
+
+def test_a_dry_run_says_what_each_configuration_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "widths.toml").write_text(TOLD_APART)
+    assert not main(["grid", "widths.toml", "--dry-run"])
+    said = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert (
+        lines[0] == "ships in sweep · where not said: steps=4 · status to do"
+    )  # most have; no width is usual
+    for begins in (
+        "d_model=8 0-2 width-8/seed-*",
+        "d_model=16 0-2 width-16/seed-*",
+        "steps=8 d_model=8 0, 2",
+        "ablation (samples=8 heads=each) of d_model=16 0-2",
+        "ablation of 11 runs",
+        "drops of all seeds of steps=8 d_model=8 0, 2",
+    ):
+        assert any(line.startswith(begins) for line in lines), begins
+    assert not re.search(r"[0-9a-f]{8}", said)
+    assert max(map(len, said.splitlines())) <= 80
+    assert not main(["grid", "widths.toml", "--dry-run", "--format", "json"])
+    units = json.loads(capsys.readouterr().out)
+    assert len(units) == 11 + 11 + 1 + 4
+    last = units[10]
+    assert last["settings"] == {"train.steps": 8, "model.d_model": 8}
+    assert last["ships"] is None
+    assert re.fullmatch(r"train runs/modular-addition-[0-9a-f]{8}/seed-2", last["unit"])
+    assert [unit["ships"] for unit in units[:2]] == ["sweep/width-8/seed-0", "sweep/width-8/seed-1"]
+
+
 @pytest.mark.parametrize(
     ("change", "options", "said"),
     [
@@ -770,6 +881,7 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
         ("x = [", [], "is not TOML"),
         ('[[experiment]]\nname = "ablation"\nsettings = { sample = 3 }', [], "did you mean"),
         ("", ["--out", "seeds.toml"], "is a file, not a folder"),
+        ('[train.ship]\nname = "twice"', [], "the grid ships two runs as twice: write {seed}"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_made(change, options, said, tmp_path, monkeypatch, capsys):

@@ -159,7 +159,7 @@ def test_the_folder_of_a_grid_is_none_of_a_search(fake: FakeTrainer, tmp_path: P
 
 def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
     plan = make_plan("modular-addition", vary=["train.weight_decay=0.1,1"], settings={"task.p": "5"})
-    with pytest.raises(UserError, match="no device 'nowhere'"):
+    with pytest.raises(UserError, match="device 'nowhere' is not available"):
         search(plan, out=tmp_path / "s", trials=1, device="nowhere")
     assert not (tmp_path / "s").exists()
 

@@ -450,8 +450,8 @@ def test_divergence_is_one_line(matrices, tmp_path):
         ({"config": {"step": 1}}, "did you mean train.steps"),
         ({"settings": {"d_modle": 8}}, "no setting model.d_modle"),
         ({"settings": {"d_model": 10, "n_heads": 4}}, "does not divide into 4 heads"),
-        ({"device": "cuda"}, "torch sees no CUDA GPU"),
-        ({"device": "gpu"}, "no device 'gpu': devices are cpu, cuda"),
+        ({"device": "cuda"}, "device 'cuda' is not available: this machine has cpu"),
+        ({"device": "gpu"}, "device 'gpu' is not available: this machine has cpu"),
         ({"device": "mps:7"}, "device 'mps:7' is not available: "),
     ],
 )
