@@ -43,7 +43,8 @@ def page(figure: Any) -> str:
         full_html=False,
         include_plotlyjs=True,
         default_height=f"{copy.layout.height}px",
-        post_script=[*scripts, script("saved.js")],
+        # Of several, each would be a function of its own, which does not see the others.
+        post_script="".join([*scripts, script("saved.js")]),
     )
     words = (f"<h1>{escape(title)}</h1>\n" if title else "") + (f"<p>{escape(says)}</p>\n" if says else "")
     return (

@@ -147,6 +147,8 @@ def measured(browser, path, widths, ready):
     """What a page is like at each width, none of which its window had when it was opened."""
     page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
     page.set_default_timeout(PATIENCE)
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(path.as_uri())
     page.wait_for_selector(ready, state="attached")
     found = {}
@@ -160,6 +162,7 @@ def measured(browser, path, widths, ready):
         page.wait_for_selector(ready, state="attached")
         found[width] = page.evaluate(MEASURED)
     page.close()
+    assert errors == []
     return found
 
 
