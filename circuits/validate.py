@@ -83,6 +83,18 @@ def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, given)))
 
 
+def by_text(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
+    """Returns the values by the text of their names, as tables have them; refuses two names of one text."""
+    texts: dict[str, Any] = {}
+    for name, value in given.items():
+        if str(name) in texts:
+            raise CircuitsError(
+                f"{caller}: two {kind} are called {str(name)!r} as text; give them different names"
+            )
+        texts[str(name)] = value
+    return texts
+
+
 def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> str:
     """Returns the value, or raises `CircuitsError` if it is not one of the choices."""
     choices = list(choices)

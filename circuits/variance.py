@@ -21,6 +21,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.tensors import read_numbers
+from circuits.validate import by_text
 
 #: The Gram matrix of the functions is singular if its smallest eigenvalue is below this share of its largest.
 SINGULAR = 1e-9
@@ -48,7 +49,8 @@ class Contrasts:
     def of(cls, classes: Mapping[str, Any], examples: int, caller: str) -> Contrasts:
         """Makes contrasts of named classes of examples; refuses classes whose functions are not independent."""
         parsed = {
-            str(name): read_classes(one, examples, f"{caller}: {name}") for name, one in classes.items()
+            name: read_classes(one, examples, f"{caller}: {name}")
+            for name, one in by_text(classes, caller, "classes").items()
         }
         bases = tuple(_helmert(size) for _, size in parsed.values())
         starts = [0]

@@ -18,7 +18,7 @@ from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL, interval
 from circuits.sweeps.measurements import Row
 from circuits.tables import short_table
-from circuits.validate import is_whole, read_seed
+from circuits.validate import by_text, is_whole, read_seed
 
 _CALLER = "circuit.curve"
 #: The columns that a curve shows of itself.
@@ -128,7 +128,10 @@ def curve(
     seed = read_seed(seed, _CALLER)
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
-    given = {str(name): read_ranking(ranking, f"{_CALLER}: {name}") for name, ranking in rankings.items()}
+    given = {
+        name: read_ranking(ranking, f"{_CALLER}: {name}")
+        for name, ranking in by_text(rankings, _CALLER, "rankings").items()
+    }
     asked = None if sizes is None else _read_sizes(sizes)
     measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how)
     rows: list[Row] = []

@@ -18,7 +18,7 @@ from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
 from circuits.tables import short_table
-from circuits.validate import is_whole, read_seed
+from circuits.validate import by_text, is_whole, read_seed
 
 _CALLER = "circuit.evaluate"
 #: The columns that an evaluation shows of itself.
@@ -355,4 +355,4 @@ def _read(circuits: Any) -> dict[str, Circuit]:
             raise CircuitsError(
                 f"{_CALLER}: {name}: {type(one).__name__} is no circuit; make one with found.top(20) or circuit.edges"
             )
-    return {str(name): one for name, one in given.items()}
+    return by_text(given, _CALLER, "circuits")

@@ -52,6 +52,8 @@ def curve(
         raise CircuitsError(f"{_CALLER}: a table, or name -> numbers, is needed; got {type(data).__name__}")
     else:
         series = {str(name): _of_arrays(str(name), values) for name, values in data.items()}
+        if len(series) < len(data):
+            raise CircuitsError(f"{_CALLER}: two curves have one name as text; give them different names")
     if not series:
         raise CircuitsError(f"{_CALLER}: there is nothing to draw")
     return _figure(

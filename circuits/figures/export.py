@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from html import unescape
-from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from circuits.errors import CircuitsError
+from circuits.figures.saved import fades, page, without_menu
 from circuits.figures.style import STILL_KEY, fitted, titled
 
 #: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
@@ -63,32 +63,6 @@ def save(
     except OSError as error:
         raise CircuitsError(f"plots.save: cannot write {target}: {error.strerror or error}") from error
     return target
-
-
-def page(figure: Any) -> str:
-    """Returns a page with plotly in it; in that of a circuit a click on a node fades the edges of others."""
-    script = None
-    if fades(figure.layout.meta):
-        figure = without_menu(figure)
-        script = f'{fading_script()}fadeOnClick(document.getElementById("{{plot_id}}"));'
-    return str(figure.to_html(include_plotlyjs=True, post_script=script))
-
-
-def fades(meta: Any) -> bool:
-    """Tells from a figure's `layout.meta` whether fading.js has something to do in it."""
-    return isinstance(meta, Mapping) and "fading" in meta
-
-
-def fading_script() -> str:
-    """Returns the source of `fadeOnClick(plot)`."""
-    return resources.files("circuits.figures").joinpath("fading.js").read_text(encoding="utf-8")
-
-
-def without_menu(figure: Any) -> Any:
-    """Returns a copy without the menu, which does nothing in a picture and in a page is what a click does."""
-    copy, menu = type(figure)(figure), figure.layout.meta["fading"]["menu"]
-    copy.update_layout(updatemenus=[], overwrite=True)
-    return copy.update_layout(height=copy.layout.height - menu, margin={"t": copy.layout.margin.t - menu})
 
 
 def still(figure: Any) -> Any:

@@ -18,10 +18,14 @@ import numpy as np
 
 from circuits.figures.names import LONGEST_SHORT, in_common, means, short_names
 
-#: Pixels: the narrowest figure, a character and a line of its texts, and what a legend has beside a name.
+#: Pixels: what figures are laid out for, a character and a line of their texts, and what a legend has beside a name.
 NARROW, CHARACTER, LINE, SYMBOL = 560, 7.2, 17, 48
-#: Pixels: the narrowest panel; a character in a cell, where plotly chooses its size, and else a share of that.
-PANEL, IN_CELL, SHARE = 56, 7, 0.58
+#: Pixels: the narrowest figure, the narrowest with panels side by side, the narrowest cell of a map, what a map of many
+#: cells is content with; a colour bar with its numbers, and the labels of an axis.
+NARROWEST, SIDE_BY_SIDE, CELL, MAP, BAR, LABELS = 320, 620, 6, 760, 100, 42
+#: Pixels: the narrowest panel; a character in a cell, where plotly chooses its size, that of a trace of its own, whose
+#: size is the figure's, and else a share of the size.
+PANEL, IN_CELL, WRITTEN, SHARE = 56, 7, 8.3, 0.58
 #: Characters of a label left of a panel, and the fewest of a line over one.
 LONGEST_BESIDE, FEWEST = 28, 9
 #: Lines of a legend above which it stands below the panels; categories above which plotly leaves labels out itself.
@@ -53,10 +57,59 @@ def laid_out(figure: Any) -> str:
     return means
 
 
-def least_width(figure: Any) -> int:
-    """Returns the pixels below which panels of the figure would be too narrow: a narrower page scrolls it sideways."""
+def least_width(figure: Any, widest: float | None = None) -> int:
+    """Returns the pixels below which a figure cannot be read: a narrower page scrolls it sideways.
+
+    Panels side by side, and maps of many columns, are as wide as what they are laid out for; lines and points take what
+    there is.
+
+    Args:
+        widest: the most that it takes of a page.
+    """
+    spans = {tuple(axis.domain) for axis in figure.select_xaxes() if axis.domain}
+    if len(spans) > 1:
+        least = min(SIDE_BY_SIDE, int(widest or SIDE_BY_SIDE))
+        return max(least, _room_for_panels(figure), _room_for_bars(figure), _room_for_labels(figure))
+    columns = max((_columns(trace) for trace in figure.data), default=0)
+    cells = math.ceil(_beside(figure) + CELL * columns) if columns else 0
+    return max(NARROWEST, int(min(cells, MAP, widest or MAP)))
+
+
+def _columns(trace: Any) -> int:
+    """Returns the columns of a map, whose values a page may give it later."""
+    if trace.type != "heatmap":
+        return 0
+    return len(trace.x) if trace.x is not None else np.shape(trace.z)[-1] if np.ndim(trace.z) == 2 else 0
+
+
+def _designed_width(figure: Any) -> int:
+    """Returns the pixels for which texts are broken: of many panels more, or they would be too narrow."""
+    return max(NARROW, _room_for_panels(figure))
+
+
+def _room_for_panels(figure: Any) -> int:
     spans = [axis.domain[1] - axis.domain[0] for axis in figure.select_xaxes() if axis.domain]
-    return max(NARROW, math.ceil(PANEL / min(spans, default=1.0) + _beside(figure)))
+    return math.ceil(PANEL / min(spans, default=1.0) + _beside(figure))
+
+
+def _room_for_bars(figure: Any) -> int:
+    """Returns the pixels that colour bars between panels need, or they would lie on the next panel's labels."""
+    starts = [axis.domain[0] for axis in figure.select_xaxes() if axis.domain]
+    bars = [trace.colorbar.x for trace in figure.data if "colorbar" in trace and trace.showscale is not False]
+    gaps = [start - x for x in bars if x is not None for start in starts if start > x]
+    return math.ceil(BAR / min(gaps) + _beside(figure)) if gaps else 0
+
+
+def _room_for_labels(figure: Any) -> int:
+    """Returns the pixels, at most `MAP`, that labels between panels need, or they would lie on the panel before."""
+    domains = [axis.domain for axis in figure.select_xaxes() if axis.domain]
+    gaps = []
+    for axis in figure.select_xaxes():
+        beside = figure.layout[f"yaxis{(axis.anchor or 'y')[1:]}"] if axis.anchor != "free" else None
+        before = [end for _, end in domains if axis.domain and end <= axis.domain[0]]
+        if before and beside is not None and beside.showticklabels is not False:
+            gaps.append(axis.domain[0] - max(before))
+    return min(MAP, math.ceil(LABELS / min(gaps) + _beside(figure))) if gaps and min(gaps) > 0 else 0
 
 
 def _beside(figure: Any) -> float:
@@ -71,7 +124,7 @@ def _beside(figure: Any) -> float:
 
 
 def _plot_width(figure: Any) -> float:
-    return least_width(figure) - _beside(figure)
+    return _designed_width(figure) - _beside(figure)
 
 
 def _length(text: str) -> int:
@@ -89,7 +142,7 @@ def _shorten_ticks(figure: Any) -> Iterator[str]:
         longest = max(map(_length, labels))
         if axis.ticktext or longest <= max(room, LONGEST_SHORT) or len(labels) > MOST_LABELS:
             continue
-        short = _short(labels, math.floor(max(room, LONGEST_SHORT)))
+        short = _short(labels, math.floor(max(room, LONGEST_SHORT)), _lines_turned(room) if across else 3)
         figure.layout[name].update(tickmode="array", tickvals=labels, ticktext=list(short.values()))
         yield _meaning(short)
 
@@ -131,11 +184,19 @@ def _thin_ticks(figure: Any) -> None:
             axis.nticks = axis.nticks or max(2, int(room / (2 + max(map(len, trace.x))) / CHARACTER))
 
 
-def _short(labels: Sequence[str], room: int) -> dict[str, str]:
+def _lines_turned(room: float) -> int:
+    """Returns the lines that a label may have beside the next one, where plotly turns them for want of room."""
+    return max(1, min(3, int(room * CHARACTER / LINE)))
+
+
+def _short(labels: Sequence[str], room: int, lines: int) -> dict[str, str]:
     """Returns label -> short label: broken into lines where that is enough, else what tells it apart, or a letter."""
     broken = {label: "<br>".join(wrap(label.replace("<br>", " "), max(room, 1))) for label in labels}
-    if all(_length(text) <= room and text.count("<br>") < 3 for text in broken.values()):
+    if all(_length(text) <= room and text.count("<br>") < lines for text in broken.values()):
         return broken
+    whole = {label: label.replace("<br>", " ") for label in labels}
+    if lines == 1 and max(map(len, whole.values())) <= LONGEST_BESIDE:
+        return whole
     return short_names(labels)
 
 
@@ -194,7 +255,8 @@ def _note_room_in_cells(figure: Any) -> None:
         axis = figure.layout[f"xaxis{(trace.xaxis or 'x')[1:]}"]
         span = axis.domain[1] - axis.domain[0] if axis.domain else 1.0
         size = trace.textfont.size
-        each = max(map(_length, texts)) * (SHARE * size if size else IN_CELL) + 4
+        character = SHARE * size if size else WRITTEN if trace.type == "scatter" else IN_CELL
+        each = max(map(_length, texts)) * character + 4
         columns = len(trace.z[0]) if trace.type == "heatmap" else len(set(trace.x))
         trace.meta = meta | {ROOM_KEY: math.ceil(_beside(figure) + columns * each / span)}
 

@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.fourier._basis import read_axis
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import as_dense_tensor
-from circuits.validate import is_whole, read_inputs
+from circuits.validate import by_text, is_whole, read_inputs
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Grid:
             raise CircuitsError(
                 f'Grid: axes are names and sizes, such as {{"row": 7, "column": 7}}; got {self.axes!r}'
             )
+        by_text(axes, "Grid", "coordinates")
         object.__setattr__(self, "axes", axes)
 
     @classmethod

@@ -18,7 +18,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_keys
 from circuits.model.prompts import Prompts
 from circuits.tensors import as_dense_tensor, select_positions
-from circuits.validate import is_whole
+from circuits.validate import by_text, is_whole
 
 
 def identity(length: int) -> Bool[Tensor, "query key"]:
@@ -64,16 +64,16 @@ def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not given:
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
     templates: dict[str, Any] = {}
-    for name, template in given.items():
+    for name, template in by_text(given, "patterns.scores", "templates").items():
         template = as_dense_tensor(template, f"template {name!r}")
         if isinstance(template, Tensor):
-            _check(str(name), template, len(tokens), tokens.shape[1])
+            _check(name, template, len(tokens), tokens.shape[1])
         elif not callable(template):
             raise CircuitsError(
                 f"template {name!r}: expected bool [query key], [batch query key] or a function of "
                 f"{'the batch' if batched else 'the tokens'}, got {type(template).__name__}"
             )
-        templates[str(name)] = template
+        templates[name] = template
     return templates
 
 

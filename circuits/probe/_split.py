@@ -21,6 +21,7 @@ from circuits.tensors import (
     refuse_numbers_as_mask,
     select_positions,
 )
+from circuits.validate import by_text
 
 #: The split that every probe has.
 ALL = "all"
@@ -131,7 +132,10 @@ def _read_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:
     if not isinstance(splits, Mapping) or ALL in splits:
         got = "all" if isinstance(splits, Mapping) else type(splits).__name__
         raise CircuitsError(f"probe: splits are a dict of names (other than 'all') and masks, got {got}")
-    return {str(name): _mask(f"split {name!r}", mask, batch, pos) for name, mask in splits.items()}
+    return {
+        name: _mask(f"split {name!r}", mask, batch, pos)
+        for name, mask in by_text(splits, "probe", "splits").items()
+    }
 
 
 def _mask(label: str, mask: Any, batch: int, pos: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
 from circuits.tensors import as_dense_tensor
-from circuits.validate import read_choice
+from circuits.validate import by_text, read_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 KINDS = (REGRESSION, CLASSIFICATION)
@@ -83,6 +83,7 @@ def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...
         raise CircuitsError(
             f"probe, kind: no target {unknown[0]!r}; targets are {', '.join(map(str, targets))}"
         )
+    by_text(targets, "probe", "targets")
     return tuple(
         _read_target(str(name), values, kinds.get(name, REGRESSION), prompts)
         for name, values in targets.items()

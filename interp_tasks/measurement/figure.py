@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import Scheme, mark, mixed, readable_on, template
+from circuits.figures.style import POWERS
 from interp_tasks.pages import signed
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 #: Heights in pixels: of panels of points and of lines, of a row of a map and of one over steps, between panels, between
 #: panels with titles.
 POINTS, LINES, MAP_ROW, STEPS_ROW, GAP, GAP_TITLED = 190, 240, 36, 22, 38, 90
+#: Pixels: the lowest colour bar with its title, and the room beside the panels for one.
+LOWEST_BAR, BAR = 110, 80
 #: The number of steps of a run from which values are lines over them.
 FEWEST_STEPS = 4
 #: The most lines of a panel beside the unedited model's, rows of a map over steps, and columns of it with numbers.
@@ -204,12 +207,13 @@ def stacked_panels(
     for row, panel in enumerate(panels, start=1):
         panel.draw(figure, row)
     top, bottom = 100 if ragged else 70, 70
+    has_maps = any(trace.type == "heatmap" for trace in figure.data)
     figure.update_layout(
         # Points of different checkpoints stand side by side, not on top of each other.
         scattermode="group",
         scattergap=0.6,
         height=top + total_height + bottom,
-        margin={"t": top, "b": bottom},
+        margin={"t": top, "b": bottom} | ({"r": BAR} if has_maps else {}),
         # At the same distance however tall the figure is.
         legend={"y": 1 + (45 if ragged else 12) / total_height},
         template=template("light"),
@@ -239,7 +243,7 @@ def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
                     )
                     figure.add_trace({**trace, "showlegend": in_legend}, row=row, col=1)
         axis = scale(part)
-        powers = {"dtick": powers_apart(part), "exponentformat": "power"} if axis == "log" else {}
+        powers = POWERS | {"dtick": powers_apart(part)} if axis == "log" else {}
         figure.update_yaxes(title_text=metric, type=axis, row=row, col=1, **powers)
         # Plotly would read head "0.1" as a number.
         figure.update_xaxes(type="category", row=row, col=1)
@@ -270,6 +274,8 @@ def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str,
         ],
         "y": part["baseline" if kind == "unedited" else "value"].tolist(),
         "marker": {**marker, "color": colour},
+        # Errors near 0 lie on the edge of the panel.
+        "cliponaxis": False,
         "hovertemplate": f"{ref}<br>%{{x}}<br>%{{customdata}}<extra></extra>",
     }
     if kind == "edited":
@@ -325,6 +331,7 @@ def map_panel(effects: pandas.DataFrame, name: str, metric: str, largest: float)
     """
     over_steps = effects.columns.name == "step"
     place = "head %{y}, step %{x}" if over_steps else "head %{y}.%{x}"
+    row_height = STEPS_ROW if over_steps else MAP_ROW
 
     def draw(figure: Any, row: int) -> None:
         """Draws effects as a map into a panel."""
@@ -338,7 +345,7 @@ def map_panel(effects: pandas.DataFrame, name: str, metric: str, largest: float)
                 "autocolorscale": True,
                 "zmin": -(largest or 1.0),
                 "zmax": largest or 1.0,
-                "showscale": False,
+                "colorbar": colour_bar(figure, row, row_height * len(effects.index), largest),
                 "hovertemplate": f"{name}<br>{place}<br>{metric} %{{z:+.4g}}<extra></extra>",
                 "xgap": 2,
                 "ygap": 2,
@@ -353,8 +360,24 @@ def map_panel(effects: pandas.DataFrame, name: str, metric: str, largest: float)
             update(type="category", title={"text": title, "standoff": 4}, showgrid=False, row=row, col=1)
         figure.update_yaxes(autorange="reversed", row=row, col=1)
 
-    row_height = STEPS_ROW if over_steps else MAP_ROW
     return Panel(row_height * len(effects.index), draw, f"{metric}: effect of each head alone<br>{name}")
+
+
+def colour_bar(figure: Any, row: int, height: int, largest: float) -> dict[str, Any]:
+    """Returns the scale beside a map of a height in pixels: the ends of its colours, and what they are."""
+    bottom, top = figure.get_subplot(row, 1).yaxis.domain
+    ends = [-largest, 0.0, largest] if largest else [0.0]
+    return {
+        "title": {"text": "effect", "font": {"size": 11}},
+        "tickvals": ends,
+        "ticktext": [signed(end) for end in ends],
+        "tickfont": {"size": 10},
+        "y": (bottom + top) / 2,
+        # A low one would have no room for its numbers; beside it there is nothing.
+        "len": (top - bottom) * max(1.0, LOWEST_BAR / height),
+        "thickness": 10,
+        "outlinewidth": 0,
+    }
 
 
 def numbers_of(effects: pandas.DataFrame, largest: float) -> dict[str, Any]:

@@ -72,13 +72,6 @@ const OPTIONS = {
   displayModeBar: matchMedia("(hover: none)").matches ? false : "hover",
   modeBarButtonsToRemove: ["sendChartToCloud"],
 };
-// One panel whose cells keep their shape would leave a gap below itself where it is narrower than it was made for.
-function heightFor({ plot, height }, layout) {
-  const most = parseFloat(plot.style.maxWidth);
-  if (!layout.yaxis?.scaleanchor || layout.yaxis2 || !(plot.clientWidth < most)) return height;
-  const { l, r, t, b } = { ...templates.light.layout.margin, ...layout.margin };
-  return Math.round(t + b + ((height - t - b) * (plot.clientWidth - l - r)) / (most - l - r));
-}
 // Nothing waits in here: a page about to be printed has no time for that.
 function draw(shown) {
   const { plot, source, moving } = shown;
@@ -87,17 +80,18 @@ function draw(shown) {
   const fades = figure.layout.meta?.fading;
   for (const [path, values] of moving?.made ?? []) put(figure, path, values(frameOf(moving)));
   // What a trace says of itself in the dark: text on a colour of the scale, which is another one there.
-  const traces = figure.data.map((trace) => (shown.dark ? { ...trace, ...trace.meta?.dark } : trace));
-  // Numbers in cells that are too narrow for them would run into each other; they are in the hover text as well.
-  for (const trace of traces)
-    if (trace.meta?.roomFrom > plot.clientWidth) Object.assign(trace, trace.mode === "text" ? { visible: false } : { texttemplate: "" });
+  const coloured = figure.data.map((trace) => (shown.dark ? { ...trace, ...trace.meta?.dark } : trace));
+  const width = plot.clientWidth;
+  const traces = withRoom(coloured, width);
   const template = templates[shown.dark ? "dark" : "light"];
   shown.height ??= parseFloat(plot.style.height);
   // Said to plotly as well, which looks at the element's own size only when the window changes.
-  const height = heightFor(shown, figure.layout);
+  const widest = parseFloat(plot.style.maxWidth);
+  const height = heightAt(width, widest, shown.height, figure.layout, templates.light.layout.margin);
   plot.style.height = `${height}px`;
   // A zoom of the reader's outlives the next step.
-  const drawn = Plotly.react(plot, traces, { uirevision: "kept", ...figure.layout, height, template }, OPTIONS);
+  const layout = { uirevision: "kept", ...figure.layout, height, template, legend: legendAt(width, figure.layout.legend) };
+  const drawn = Plotly.react(plot, traces, layout, OPTIONS);
   if (fades && !shown.fades) fadeOnClick(plot);
   shown.fades = Boolean(fades);
   shown.firstDrawn?.();

@@ -51,11 +51,11 @@ class Page:
         if any(section.needs_plotly for section in self.sections):
             from plotly.offline import get_plotlyjs
 
-            from circuits.figures.export import fading_script
             from circuits.figures.palette import template
+            from circuits.figures.saved import script
 
             templates = embed(json.dumps({"light": template("light"), "dark": template("dark")}))
-            scripts += [fading_script(), asset("figures.js"), asset("stepper.js")]
+            scripts += [script("fading.js"), script("windows.js"), asset("figures.js"), asset("stepper.js")]
             code = get_plotlyjs()
             plotly = (
                 f"<!-- {licence(code)} -->\n"

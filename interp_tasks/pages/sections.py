@@ -262,8 +262,8 @@ class Figure:
 
     def html(self, identifier: str) -> str:
         """Returns the figure with heading and caption as HTML; one that cannot be narrow scrolls in a frame."""
-        from circuits.figures.export import fades, without_menu
-        from circuits.figures.layout import NARROW, laid_out, least_width
+        from circuits.figures.layout import NARROWEST, laid_out, least_width
+        from circuits.figures.saved import fades, without_menu
         from circuits.figures.style import untitled
 
         # The page says the title itself.
@@ -285,7 +285,7 @@ class Figure:
         wide = f";max-width:{int(widest)}px" if widest is not None else ""
         alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
         around, after = "", ""
-        if (least := least_width(figure)) > NARROW:
+        if (least := least_width(figure, widest)) > NARROWEST:
             wide += f";min-width:{least}px"
             around, after = (
                 f'<div class="scroll wide" tabindex="0" role="region" aria-label="{alt}">',

@@ -803,6 +803,8 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: fourier.spectrum(["a", "b"]), "numbers along an axis", "list"),
     (lambda: fourier.spectrum(model.W_E, axis=2), "no axis 2", "[11, 16]"),
     (lambda: fourier.Grid({"row": 0}), "Grid: axes", "names and sizes"),
+    (lambda: fourier.Grid({1: 5, "1": 5}), "two coordinates are called '1'"),
+    (lambda: fourier.Grid.of_inputs(square, {1: 0, "1": 1}, values=5), "two coordinates are called '1'"),
     (
         lambda: fourier.Grid.of_inputs(square, {"a": 0, "b": 3}, values=5),
         "coords",
@@ -833,6 +835,10 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: answer.cosines(torch.zeros(25, 6)), "25 inputs", "classes 0-4", "[25, 6]"),
     # Attention patterns.
     (lambda: patterns.scores(model, tokens, {}), "no templates", "dict"),
+    (
+        lambda: patterns.scores(model, tokens, {1: patterns.identity(6), "1": patterns.previous(6)}),
+        "two templates are called '1'",
+    ),
     (
         lambda: patterns.scores(model, tokens, {"own": "identity"}),
         "template 'own'",
@@ -902,6 +908,8 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: linear(test=1), "7 examples to fit", "1 held out"),
     (lambda: linear(positions=first_half, test=slice(4, 8)), "positions=", "held-out"),
     (lambda: linear(splits=first_half), "splits", "dict", "got Tensor"),
+    (lambda: linear({1: tokens / 1, "1": tokens / 2}), "two targets are called '1'"),
+    (lambda: linear(splits={1: first_half, "1": ~first_half}), "two splits are called '1'"),
     (lambda: linear(splits={"early": first_half[:, :3]}), "split 'early'", "[8, 6]", "[8, 3]"),
     (lambda: linear(sites=2), "probe: sites", "got 2"),
     (lambda: linear(sites=[]), "no site given"),
@@ -973,6 +981,10 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: variance.total(torch.randn(25, 4), remainder[1:]), "variance.total", "[25]", "[24]"),
     (lambda: variance.partition(torch.randn(25, 4), {}), "variance.partition", "dict"),
     (
+        lambda: variance.partition(torch.randn(25, 4), {1: remainder, "1": remainder.flip(0)}),
+        "two classes are called '1'",
+    ),
+    (
         lambda: variance.partition(torch.randn(25, 4), {"a": remainder, "b": 2 - remainder}),
         "a, b",
         "4 functions",
@@ -995,6 +1007,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: scores.plot("head"), "no column 'head'", "score, effect"),
     (lambda: plots.spectrum(torch.ones(1, 4)), "one value", "at least two rows"),
     (lambda: plots.curve({}), "nothing to draw"),
+    (lambda: plots.curve({1: [1.0, 2.0], "1": [2.0, 1.0]}), "two curves have one name"),
     (
         lambda: plots.curve({"a": [-1.0, 0.0]}, log_y=True, y_title="loss"),
         "no value of loss is above 0",

@@ -129,8 +129,9 @@ def bars(figure: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
         categoryorder="array",
         categoryarray=labels,
         tickmode="array",
-        tickvals=labels[:: max(1, len(labels) // 7)],
-        tickangle=0,
+        tickvals=(ticks := labels[:: max(1, len(labels) // 7)]),
+        # Pairs would run into each other on a narrow page.
+        tickangle=0 if sum(map(len, ticks)) < 24 else None,
         row=row,
         col=1,
     )

@@ -467,6 +467,8 @@ def test_a_ranking_by_itself_is_one_of_that_name(model, tokens, other_tokens):
     )
     with pytest.raises(CircuitsError, match="a ranking is a screening or a list of names"):
         circuit.curve(model, 3, tokens, other_tokens, metric)
+    with pytest.raises(CircuitsError, match="two rankings are called '1' as text"):
+        circuit.curve(model, {1: names, "1": names[::-1]}, tokens, other_tokens, metric)
 
 
 def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model, tokens, other_tokens):
@@ -585,6 +587,10 @@ def test_refused_inside_a_block_that_edits_the_model(model, tokens, other_tokens
     [
         ({"circuits": {}}, "give circuits by name"),
         ({"circuits": {"a": ["0.1 -> output"]}}, "a: list is no circuit"),
+        (
+            {"circuits": {1: circuit.edges(CHAIN), "1": circuit.edges(["0.1 -> output"])}},
+            "two circuits are called '1' as text",
+        ),
         ({"circuits": circuit.edges(["0.9 -> output"])}, "no edge 0.9 -> output"),
         ({"random": -1}, "random=-1; give a whole number from 0"),
         ({"greedy": 0.5}, "greedy=0.5"),

@@ -1,5 +1,6 @@
 """Every figure obeys the rules of the layout: labels, legends, titles of panels, axes and the ends of colour scales."""
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 import torch
@@ -142,9 +143,46 @@ def test_names_are_broken_behind_their_marks_and_only_where_they_are_longer_than
         assert layout._wrapped(line, room) == lines
 
 
+def test_labels_that_plotly_turns_stay_in_one_line_where_two_would_touch_the_next():
+    names = [f"without direct {layer}.{head}" for layer in range(3) for head in range(8)]
+    many, few = (go.Figure(go.Scatter(x=some, y=[1.0] * len(some))) for some in (names, names[:8]))
+    for figure in (many, few):
+        laid_out(figure)
+    assert list(many.layout.xaxis.ticktext) == names
+    assert all("<br>" in text for text in few.layout.xaxis.ticktext)
+
+
+def test_lines_become_narrow_and_maps_of_many_cells_do_not():
+    line = go.Figure(go.Scatter(y=[1, 2]), {"margin": {"l": 60, "r": 20}})
+    maps = {n: go.Figure(go.Heatmap(z=np.zeros((2, n))), line.layout) for n in (4, 64, 400)}
+    assert layout.least_width(line) == layout.least_width(maps[4]) == layout.NARROWEST
+    assert layout.least_width(maps[64]) == 80 + 64 * layout.CELL
+    assert (layout.least_width(maps[400]), layout.least_width(maps[400], 600)) == (layout.MAP, 600)
+    later = go.Figure(go.Heatmap(x=list(map(str, range(64))), z=[]), line.layout)
+    assert layout.least_width(later) == layout.least_width(maps[64]), "a map that a page fills"
+
+
+def test_labels_and_colour_bars_between_panels_have_room():
+    lines, shared = (
+        make_subplots(rows=1, cols=4, horizontal_spacing=0.065, shared_yaxes=is_shared).update_layout(
+            margin={"l": 60, "r": 20}
+        )
+        for is_shared in (False, True)
+    )
+    assert layout.least_width(lines) == pytest.approx(layout.LABELS / 0.065 + 80, abs=1)
+    assert layout.least_width(shared) == layout.SIDE_BY_SIDE
+    maps = plots.heads({name: np.eye(3) for name in "abc"})
+    bar = maps.data[0].colorbar.x
+    gap = maps.layout.xaxis2.domain[0] - bar
+    panels = maps.layout.width - maps.layout.margin.l - maps.layout.margin.r
+    assert layout.least_width(maps) == pytest.approx(layout.BAR / gap + maps.layout.width - panels, abs=1)
+    assert layout.least_width(maps) <= maps.layout.width
+
+
 def test_many_panels_are_wide_enough_for_their_titles_and_the_page_scrolls():
     few, many = (make_subplots(rows=1, cols=columns) for columns in (2, 12))
-    assert layout.least_width(few) == NARROW
+    assert layout.least_width(few) == layout.SIDE_BY_SIDE
+    assert layout.least_width(few, 600) == 600, "no wider than it is where there is room"
     many.update_layout(margin={"l": 70, "r": 30})
     narrowest = min(axis.domain[1] - axis.domain[0] for axis in many.select_xaxes())
     assert (layout.least_width(many) - 100) * narrowest == pytest.approx(layout.PANEL, abs=1)
@@ -174,6 +212,13 @@ def test_texts_in_cells_say_from_which_width_they_have_room():
     laid_out(written)
     assert (written.data[0].meta["roomFrom"] - 60) / 2 == pytest.approx(6 * 0.58 * 10 + 4, abs=0.5)
     assert figure(texttemplate="%{z}", meta={"roomFrom": 7}) == 7, "what a figure says itself holds"
+    written = go.Figure(
+        written.update_traces(textfont={"size": None}, meta=None).data, {"margin": {"l": 50, "r": 10}}
+    )
+    laid_out(written)
+    assert (written.data[0].meta["roomFrom"] - 60) / 2 == pytest.approx(6 * 8.3 + 4, abs=0.5), (
+        "13 pixels high"
+    )
 
 
 #: Texts of four, six and twelve characters.

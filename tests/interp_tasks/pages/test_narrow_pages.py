@@ -1,11 +1,13 @@
-"""Figures on a page of 600 pixels, in a browser: no text is cut off, and no label runs into the next one."""
+"""Figures on narrow pages, in a browser: no text is cut off, no label runs into the next, no page scrolls sideways."""
 
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
+from plotly.subplots import make_subplots
 
+from circuits import plots
 from interp_tasks.experiments._demo import figure as demo
 from interp_tasks.experiments._gradients.figure import figure as gradients
 from interp_tasks.experiments._primes.figure import figure as primes
@@ -120,3 +122,82 @@ def test_dark_numbers_in_cells_and_bars_are_black(browser, tmp_path):
     page.close()
     assert len(fills) == 14
     assert set(fills) == {"rgb(0, 0, 0)", "rgb(255, 255, 255)"}
+
+
+#: What of a page is wider than its window; words above the figures that are cut; titles of panels, and labels of axes
+#: and colour bars, that lie upon each other.
+MEASURED = """() => {
+    const box = (element) => element.getBoundingClientRect(), shown = document.documentElement.clientWidth;
+    const words = [...document.querySelectorAll("h1, h2, body > p, figcaption")].map(box);
+    const labels = ".annotation-text, .cbaxis text, .ytick text, .y2tick text, .y3tick text, .g-ytitle text";
+    const texts = [...document.querySelectorAll(labels)].map((text) => ({ text: text.textContent, at: box(text) }));
+    const touch = (one, other) => one.left < other.right - 1 && other.left < one.right - 1
+        && one.top < other.bottom - 1 && other.top < one.bottom - 1;
+    return {
+        sideways: document.documentElement.scrollWidth - shown,
+        cut: words.filter(({ left, right }) => left < 0 || right > shown).length,
+        touching: texts.flatMap(({ text, at }, i) =>
+            texts.slice(i + 1).filter((other) => touch(at, other.at)).map((other) => `${text} on ${other.text}`)),
+        frames: [...document.querySelectorAll(".frame, .scroll")].map((frame) => frame.scrollWidth - frame.clientWidth),
+    };
+}"""
+
+
+def measured(browser, path, widths, ready):
+    """What a page is like at each width, none of which its window had when it was opened."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page.set_default_timeout(PATIENCE)
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_selector(ready, state="attached")
+    found = {}
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 900})
+        # Plotly waits a while before it draws anew.
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.js-plotly-plot')].every((plot) =>"
+            " plot.clientWidth === plot.querySelector('.main-svg').clientWidth)"
+        )
+        page.wait_for_selector(ready, state="attached")
+        found[width] = page.evaluate(MEASURED)
+    page.close()
+    assert errors == []
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_a_saved_figure_fits_its_window(browser, tmp_path):
+    effects = {f"metric_{name}": np.random.default_rng(0).normal(size=(3, 4)) for name in "abc"}
+    maps = plots.heads(
+        effects, title="The effect of each head alone on three metrics of long names", unit="effect"
+    )
+    assert maps.layout.width > 1000
+    for found in measured(
+        browser, plots.save(maps, tmp_path / "maps.html"), [800, 380], ".main-svg"
+    ).values():
+        assert (found["sideways"], found["cut"], found["touching"]) == (0, 0, [])
+        # The panels keep what they need, and are reached within their frame.
+        assert found["frames"][0] > 0
+    curve = plots.curve(
+        {"test": [3.0, 2.0, 1.0]}, title="A loss over the steps of a run with a long name " * 2
+    )
+    for found in measured(
+        browser, plots.save(curve, tmp_path / "curve.html"), [480, 380], ".main-svg"
+    ).values():
+        assert (found["sideways"], found["cut"], found["touching"], found["frames"]) == (0, 0, [], [0])
+
+
+@pytest.mark.timeout(900)
+def test_maps_side_by_side_scroll_in_their_frame(browser, tmp_path):
+    titles = [f"mse_masked: {mode}" for mode in ("uniform", "mean_pattern", "zero")]
+    figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.03)
+    for column in (1, 2, 3):
+        figure.add_heatmap(z=np.eye(4), row=1, col=column, showscale=column == 3)
+    figure.update_layout(height=220, margin={"l": 50, "r": 84, "t": 60, "b": 45}).update_annotations(
+        font_size=12
+    )
+    written = Page("A page", [Figure(figure)]).write(tmp_path / "page.html")
+    found = measured(browser, written, [480], "html[data-drawn]")[480]
+    assert (found["sideways"], found["touching"]) == (0, [])
+    assert found["frames"][0] > 0
