@@ -192,9 +192,15 @@ def test_dark_and_narrow(opened):
     page.wait_for_function("() => document.querySelector('.plot').clientWidth < 500")
     # Once the figures have followed the width.
     page.wait_for_function("() => document.documentElement.scrollWidth <= window.innerWidth")
-    page.wait_for_function(
-        f"() => {{ const there = {numbers}; return there.length && !there.some(Boolean); }}"
-    )
+    # Maps side by side keep their width, and so the numbers in their cells, and scroll in a frame.
+    frames = """[...document.querySelectorAll(".plot")]
+        .map((plot) => ({ plot, rooms: plot.data.map((trace) => trace.meta?.roomFrom).filter(Boolean) }))
+        .filter(({ rooms }) => rooms.length)
+        .map(({ plot, rooms }) => ({ room: plot.clientWidth - Math.max(...rooms),
+          hidden: plot.clientWidth - plot.closest(".scroll").clientWidth }))"""
+    page.wait_for_function(f"() => {frames}.every(({{ room, hidden }}) => room >= 0 && hidden > 0)")
+    assert page.evaluate(frames)
+    assert all(page.evaluate(numbers))
     # A table that is wider than the page becomes a list, with the name of its column before each value.
     tables = """[...document.querySelectorAll(".scroll > table")].filter((table) => table.clientWidth).map((table) => ({
         list: table.classList.contains("stacked"), beyond: table.scrollWidth - table.parentElement.clientWidth,
