@@ -145,6 +145,7 @@ class GridCommand(Command):
     def show_plan(self) -> None:
         """Prints what each configuration changes, its state, and what it would take; for programs every unit."""
         from interp_tasks.cli.tables import console
+        from interp_tasks.grids.run import check_devices
         from interp_tasks.grids.unit import read_record
         from interp_tasks.grids.units import plan
         from interp_tasks.grids.words import told_apart
@@ -153,6 +154,7 @@ class GridCommand(Command):
 
         spec, root = read_spec(self.spec), self.folder().resolve()
         planned = plan(spec)
+        check_devices(planned, root, self.executor, self.device, self.retry)
         told, usual = told_apart(spec, planned)
         costs: dict[str, dict[str, Any]] = {}
         rows: list[dict[str, Any]] = []

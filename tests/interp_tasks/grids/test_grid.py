@@ -808,6 +808,22 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert "0 of 4 units to do" in capsys.readouterr().out
 
 
+def test_a_dry_run_refuses_a_device_that_is_not_there_as_the_run_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seeds.toml").write_text(FILE)
+
+    def said(*options):
+        ended = main(["grid", "seeds.toml", "--device", "cuda:99", *options])
+        return ended, capsys.readouterr().err
+
+    assert said("--dry-run") == said()
+    ended, error = said("--dry-run")
+    assert ended == 2
+    assert "device 'cuda:99' is not available" in error
+    # Workers elsewhere may have it.
+    assert said("--dry-run", "--executor", "dask://elsewhere:8786") == (0, "")
+
+
 TOLD_APART = """
 [[train]]
 task = "modular-addition"
