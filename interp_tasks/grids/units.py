@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from interp_tasks.checkpoints.marks import MARKS
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.refs import check_selector, resolve
+from interp_tasks.checkpoints.refs import check_selector, resolve, select_steps
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.recipes.recipe import orders_of
+from interp_tasks.recipes.recipe import Ordered, orders_of
 from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
 from interp_tasks.settings import check_task_name
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
@@ -209,8 +210,12 @@ def plan(spec: Spec) -> Plan:
     """
     trained: dict[str, TrainUnit] = {}
     names: dict[str, Any] = {}
+    of_block: dict[int, list[TrainUnit]] = {}
     for block in spec.train:
-        trained |= {unit.key: unit for unit in units_of(block, spec.threads, names)}
+        of_block[id(block)] = units_of(block, spec.threads, names)
+        trained |= {unit.key: unit for unit in of_block[id(block)]}
+    for ordered in orders_of(spec, "the grid"):
+        check_shipped_steps(ordered, of_block[id(ordered.block)][ordered.index])
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
     for experiment_spec in spec.experiment:
@@ -222,6 +227,22 @@ def plan(spec: Spec) -> Plan:
                 key_of(content), experiment_spec, runs, needs, spec.threads
             )
     return Plan(tuple(trained.values()), tuple(measured.values()))
+
+
+def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:
+    """Refuses to ship steps that the run is not going to store; where its marks lie is known once it is trained.
+
+    Raises:
+        UserError: naming the nearest that it stores.
+    """
+    from tasks import get
+
+    published = get(unit.resolved.task_name, **unit.resolved.task).published_steps
+    stored = unit.resolved.train.checkpoint_steps(published)
+    for mark in ordered.shipment.at:
+        for selector in map(str.strip, str(mark).split(",")):
+            if selector not in MARKS:
+                select_steps(selector, f"the grid ships {ordered.name}, which", stored)
 
 
 def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:

@@ -227,6 +227,35 @@ def test_what_cannot_be_is_refused_in_one_line(spec, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ([2, 3], "the grid ships a0, which has no checkpoint at step 3: the nearest are 2 and 4 (of 0, 1, 2, 4)"),
+        (["pre", "4, 99999"], "which has no checkpoint at step 99999: the nearest are 4"),
+        ("0:4:2", None),
+        ("1:4:1", "which has no checkpoint at step 3"),
+        ("5:", "the grid ships a0, which stores no step in 5:"),
+        (["pre", "last", "all"], None),
+    ],
+)
+def test_steps_that_ship_are_among_those_that_are_going_to_be_stored(at, said, tmp_path):
+    """The steps are those that a run of these settings has stored, as the other tests' runs do."""
+    spec = spec_of(shipped({"name": "a{seed}", "at": at}))
+    if said is None:
+        assert len(plan(spec).train) == 2
+        return
+    with pytest.raises(UserError) as error:
+        grid(spec, tmp_path / "out", executor="serial")
+    assert said in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_step_that_only_this_run_stores_may_ship():
+    ship = {"name": "a{seed}", "at": 3}
+    block = small(**{"train.checkpoint_at": [3]})["train"]
+    assert len(plan(spec_of({"train": {**block, "ship": ship}})).train) == 2
+
+
 @pytest.mark.parametrize(("entry", "kind"), [("run.json", "run"), ("search.json", "search")])
 def test_the_folder_of_something_else_is_none_of_a_grid(tmp_path, entry, kind):
     (tmp_path / entry).write_text("{}")
