@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from interp_tasks.checkpoints.atomic import digest
 from interp_tasks.checkpoints.marks import MARKS
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import check_selector, resolve, select_steps
-from interp_tasks.checkpoints.run_files import is_checkpoint
+from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, is_checkpoint, log_file, read_log
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.recipes.recipe import Ordered, orders_of
 from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
 from interp_tasks.settings import check_task_name
@@ -120,13 +122,19 @@ def check(spec: Spec) -> None:
             for selector in str(mark).split(","):
                 check_selector(selector.strip(), f"experiment {experiment_spec.name}, at")
     for run in spec.runs:
-        check_given(run, [experiment_spec for experiment_spec in spec.experiment if experiment_spec.at])
+        check_given(run, spec.experiment)
 
 
 def check_given(run: str, experiment_specs: Sequence[ExperimentSpec]) -> None:
     """Refuses a run that is not there, and marks or steps that it does not have."""
     if not Path(run).is_dir():
-        resolve(run)
+        name, at, _ = run.rpartition("@")
+        if at:
+            raise UserError(f"runs {run!r}: name the run alone, {name}, and the step in at of an experiment")
+        if all(map(reads_logs_alone, experiment_specs)):
+            find_runs(run)
+        else:
+            resolve(run)
     for mark in dict.fromkeys(mark for each in experiment_specs for mark in each.at):
         resolve(f"{run}@{mark}")
 
@@ -195,6 +203,16 @@ def naming_experiment(experiment_spec: ExperimentSpec) -> Iterator[None]:
         raise UserError(f"experiment {experiment_spec.name}: {message}") from None
 
 
+def reads_logs_alone(experiment_spec: ExperimentSpec) -> bool:
+    """Returns whether an experiment reads what runs have logged, and no checkpoint."""
+    from interp_tasks import experiments
+
+    parameters = inspect.signature(getattr(experiments, experiment_spec.name)).parameters
+    if next(iter(parameters)) != "runs":
+        return False
+    return "stored" not in parameters or experiment_spec.settings.get("stored") is False
+
+
 def option_parameters() -> list[inspect.Parameter]:
     """Returns the parameters that experiments share as ``**options``."""
     from interp_tasks.experiments import Options
@@ -247,6 +265,10 @@ def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:
 
 def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:
     """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
+    if reads_logs_alone(experiment_spec):
+        files = [log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)]
+        logs = [read_log(file, "what the run has logged") for file in files if file.is_file()]
+        return {"run": run, "logs": [digest(log)["sha256"] for log in logs]}
     all_checkpoints = run if is_checkpoint(Path(run)) else f"{run}@all"
     refs = [f"{run}@{mark}" for mark in experiment_spec.at] or [all_checkpoints]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]

@@ -40,6 +40,9 @@ TINY = {
 }
 ABLATION = {"name": "ablation", "at": "last", "settings": {"samples": 8, "heads": "0.0"}}
 
+#: Ships without a checkpoint.
+LOG_ALONE = "zoo:modular-arithmetic-sweeps/addition-60"
+
 
 def small(seeds="0:2", experiment=(ABLATION,), **settings):
     train = {"task": "modular-addition", "seeds": seeds, "set": {**TINY, **settings}}
@@ -183,6 +186,12 @@ def test_experiments_over_runs_seeds_or_all():
             "ships a{seed}, at': no step 'lsat': did you mean @last?",
         ),
         ({"runs": "zoo:nowhere"}, "no zoo:nowhere"),
+        (
+            {"runs": "zoo:modular-addition-113@post", "experiment": [ABLATION]},
+            "runs 'zoo:modular-addition-113@post': name the run alone, zoo:modular-addition-113, and the step in at",
+        ),
+        ({"runs": LOG_ALONE, "experiment": [{"name": "drops"}, ABLATION]}, "ships its log alone: train it"),
+        ({"runs": LOG_ALONE, "experiment": [{"name": "curve"}]}, "ships its log alone: train it"),
         (small(**{"task.p": date(2026, 1, 1)}), "date is not JSON serializable"),
         (small(seeds=3), 'write seeds as "0:4"'),
         (small(seeds=[True]), 'write seeds as "0:4"'),
@@ -608,6 +617,33 @@ def test_runs_that_are_there_are_measured_and_not_trained(tmp_path):
     found = grid(spec, tmp_path / "g", executor="serial")
     assert not found.plan.train
     assert set(table(found)["ref"]) == {"zoo:modular-addition-113@last"}
+
+
+def test_experiments_that_read_logs_alone_take_runs_that_ship_nothing_else(tmp_path):
+    from interp_tasks.experiments import drops
+
+    asked = [
+        {"name": "drops"},
+        {"name": "generalisation"},
+        {"name": "curve", "settings": {"stored": False}},
+    ]
+    found = grid({"runs": LOG_ALONE, "experiment": asked}, tmp_path / "g", executor="serial")
+    assert [record.status for record in found.records.values()] == ["done"] * 3
+    rows = table(found).query("experiment == 'drops'").reset_index(drop=True)
+    alone = drops(LOG_ALONE).frame
+    pd.testing.assert_frame_equal(rows[list(alone.columns)], alone, check_dtype=False)
+
+
+def test_a_log_that_grew_is_read_again_by_experiments_of_whole_runs(tmp_path):
+    run = tmp_path / "run"
+    values = {key.partition(".")[2]: value for key, value in TINY.items() if key.startswith("train.")}
+    task = tasks.get("modular-addition", p=11)
+    train(task, out=run, settings={"d_model": 8, "n_heads": 2}, config=values)
+    spec = spec_of({"runs": [str(run)], "experiment": [{"name": "drops"}]})
+    [before] = plan(spec).measure
+    assert plan(spec).measure == (before,)
+    train(task, out=run, settings={"d_model": 8, "n_heads": 2}, config={**values, "steps": 6})
+    assert plan(spec).measure[0].key != before.key
 
 
 def test_a_run_that_is_only_named_and_trained_further_is_measured_again(tmp_path):
