@@ -22,7 +22,7 @@ from interp_tasks.files import check_file
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import EXECUTORS, import_file
-from interp_tasks.texts import one_line
+from interp_tasks.texts import counted, one_line
 
 if TYPE_CHECKING:
     from interp_tasks.grids.page import Findings
@@ -125,7 +125,7 @@ class GridCommand(Command):
             note(one_line(f"{unit}: {error}"), quiet=False)
         if done.failed:
             raise UserError(
-                f"{len(done.failed)} of {len(done.plan)} units failed, see above; the rest is done. "
+                f"{len(done.failed)} of {counted(len(done.plan), 'unit')} failed, see above; the rest is done. "
                 "--retry tries them again"
             )
 
@@ -191,7 +191,7 @@ class GridCommand(Command):
         if measured:
             console().print()
             print_rows(measured, "table", ["experiment", "seeds", "status"])
-        total = f"{len(left)} of {len(rows)} units to do: {flop(sum(row['flop'] or 0 for row in left))} of training, "
+        total = f"{len(left)} of {counted(len(rows), 'unit')} to do: {flop(sum(row['flop'] or 0 for row in left))} of training, "
         total += f"{size(sum(row['bytes'] or 0 for row in left))} on disk"
         if self.rate:
             total += f", {duration(sum(row['seconds'] or 0 for row in left))} one after the other"

@@ -446,6 +446,39 @@ def test_a_mean_over_fewer_seeds_says_so(done, monkeypatch):
     assert "1 of 2" not in page(before).html()
 
 
+def test_means_over_seeds_are_said_of_rows_that_the_grid_pooled(tmp_path):
+    """`generalisation` over seeds has medians with ranges; over single runs, means that the grid makes of them."""
+    captions = {}
+    for over in ("seeds", "run"):
+        asked = [ABLATION, {"name": "generalisation", "over": over}]
+        found = grid(small(experiment=asked), tmp_path / "g", executor="serial")
+        tables = [each for each in page(Findings.of(found)).sections if isinstance(each, Table)]
+        captions[over] = {each.name: each.caption for each in tables}
+    means = "Means over seeds, with intervals over runs."
+    assert captions["seeds"]["ablation"] == captions["run"]["ablation"] == captions["run"]["generalisation"] == means
+    assert captions["seeds"]["generalisation"] == ""
+
+
+def test_columns_without_an_entry_are_left_out_of_the_page(done):
+    findings = Findings.of(done)
+    assert findings.rows.query("metric == 'onset'")["value"].isna().all()
+    shown = {}
+    for section in page(findings).sections:
+        if not isinstance(section, Table):
+            continue
+        markup = section.html("t").partition("</table>")[0]
+        header = re.findall(r"<th[^>]*><button[^>]*>(.*?)</button>", markup)
+        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", markup)]
+        assert {len(row) for row in rows} == {len(header)}
+        cells = zip(header, zip(*rows, strict=True), strict=True)
+        shown[section.name] = header
+        for name, column in cells:
+            assert {re.sub(r"<[^>]*>", "", cell) for cell in column} - {"", "–", "<NA>"}, (section.name, name)
+    assert {"run", "drop"} <= set(shown["drops"])
+    assert "onset" not in shown["drops"]
+    assert "model.d_model" in shown["ablation"]
+
+
 def test_marks_of_seeds_are_pooled_though_their_steps_differ():
     rows = pd.DataFrame(
         {"run": ["a/seed-0", "a/seed-1"], "ref": ["a/seed-0@pre", "a/seed-1@pre"], "step": [3, 5]}
@@ -871,6 +904,12 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert (tmp_path / "grids/seeds/grid.csv").is_file()
     assert not main(["grid", "seeds.toml", "--dry-run"])
     assert "0 of 4 units to do" in capsys.readouterr().out
+    one = FILE.partition("[[experiment]]")[0].replace('seeds = "0:2"', "seeds = [0]")
+    (tmp_path / "one.toml").write_text(one)
+    assert not main(["grid", "one.toml", "--dry-run"])
+    assert "1 of 1 unit to do" in capsys.readouterr().out
+    assert not main(["grid", "one.toml", "--executor", "serial", "--quiet"])
+    assert "1 unit: 1 run to train, 0 experiments." in capsys.readouterr().out
 
 
 def test_a_dry_run_refuses_a_device_that_is_not_there_as_the_run_does(tmp_path, monkeypatch, capsys):
