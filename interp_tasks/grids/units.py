@@ -75,6 +75,13 @@ class MeasureUnit:
         on = self.runs[0] if len(self.runs) == 1 else f"{self.runs[0]} and {len(self.runs) - 1} more"
         return f"{self.asked.name} of {on}"
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Returns the marks and steps that it looks at in each run; none where it takes runs as a whole."""
+        if takes_whole_runs(self.asked):
+            return ()
+        return tuple(map(str, self.asked.at)) or ("last",)
+
     def refs(self, path_of: Callable[[str], str]) -> list[str]:
         """Returns the REFs of the unit; ``path_of`` gives the path of a run."""
         paths = [path_of(run) for run in self.runs]
@@ -167,8 +174,7 @@ def check_experiment(experiment_spec: ExperimentSpec) -> None:
             raise UserError(
                 f"experiment {experiment_spec.name} has no setting {name!r}: it has {', '.join(known)}"
             )
-    of_whole_runs = parameters[0].name == "runs"
-    if experiment_spec.at and of_whole_runs:
+    if experiment_spec.at and takes_whole_runs(experiment_spec):
         raise UserError(
             f"experiment {experiment_spec.name} takes whole runs: leave out at = {list(experiment_spec.at)}"
         )
@@ -203,14 +209,23 @@ def naming_experiment(experiment_spec: ExperimentSpec) -> Iterator[None]:
         raise UserError(f"experiment {experiment_spec.name}: {message}") from None
 
 
+def takes_whole_runs(experiment_spec: ExperimentSpec) -> bool:
+    """Returns whether an experiment is of runs, and not of checkpoints."""
+    return next(iter(parameters_of(experiment_spec))) == "runs"
+
+
 def reads_logs_alone(experiment_spec: ExperimentSpec) -> bool:
     """Returns whether an experiment reads what runs have logged, and no checkpoint."""
+    looks_further = "stored" in parameters_of(experiment_spec) and experiment_spec.settings.get(
+        "stored", True
+    )
+    return takes_whole_runs(experiment_spec) and not looks_further
+
+
+def parameters_of(experiment_spec: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
     from interp_tasks import experiments
 
-    parameters = inspect.signature(getattr(experiments, experiment_spec.name)).parameters
-    if next(iter(parameters)) != "runs":
-        return False
-    return "stored" not in parameters or experiment_spec.settings.get("stored") is False
+    return inspect.signature(getattr(experiments, experiment_spec.name)).parameters
 
 
 def option_parameters() -> list[inspect.Parameter]:
@@ -266,7 +281,9 @@ def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:
 def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:
     """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
     if reads_logs_alone(experiment_spec):
-        files = [log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)]
+        files = [
+            log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
+        ]
         logs = [read_log(file, "what the run has logged") for file in files if file.is_file()]
         return {"run": run, "logs": [digest(log)["sha256"] for log in logs]}
     all_checkpoints = run if is_checkpoint(Path(run)) else f"{run}@all"

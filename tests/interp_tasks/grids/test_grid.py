@@ -239,7 +239,10 @@ def test_what_cannot_be_is_refused_in_one_line(spec, said):
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        ([2, 3], "the grid ships a0, which has no checkpoint at step 3: the nearest are 2 and 4 (of 0, 1, 2, 4)"),
+        (
+            [2, 3],
+            "the grid ships a0, which has no checkpoint at step 3: the nearest are 2 and 4 (of 0, 1, 2, 4)",
+        ),
         (["pre", "4, 99999"], "which has no checkpoint at step 99999: the nearest are 4"),
         ("0:4:2", None),
         ("1:4:1", "which has no checkpoint at step 3"),
@@ -455,7 +458,12 @@ def test_means_over_seeds_are_said_of_rows_that_the_grid_pooled(tmp_path):
         tables = [each for each in page(Findings.of(found)).sections if isinstance(each, Table)]
         captions[over] = {each.name: each.caption for each in tables}
     means = "Means over seeds, with intervals over runs."
-    assert captions["seeds"]["ablation"] == captions["run"]["ablation"] == captions["run"]["generalisation"] == means
+    assert (
+        captions["seeds"]["ablation"]
+        == captions["run"]["ablation"]
+        == captions["run"]["generalisation"]
+        == means
+    )
     assert captions["seeds"]["generalisation"] == ""
 
 
@@ -976,7 +984,7 @@ def test_a_dry_run_says_what_each_configuration_changes(tmp_path, monkeypatch, c
         "d_model=8 0-2 width-8/seed-*",
         "d_model=16 0-2 width-16/seed-*",
         "steps=8 d_model=8 0, 2",
-        "ablation (samples=8 heads=each) of d_model=16 0-2",
+        "ablation (samples=8 heads=each) of d_model=16 0-2 last",
         "ablation of 11 runs",
         "drops of all seeds of steps=8 d_model=8 0, 2",
     ):
@@ -991,6 +999,33 @@ def test_a_dry_run_says_what_each_configuration_changes(tmp_path, monkeypatch, c
     assert last["ships"] is None
     assert re.fullmatch(r"train runs/modular-addition-[0-9a-f]{8}/seed-2", last["unit"])
     assert [unit["ships"] for unit in units[:2]] == ["sweep/width-8/seed-0", "sweep/width-8/seed-1"]
+
+
+def test_a_dry_run_of_experiments_alone_says_at_which_marks_and_nothing_of_training(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        f'[[experiment]]\nname = "ablation"\nsettings = {{ samples = 8 }}\n{at}'
+        for at in ("at = [0, 'post']", "at = 3000", "")
+    ]
+    runs = 'runs = "zoo:modular-addition-113"'
+    (tmp_path / "alone.toml").write_text("\n".join([runs, *asked, '[[experiment]]\nname = "drops"']))
+    assert not main(["grid", "alone.toml", "--dry-run", "--rate", "10"])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "status to do",
+        "experiment at",
+        "ablation of zoo:modular-addition-113 0, post",
+        "3000",  # a name that repeats is not repeated
+        "last",
+        "drops of zoo:modular-addition-113",
+        "",
+        "4 of 4 units to do",
+    ]
+    assert not main(["grid", "alone.toml", "--dry-run", "--format", "json"])
+    units = json.loads(capsys.readouterr().out)
+    assert [unit["at"] for unit in units] == [["0", "post"], ["3000"], ["last"], []]
 
 
 @pytest.mark.parametrize(
