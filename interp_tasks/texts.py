@@ -57,3 +57,8 @@ def one_line(message: str, written: Iterable[str] = ()) -> str:
 def flat(text: str) -> str:
     """Returns a text in one line, with a blank for every run of white space."""
     return " ".join(text.split())
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a number of things: ``1 unit``, ``2 units``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

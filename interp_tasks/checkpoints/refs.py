@@ -223,12 +223,21 @@ def _from_folder(path: Path) -> ResolvedCheckpoint:
 
 def _select(selector: str, run: Path, run_name: str, steps: list[int]) -> list[int]:
     """Returns the stored steps that one selector names."""
+    if selector in MARKS:
+        return [_stored(find_marks(run, run_name)[selector], run_name, steps)]
+    return select_steps(selector, run_name, steps)
+
+
+def select_steps(selector: str, run_name: str, steps: list[int]) -> list[int]:
+    """Returns those of a run's ``steps`` that a selector names which is no mark.
+
+    Raises:
+        UserError: if it names none, or one that is not among them.
+    """
     if selector == "all":
         return steps
     if selector == "last":
         return steps[-1:]
-    if selector in MARKS:
-        return [_stored(find_marks(run, run_name)[selector], run_name, steps)]
     ranged = _RANGE.match(selector)
     if ranged is None:
         return [_stored(int(selector), run_name, steps)]

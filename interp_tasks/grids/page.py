@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from interp_tasks.grids.unit import relative
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.table import COLUMNS, shown_columns, shown_rows
 from interp_tasks.pages import Column, Figure, Page, Section, Table, Text
+from interp_tasks.texts import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from interp_tasks.grids.run import Grid
 
 INDEX = "index.html"
+#: What a column shows of a row that lacks its value.
+NOTHING = ("", "–", "<NA>")
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def sentences(findings: Findings) -> list[str]:
     records = list(grid.records.values())
     done = sum(record.status == "done" for record in records)
     lines = [
-        f"{len(grid.plan)} units: {len(grid.plan.train)} runs to train, {len(grid.plan.measure)} experiments.",
+        f"{counted(len(grid.plan), 'unit')}: {counted(len(grid.plan.train), 'run')} to train, "
+        f"{counted(len(grid.plan.measure), 'experiment')}.",
         f"{done} done, {grid.done_before} of them before.",
     ]
     if grid.failed:
@@ -122,7 +127,7 @@ def page(findings: Findings) -> Page:
             Table(
                 rows,
                 caption=" ".join(dropped.notes),
-                columns=shown_columns(rows),
+                columns=filled_columns(rows, shown_columns(rows)),
                 name="drops",
                 download=dropped.frame,
             ),
@@ -133,12 +138,20 @@ def page(findings: Findings) -> Page:
         several = experiment_rows[experiment_rows["run"].astype(str).str.endswith("seed-*")]
         rows = shown_rows(several if len(several) else experiment_rows)
         shown = shown_columns(rows)
-        # An experiment on several runs names them in a column of its own, and pools them itself.
+        # An experiment on several runs names them in a column of its own.
         alone = not any(column.header == "run" for column in shown)
         named = [Column("run", "ref")] if alone else []
-        about = "Means over seeds, with intervals over runs." if len(several) and alone else ""
+        # Experiments that pool seeds themselves have medians, with ranges.
+        means = len(several) > 0 and several[SEEDS].notna().all()
+        about = "Means over seeds, with intervals over runs." if means else ""
         if SEEDS in rows and partial(rows).any():
             shown.append(Column("seeds", "n_runs", lambda row: f"{row['n_runs']} of {row[SEEDS]}"))
-        columns = [*named, *(Column(axis, axis) for axis in axes), *shown]
+        columns = filled_columns(rows, [*named, *(Column(axis, axis) for axis in axes), *shown])
         sections.append(Table(rows, str(name), about, columns, name=str(name), download=experiment_rows))
     return Page(f"Grid {grid.folder.name}", sections, grid.spec.model_dump(mode="json", by_alias=True))
+
+
+def filled_columns(rows: pandas.DataFrame, columns: Sequence[Column]) -> list[Column]:
+    """Returns the columns that say something of at least one row."""
+    records: list[Any] = rows.to_dict("records")
+    return [column for column in columns if any(column.shown(row) not in NOTHING for row in records)]

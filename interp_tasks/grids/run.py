@@ -95,9 +95,7 @@ def grid(
         import_all(files)
     check(spec)
     planned = plan(spec)
-    if is_here(executor):
-        known = standing(planned, root, retry)
-        check_devices([unit for unit in planned.units if unit.key not in known], device)
+    check_devices(planned, root, executor, device, retry)
     with locked(root):
         known = standing(planned, root, retry)
         for unit in planned.units:
@@ -122,12 +120,18 @@ def standing(planned: Plan, root: Path, retry: bool) -> dict[str, Record]:
     }
 
 
-def check_devices(units: Sequence[Unit], device: str) -> None:
+def check_devices(planned: Plan, root: Path, executor: str | Executor, device: str, retry: bool) -> None:
     """Refuses a device that is not there, or has not the precision that is asked for, before a unit waits for it.
+
+    Only where the work is done on this machine: workers elsewhere may have it.
 
     Raises:
         UserError: in one line.
     """
+    if not is_here(executor):
+        return
+    known = standing(planned, root, retry)
+    units = [unit for unit in planned.units if unit.key not in known]
     if units:
         check_device(device)
     for unit in units:

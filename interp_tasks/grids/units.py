@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from interp_tasks.checkpoints.atomic import digest
+from interp_tasks.checkpoints.marks import MARKS
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.refs import check_selector, resolve
-from interp_tasks.checkpoints.run_files import is_checkpoint
+from interp_tasks.checkpoints.refs import check_selector, resolve, select_steps
+from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, is_checkpoint, log_file, read_log
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.recipes.recipe import orders_of
+from interp_tasks.measurement.run_logs import find_runs
+from interp_tasks.recipes.recipe import Ordered, orders_of
 from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
 from interp_tasks.settings import check_task_name
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
@@ -72,6 +75,13 @@ class MeasureUnit:
         on = self.runs[0] if len(self.runs) == 1 else f"{self.runs[0]} and {len(self.runs) - 1} more"
         return f"{self.asked.name} of {on}"
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Returns the marks and steps that it looks at in each run; none where it takes runs as a whole."""
+        if takes_whole_runs(self.asked):
+            return ()
+        return tuple(map(str, self.asked.at)) or ("last",)
+
     def refs(self, path_of: Callable[[str], str]) -> list[str]:
         """Returns the REFs of the unit; ``path_of`` gives the path of a run."""
         paths = [path_of(run) for run in self.runs]
@@ -119,13 +129,19 @@ def check(spec: Spec) -> None:
             for selector in str(mark).split(","):
                 check_selector(selector.strip(), f"experiment {experiment_spec.name}, at")
     for run in spec.runs:
-        check_given(run, [experiment_spec for experiment_spec in spec.experiment if experiment_spec.at])
+        check_given(run, spec.experiment)
 
 
 def check_given(run: str, experiment_specs: Sequence[ExperimentSpec]) -> None:
     """Refuses a run that is not there, and marks or steps that it does not have."""
     if not Path(run).is_dir():
-        resolve(run)
+        name, at, _ = run.rpartition("@")
+        if at:
+            raise UserError(f"runs {run!r}: name the run alone, {name}, and the step in at of an experiment")
+        if all(map(reads_logs_alone, experiment_specs)):
+            find_runs(run)
+        else:
+            resolve(run)
     for mark in dict.fromkeys(mark for each in experiment_specs for mark in each.at):
         resolve(f"{run}@{mark}")
 
@@ -158,8 +174,7 @@ def check_experiment(experiment_spec: ExperimentSpec) -> None:
             raise UserError(
                 f"experiment {experiment_spec.name} has no setting {name!r}: it has {', '.join(known)}"
             )
-    of_whole_runs = parameters[0].name == "runs"
-    if experiment_spec.at and of_whole_runs:
+    if experiment_spec.at and takes_whole_runs(experiment_spec):
         raise UserError(
             f"experiment {experiment_spec.name} takes whole runs: leave out at = {list(experiment_spec.at)}"
         )
@@ -194,6 +209,25 @@ def naming_experiment(experiment_spec: ExperimentSpec) -> Iterator[None]:
         raise UserError(f"experiment {experiment_spec.name}: {message}") from None
 
 
+def takes_whole_runs(experiment_spec: ExperimentSpec) -> bool:
+    """Returns whether an experiment is of runs, and not of checkpoints."""
+    return next(iter(parameters_of(experiment_spec))) == "runs"
+
+
+def reads_logs_alone(experiment_spec: ExperimentSpec) -> bool:
+    """Returns whether an experiment reads what runs have logged, and no checkpoint."""
+    looks_further = "stored" in parameters_of(experiment_spec) and experiment_spec.settings.get(
+        "stored", True
+    )
+    return takes_whole_runs(experiment_spec) and not looks_further
+
+
+def parameters_of(experiment_spec: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
+    from interp_tasks import experiments
+
+    return inspect.signature(getattr(experiments, experiment_spec.name)).parameters
+
+
 def option_parameters() -> list[inspect.Parameter]:
     """Returns the parameters that experiments share as ``**options``."""
     from interp_tasks.experiments import Options
@@ -209,8 +243,12 @@ def plan(spec: Spec) -> Plan:
     """
     trained: dict[str, TrainUnit] = {}
     names: dict[str, Any] = {}
+    of_block: dict[int, list[TrainUnit]] = {}
     for block in spec.train:
-        trained |= {unit.key: unit for unit in units_of(block, spec.threads, names)}
+        of_block[id(block)] = units_of(block, spec.threads, names)
+        trained |= {unit.key: unit for unit in of_block[id(block)]}
+    for ordered in orders_of(spec, "the grid"):
+        check_shipped_steps(ordered, of_block[id(ordered.block)][ordered.index])
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
     for experiment_spec in spec.experiment:
@@ -224,8 +262,30 @@ def plan(spec: Spec) -> Plan:
     return Plan(tuple(trained.values()), tuple(measured.values()))
 
 
+def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:
+    """Refuses to ship steps that the run is not going to store; where its marks lie is known once it is trained.
+
+    Raises:
+        UserError: naming the nearest that it stores.
+    """
+    from tasks import get
+
+    published = get(unit.resolved.task_name, **unit.resolved.task).published_steps
+    stored = unit.resolved.train.checkpoint_steps(published)
+    for mark in ordered.shipment.at:
+        for selector in map(str.strip, str(mark).split(",")):
+            if selector not in MARKS:
+                select_steps(selector, f"the grid ships {ordered.name}, which", stored)
+
+
 def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:
     """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
+    if reads_logs_alone(experiment_spec):
+        files = [
+            log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
+        ]
+        logs = [read_log(file, "what the run has logged") for file in files if file.is_file()]
+        return {"run": run, "logs": [digest(log)["sha256"] for log in logs]}
     all_checkpoints = run if is_checkpoint(Path(run)) else f"{run}@all"
     refs = [f"{run}@{mark}" for mark in experiment_spec.at] or [all_checkpoints]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]

@@ -58,7 +58,9 @@ def told_apart(spec: Spec, planned: Plan) -> tuple[dict[str, Told], str]:
         units = [unit for unit in planned.measure if unit.asked.name == experiment]
         asked = [{"at": list(unit.asked.at), **unit.asked.settings} for unit in units]
         for each, settings in zip(units, apart(asked), strict=True):
-            how = f" ({pairs(settings)})" if settings else ""
+            # Its marks are told beside the words.
+            said = pairs({key: value for key, value in settings.items() if key != "at"})
+            how = f" ({said})" if said else ""
             families = list(dict.fromkeys(map(family_of, each.runs)))
             told[each.key] = Told(
                 f"{experiment}{how} of {runs_of(each, changes)}",

@@ -22,7 +22,7 @@ from interp_tasks.files import check_file
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import EXECUTORS, import_file
-from interp_tasks.texts import one_line
+from interp_tasks.texts import counted, one_line
 
 if TYPE_CHECKING:
     from interp_tasks.grids.page import Findings
@@ -57,7 +57,9 @@ class GridCommand(Command):
     ] = None
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the units and what they cost.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show configurations and their cost; in JSON and CSV, units.")
+    ] = False
     rate: Annotated[
         float | None,
         typer.Option(
@@ -125,7 +127,7 @@ class GridCommand(Command):
             note(one_line(f"{unit}: {error}"), quiet=False)
         if done.failed:
             raise UserError(
-                f"{len(done.failed)} of {len(done.plan)} units failed, see above; the rest is done. "
+                f"{len(done.failed)} of {counted(len(done.plan), 'unit')} failed, see above; the rest is done. "
                 "--retry tries them again"
             )
 
@@ -145,14 +147,16 @@ class GridCommand(Command):
     def show_plan(self) -> None:
         """Prints what each configuration changes, its state, and what it would take; for programs every unit."""
         from interp_tasks.cli.tables import console
+        from interp_tasks.grids.run import check_devices
         from interp_tasks.grids.unit import read_record
-        from interp_tasks.grids.units import plan
+        from interp_tasks.grids.units import MeasureUnit, plan
         from interp_tasks.grids.words import told_apart
         from interp_tasks.measurement.run_logs import shared_folder
         from interp_tasks.recipes.spec import read_spec
 
         spec, root = read_spec(self.spec), self.folder().resolve()
         planned = plan(spec)
+        check_devices(planned, root, self.executor, self.device, self.retry)
         told, usual = told_apart(spec, planned)
         costs: dict[str, dict[str, Any]] = {}
         rows: list[dict[str, Any]] = []
@@ -164,6 +168,7 @@ class GridCommand(Command):
                     "unit": unit.what,
                     "settings": told[unit.key].settings,
                     "ships": told[unit.key].ships,
+                    "at": list(unit.marks) if isinstance(unit, MeasureUnit) else None,
                     "key": unit.key,
                     "status": record.status if record else "to do",
                     "flop": cost.get("run_flop"),
@@ -187,12 +192,16 @@ class GridCommand(Command):
             print_rows(trained, "table", columns, head)
         measured = [{**each, "experiment": each["run"]} for each in lines if not each["flop"]]
         if measured:
-            console().print()
-            print_rows(measured, "table", ["experiment", "seeds", "status"])
-        total = f"{len(left)} of {len(rows)} units to do: {flop(sum(row['flop'] or 0 for row in left))} of training, "
-        total += f"{size(sum(row['bytes'] or 0 for row in left))} on disk"
-        if self.rate:
-            total += f", {duration(sum(row['seconds'] or 0 for row in left))} one after the other"
+            if trained:
+                console().print()
+            said = [name for name in ("seeds", "at") if any(each[name] for each in measured)]
+            print_rows(measured, "table", ["experiment", *said, "status"])
+        total = f"{len(left)} of {counted(len(rows), 'unit')} to do"
+        if any(row["flop"] for row in left):
+            total += f": {flop(sum(row['flop'] or 0 for row in left))} of training, "
+            total += f"{size(sum(row['bytes'] or 0 for row in left))} on disk"
+            if self.rate:
+                total += f", {duration(sum(row['seconds'] or 0 for row in left))} one after the other"
         console().print(f"\n{total}" + "\nThe folder of each run: --format json" * bool(trained))
 
     def cost_of(self, unit: Any, costs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -228,6 +237,7 @@ def line(rows: Sequence[Mapping[str, Any]], told: Mapping[str, Told], zoo: str) 
     return {
         "run": told[rows[0]["key"]].words,
         "seeds": spans(seed for row in rows for seed in told[row["key"]].seeds),
+        "at": ", ".join(rows[0]["at"] or ()),
         "ships as": ", ".join(dict.fromkeys(name.removeprefix(f"{zoo}/") for name in names)),
         "status": ", ".join(f"{count} {word}" if len(status) > 1 else word for word, count in status.items()),
         "flop": flop(total["flop"]) if total["flop"] else "",

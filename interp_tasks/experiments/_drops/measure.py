@@ -132,11 +132,12 @@ def notes(
     """Returns the sentences below the table; ``left``: of each curve with a plateau by theory, whether it left it."""
     several = bool(families(logged_runs))
     without = [(*names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
+    more = len(without) - MOST_REASONS
     return (
         *(f"No drop in {metric} of {run}: {why}." for run, metric, why in without[:MOST_REASONS]),
         *(
-            [f"{len(without) - MOST_REASONS} more have no drop; asked for alone, each says why."]
-            if len(without) > MOST_REASONS
+            [f"{more} more {'has' if more == 1 else 'have'} no drop; asked for alone, each says why."]
+            if more > 0
             else []
         ),
         "Onset, crossing, end: the last step before 10%, the first after 50% and after 90% of the way from plateau to "

@@ -110,6 +110,8 @@ def test_runs_without_a_drop_are_counted_where_not_each_says_why(tmp_path):
     notes = drops(str(tmp_path / "flat-*")).notes
     assert sum(note.startswith("No drop in mse_masked of") for note in notes) == 3
     assert "2 more have no drop; asked for alone, each says why." in notes
+    four = drops([str(tmp_path / f"flat-{number}") for number in range(4)]).notes
+    assert "1 more has no drop; asked for alone, each says why." in four
 
 
 def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):

@@ -40,6 +40,9 @@ TINY = {
 }
 ABLATION = {"name": "ablation", "at": "last", "settings": {"samples": 8, "heads": "0.0"}}
 
+#: Ships without a checkpoint.
+LOG_ALONE = "zoo:modular-arithmetic-sweeps/addition-60"
+
 
 def small(seeds="0:2", experiment=(ABLATION,), **settings):
     train = {"task": "modular-addition", "seeds": seeds, "set": {**TINY, **settings}}
@@ -183,6 +186,12 @@ def test_experiments_over_runs_seeds_or_all():
             "ships a{seed}, at': no step 'lsat': did you mean @last?",
         ),
         ({"runs": "zoo:nowhere"}, "no zoo:nowhere"),
+        (
+            {"runs": "zoo:modular-addition-113@post", "experiment": [ABLATION]},
+            "runs 'zoo:modular-addition-113@post': name the run alone, zoo:modular-addition-113, and the step in at",
+        ),
+        ({"runs": LOG_ALONE, "experiment": [{"name": "drops"}, ABLATION]}, "ships its log alone: train it"),
+        ({"runs": LOG_ALONE, "experiment": [{"name": "curve"}]}, "ships its log alone: train it"),
         (small(**{"task.p": date(2026, 1, 1)}), "date is not JSON serializable"),
         (small(seeds=3), 'write seeds as "0:4"'),
         (small(seeds=[True]), 'write seeds as "0:4"'),
@@ -225,6 +234,38 @@ def test_what_cannot_be_is_refused_in_one_line(spec, said):
         check(spec_of(spec))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (
+            [2, 3],
+            "the grid ships a0, which has no checkpoint at step 3: the nearest are 2 and 4 (of 0, 1, 2, 4)",
+        ),
+        (["pre", "4, 99999"], "which has no checkpoint at step 99999: the nearest are 4"),
+        ("0:4:2", None),
+        ("1:4:1", "which has no checkpoint at step 3"),
+        ("5:", "the grid ships a0, which stores no step in 5:"),
+        (["pre", "last", "all"], None),
+    ],
+)
+def test_steps_that_ship_are_among_those_that_are_going_to_be_stored(at, said, tmp_path):
+    """The steps are those that a run of these settings has stored, as the other tests' runs do."""
+    spec = spec_of(shipped({"name": "a{seed}", "at": at}))
+    if said is None:
+        assert len(plan(spec).train) == 2
+        return
+    with pytest.raises(UserError) as error:
+        grid(spec, tmp_path / "out", executor="serial")
+    assert said in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_step_that_only_this_run_stores_may_ship():
+    ship = {"name": "a{seed}", "at": 3}
+    block = small(**{"train.checkpoint_at": [3]})["train"]
+    assert len(plan(spec_of({"train": {**block, "ship": ship}})).train) == 2
 
 
 @pytest.mark.parametrize(("entry", "kind"), [("run.json", "run"), ("search.json", "search")])
@@ -408,6 +449,44 @@ def test_a_mean_over_fewer_seeds_says_so(done, monkeypatch):
     assert "1 of 2" not in page(before).html()
 
 
+def test_means_over_seeds_are_said_of_rows_that_the_grid_pooled(tmp_path):
+    """`generalisation` over seeds has medians with ranges; over single runs, means that the grid makes of them."""
+    captions = {}
+    for over in ("seeds", "run"):
+        asked = [ABLATION, {"name": "generalisation", "over": over}]
+        found = grid(small(experiment=asked), tmp_path / "g", executor="serial")
+        tables = [each for each in page(Findings.of(found)).sections if isinstance(each, Table)]
+        captions[over] = {each.name: each.caption for each in tables}
+    means = "Means over seeds, with intervals over runs."
+    assert (
+        captions["seeds"]["ablation"]
+        == captions["run"]["ablation"]
+        == captions["run"]["generalisation"]
+        == means
+    )
+    assert captions["seeds"]["generalisation"] == ""
+
+
+def test_columns_without_an_entry_are_left_out_of_the_page(done):
+    findings = Findings.of(done)
+    assert findings.rows.query("metric == 'onset'")["value"].isna().all()
+    shown = {}
+    for section in page(findings).sections:
+        if not isinstance(section, Table):
+            continue
+        markup = section.html("t").partition("</table>")[0]
+        header = re.findall(r"<th[^>]*><button[^>]*>(.*?)</button>", markup)
+        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", markup)]
+        assert {len(row) for row in rows} == {len(header)}
+        cells = zip(header, zip(*rows, strict=True), strict=True)
+        shown[section.name] = header
+        for name, column in cells:
+            assert {re.sub(r"<[^>]*>", "", cell) for cell in column} - {"", "–", "<NA>"}, (section.name, name)
+    assert {"run", "drop"} <= set(shown["drops"])
+    assert "onset" not in shown["drops"]
+    assert "model.d_model" in shown["ablation"]
+
+
 def test_marks_of_seeds_are_pooled_though_their_steps_differ():
     rows = pd.DataFrame(
         {"run": ["a/seed-0", "a/seed-1"], "ref": ["a/seed-0@pre", "a/seed-1@pre"], "step": [3, 5]}
@@ -579,6 +658,33 @@ def test_runs_that_are_there_are_measured_and_not_trained(tmp_path):
     found = grid(spec, tmp_path / "g", executor="serial")
     assert not found.plan.train
     assert set(table(found)["ref"]) == {"zoo:modular-addition-113@last"}
+
+
+def test_experiments_that_read_logs_alone_take_runs_that_ship_nothing_else(tmp_path):
+    from interp_tasks.experiments import drops
+
+    asked = [
+        {"name": "drops"},
+        {"name": "generalisation"},
+        {"name": "curve", "settings": {"stored": False}},
+    ]
+    found = grid({"runs": LOG_ALONE, "experiment": asked}, tmp_path / "g", executor="serial")
+    assert [record.status for record in found.records.values()] == ["done"] * 3
+    rows = table(found).query("experiment == 'drops'").reset_index(drop=True)
+    alone = drops(LOG_ALONE).frame
+    pd.testing.assert_frame_equal(rows[list(alone.columns)], alone, check_dtype=False)
+
+
+def test_a_log_that_grew_is_read_again_by_experiments_of_whole_runs(tmp_path):
+    run = tmp_path / "run"
+    values = {key.partition(".")[2]: value for key, value in TINY.items() if key.startswith("train.")}
+    task = tasks.get("modular-addition", p=11)
+    train(task, out=run, settings={"d_model": 8, "n_heads": 2}, config=values)
+    spec = spec_of({"runs": [str(run)], "experiment": [{"name": "drops"}]})
+    [before] = plan(spec).measure
+    assert plan(spec).measure == (before,)
+    train(task, out=run, settings={"d_model": 8, "n_heads": 2}, config={**values, "steps": 6})
+    assert plan(spec).measure[0].key != before.key
 
 
 def test_a_run_that_is_only_named_and_trained_further_is_measured_again(tmp_path):
@@ -806,6 +912,28 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert (tmp_path / "grids/seeds/grid.csv").is_file()
     assert not main(["grid", "seeds.toml", "--dry-run"])
     assert "0 of 4 units to do" in capsys.readouterr().out
+    one = FILE.partition("[[experiment]]")[0].replace('seeds = "0:2"', "seeds = [0]")
+    (tmp_path / "one.toml").write_text(one)
+    assert not main(["grid", "one.toml", "--dry-run"])
+    assert "1 of 1 unit to do" in capsys.readouterr().out
+    assert not main(["grid", "one.toml", "--executor", "serial", "--quiet"])
+    assert "1 unit: 1 run to train, 0 experiments." in capsys.readouterr().out
+
+
+def test_a_dry_run_refuses_a_device_that_is_not_there_as_the_run_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seeds.toml").write_text(FILE)
+
+    def said(*options):
+        ended = main(["grid", "seeds.toml", "--device", "cuda:99", *options])
+        return ended, capsys.readouterr().err
+
+    assert said("--dry-run") == said()
+    ended, error = said("--dry-run")
+    assert ended == 2
+    assert "device 'cuda:99' is not available" in error
+    # Workers elsewhere may have it.
+    assert said("--dry-run", "--executor", "dask://elsewhere:8786") == (0, "")
 
 
 TOLD_APART = """
@@ -856,7 +984,7 @@ def test_a_dry_run_says_what_each_configuration_changes(tmp_path, monkeypatch, c
         "d_model=8 0-2 width-8/seed-*",
         "d_model=16 0-2 width-16/seed-*",
         "steps=8 d_model=8 0, 2",
-        "ablation (samples=8 heads=each) of d_model=16 0-2",
+        "ablation (samples=8 heads=each) of d_model=16 0-2 last",
         "ablation of 11 runs",
         "drops of all seeds of steps=8 d_model=8 0, 2",
     ):
@@ -871,6 +999,33 @@ def test_a_dry_run_says_what_each_configuration_changes(tmp_path, monkeypatch, c
     assert last["ships"] is None
     assert re.fullmatch(r"train runs/modular-addition-[0-9a-f]{8}/seed-2", last["unit"])
     assert [unit["ships"] for unit in units[:2]] == ["sweep/width-8/seed-0", "sweep/width-8/seed-1"]
+
+
+def test_a_dry_run_of_experiments_alone_says_at_which_marks_and_nothing_of_training(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        f'[[experiment]]\nname = "ablation"\nsettings = {{ samples = 8 }}\n{at}'
+        for at in ("at = [0, 'post']", "at = 3000", "")
+    ]
+    runs = 'runs = "zoo:modular-addition-113"'
+    (tmp_path / "alone.toml").write_text("\n".join([runs, *asked, '[[experiment]]\nname = "drops"']))
+    assert not main(["grid", "alone.toml", "--dry-run", "--rate", "10"])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "status to do",
+        "experiment at",
+        "ablation of zoo:modular-addition-113 0, post",
+        "3000",  # a name that repeats is not repeated
+        "last",
+        "drops of zoo:modular-addition-113",
+        "",
+        "4 of 4 units to do",
+    ]
+    assert not main(["grid", "alone.toml", "--dry-run", "--format", "json"])
+    units = json.loads(capsys.readouterr().out)
+    assert [unit["at"] for unit in units] == [["0", "post"], ["3000"], ["last"], []]
 
 
 @pytest.mark.parametrize(
