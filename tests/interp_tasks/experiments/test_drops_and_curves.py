@@ -17,7 +17,7 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments._curve.measure import between_points
 from interp_tasks.experiments._drops.measure import plateau_until
-from interp_tasks.experiments._drops.table import view_rows
+from interp_tasks.experiments._drops.table import view_columns, view_rows
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)
@@ -175,13 +175,34 @@ def test_a_run_that_leaves_at_its_last_step_is_none_that_never_leaves(tmp_path, 
     said = capsys.readouterr().out
     cells = [line.split()[-2:] for line in said.splitlines() if " no  " in line]
     assert cells == [["never", "left"], ["never", "left"], ["0.11", "4000"]]
-    assert "2 of 3 never left it: in files, and in medians, they have their last step." in " ".join(
+    assert "2 of 3 never left it: in files they have their last step, a lower bound (≥)." in " ".join(
         said.split()
     )
     frame = drops(f"{tmp_path}/seed-*").frame
     left = frame[frame["metric"] == "plateau left"]
     assert left["value"].tolist() == pytest.approx([0, 0, 1, 1 / 3])
     assert left["n_runs"].tolist() == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("left_at", "cell"),
+    [
+        ([None, None], "never left"),
+        ([1000, 2000, None], "2000 [1000, ≥4000]"),
+        ([1000, None, None], "≥4000 [1000, ≥4000]"),
+        # Half way between a step and a later one than the last that is logged.
+        ([1000, None], "≥2500 [1000, ≥4000]"),
+        ([1000, 4000], "2500 [1000, 4000]"),
+        ([None, 4000], "≥4000 [4000, ≥4000]"),
+    ],
+)
+def test_a_last_step_that_stands_for_a_later_one_is_marked_among_seeds(tmp_path, left_at, cell):
+    for seed, step in enumerate(left_at):
+        logged = [0.11 if step is None or at < step else 0.09 for at in STEPS]
+        write(tmp_path / f"seed-{seed}", {"mse_masked": logged}, train__seed=seed)
+    rows = view_rows(drops(f"{tmp_path}/seed-*").frame)
+    (until,) = (column for column in view_columns(rows) if column.header == "plateau until")
+    assert until.shown(rows.to_dict("records")[-1]) == cell
 
 
 def test_every_part_of_a_mixture_and_any_other_metric(tmp_path):
