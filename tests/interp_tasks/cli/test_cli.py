@@ -895,7 +895,8 @@ def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):
     monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", loaded)
     code, out, err = call("ablation", "--ckpt", "run@40", "--metric", "mse_maskd", *SMALL)
     line = (
-        "interp-run: --metric 'mse_maskd': the metrics are mse_all, mse_masked, mse_observed; or write all\n"
+        "interp-run: --metric 'mse_maskd': did you mean mse_masked? the metrics are mse_all, mse_masked, "
+        "mse_observed; or write all\n"
     )
     assert (code, out, err) == (2, "", line)
     code, out, err = call("ablation", "--ckpt", "zoo:miiii-113-paper@last", "--metric", "los_3", *SMALL)

@@ -153,11 +153,23 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
         spearmanr([16, 32, 32, 64], [2500, 2000, 2100, 1000]).statistic
     )
     assert row["ci_low"].item() <= row["value"].item() <= row["ci_high"].item()
-    for key, runs_given in (("model.d_model", runs[:2]), ("task.distribution", runs)):
+    for key, runs_given in (("model.d_model", runs[:2]), ("task.name", runs)):
         with pytest.raises(
             UserError, match=f"^--against {key}: no three of the runs have different numbers there"
         ):
             drops(runs_given, against=key)
+
+
+def test_a_setting_that_no_run_has_is_said_to_be_none(tmp_path):
+    """Of a slip of the pen the answer was that no three runs have different numbers there."""
+    runs = [
+        write(tmp_path / f"w{width}", {"accuracy": [1.0] * len(STEPS)}, model__d_model=width)
+        for width in (1, 2, 3)
+    ]
+    for key, hint in (("model.d_modl", ": did you mean model.d_model?"), ("train.zzzzzz", "")):
+        with pytest.raises(UserError) as refused:
+            drops(runs, metric="accuracy", against=key)
+        assert str(refused.value) == f"--against {key}: no run has such a setting{hint}"
 
 
 def test_the_plateau_ends_where_the_metric_stays_below():
