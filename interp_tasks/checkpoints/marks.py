@@ -128,10 +128,13 @@ def marks_around(drop: Drop, steps: list[int], name: str) -> dict[str, int]:
     """
     before = [step for step in steps if step <= drop.onset]
     after = [step for step in steps if step >= drop.end]
-    for side, where, edge in ((before, "before", drop.onset), (after, "after", drop.end)):
+    for side, where, nearest in (
+        (before, "before", f"first is @{steps[0]}"),
+        (after, "after", f"last is @{steps[-1]}"),
+    ):
         if not side:
             raise UserError(
-                f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}, at {edge})"
+                f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
             )
     plateau = [step for step in before if step > 0] or before
     pre = min(plateau, key=lambda step: abs(step - drop.onset / 4))

@@ -44,18 +44,15 @@ def check_targets(name: str, out: Path | None, plot: str | None) -> None:
 
 def print_as(result: Result, format: str, metric: str | None = None) -> None:
     """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is."""
-    from interp_tasks.measurement.table import compares_metrics
-
+    chosen = printed(result, format, metric)
     if format != "table":
-        chosen = result if metric is None else result.of_metric(metric)
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
         from interp_tasks.measurement.header import header_parts
-        from interp_tasks.measurement.table import shown_columns, shown_rows
+        from interp_tasks.measurement.table import compares_metrics, shown_columns, shown_rows
 
         of_one_metric = compares_metrics(result.frame)
-        chosen = result.of_metric(metric) if of_one_metric else result
         frame, notes = chosen.frame, list(chosen.notes)
         rows = shown_rows(frame)
         columns = shown_columns(rows)
@@ -70,6 +67,23 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         print_result(
             rows, columns, notes, header_parts(result.experiment, result.config), together=of_one_metric
         )
+
+
+def printed(result: Result, format: str, metric: str | None) -> Result:
+    """Returns the part of a result that goes to stdout."""
+    from interp_tasks.measurement.table import compares_metrics
+
+    of_one_metric = compares_metrics(result.frame) if format == "table" else metric is not None
+    return result.of_metric(metric) if of_one_metric else result
+
+
+def of_files(result: Result, shown: Result) -> str:
+    """Returns what to say where files adjust their p-values over more tests than what is printed does."""
+    from interp_tasks.measurement.table import tests
+
+    # Of one metric only the sentence about the adjustment differs.
+    same = tuple(result.notes) == tuple(shown.notes)
+    return "" if same else f"; p adj. in files: over all {tests(result.frame)} tests"
 
 
 def named_heads(spec: str) -> str:
@@ -96,7 +110,12 @@ def emit(
             return [result.page().write(target("", result.experiment, PAGE))]
         return pictures
 
-    write_and_show(write, lambda: print_as(result, format, metric), quiet)
+    write_and_show(
+        write,
+        lambda: print_as(result, format, metric),
+        quiet,
+        lambda: of_files(result, printed(result, format, metric)) if out is not None else "",
+    )
 
 
 def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:
@@ -112,8 +131,17 @@ def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]
     return files
 
 
-def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
-    """Writes the files first, so that a closed pipe cannot lose them, then stdout, even where a file fails."""
+def write_and_show(
+    write: Callable[[], list[Path]],
+    show: Callable[[], None],
+    quiet: bool,
+    about: Callable[[], str] = lambda: "",
+) -> None:
+    """Writes the files first, so that a closed pipe cannot lose them, then stdout, even where a file fails.
+
+    Args:
+        about: returns what is said of the files behind their names.
+    """
     try:
         written = write()
     except Exception:
@@ -125,4 +153,4 @@ def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], qu
     show()
     if written:
         sys.stdout.flush()
-        note(f"wrote {', '.join(map(str, written))}", quiet)
+        note(f"wrote {', '.join(map(str, written))}{about()}", quiet)

@@ -132,7 +132,7 @@ def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, 
         return frame if chosen.empty else chosen
     chosen = frame[(names == metric) | (frame["metric"] == metric)]
     if chosen.empty:
-        raise unknown("--metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
+        raise unknown("no metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
     return chosen
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from interp_tasks.checkpoints.drop import final_level
@@ -37,7 +38,6 @@ def _row(name: str, runs: list[Path]) -> dict[str, Any]:
     config = described[0]["config"]
     metric = described[0]["drop_metric"]["name"]
     drops = [span for run, about in zip(runs, described, strict=True) if (span := _drop(run, about))]
-    finals = sorted(_final(run, metric) for run in runs)
     steps = [stored_steps(run) for run in runs]
     model = config["model"]
     return {
@@ -52,7 +52,7 @@ def _row(name: str, runs: list[Path]) -> dict[str, Any]:
         "drop": [min(first for first, _ in drops), max(last for _, last in drops)] if drops else None,
         "dropped": len(drops),
         "metric": metric,
-        "final": finals[len(finals) // 2],
+        "final": median(_final(run, metric) for run in runs),
     }
 
 

@@ -22,6 +22,7 @@ from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.checkpoints.run_files import METRICS_FILE, write_log
 from interp_tasks.cli import main
+from interp_tasks.experiments import drops
 from interp_tasks.grids import grid
 from interp_tasks.recipes import recipe as recipes
 from interp_tasks.recipes.recipe import recipe_names
@@ -174,6 +175,15 @@ def test_a_log_without_a_drop_says_so_where_a_mark_of_it_is_asked_for():
     ):
         with pytest.raises(UserError, match="ships its log alone"):
             resolve(ref)
+
+
+def test_the_final_level_of_an_even_number_of_seeds_is_their_median():
+    """The upper of the two in the middle was listed, and `runs drops` said another number."""
+    row = next(row for row in catalog() if row["name"].endswith("/seed-*") and len(row["seeds"]) % 2 == 0)
+    said = drops(row["name"], metric=row["metric"]).frame
+    pooled = said[(said["run"] == row["name"]) & (said["metric"] == "final")]
+    assert row["final"] == pytest.approx(pooled["value"].item(), rel=1e-12)
+    assert pooled["n_runs"].item() == len(row["seeds"])
 
 
 def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):

@@ -19,9 +19,10 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
 
-#: Below the tables: what two of their columns say.
+#: Below the tables: what three of their columns say.
 LEGEND = """\
-stored: checkpoints (log: none); final: the metric's level at the end
+stored: checkpoints (log: none)
+final: the metric's level at the end, of several seeds the median
 drop: steps from 10% to 90% of its change, of several seeds from the first on"""
 
 

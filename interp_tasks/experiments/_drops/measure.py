@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,7 +152,7 @@ def notes(
         ),
         *(
             [
-                f"{left.count(0.0)} of {len(left)} never left it: in files, and in medians, they have their last step."
+                f"{left.count(0.0)} of {len(left)} never left it: in files they have their last step, a lower bound (≥)."
             ]
             if 0.0 in left
             else []
@@ -271,6 +272,7 @@ def correlations(
             groups.setdefault(repr(without(run.config, key)), {})[run.name] = float(value)
     chosen = [group for group in groups.values() if len(set(group.values())) >= 3]
     if not chosen:
+        check_there(logged_runs, key)
         raise UserError(
             f"--against {key}: no three of the runs have different numbers there and differ in nothing else but the "
             "seed"
@@ -302,6 +304,20 @@ def correlations(
                 "ci_low": low,
                 "ci_high": high,
             }
+
+
+def check_there(logged_runs: Sequence[Run], key: str) -> None:
+    """Refuses a setting that none of the runs has, with the closest of those there are."""
+    known = {
+        f"{section}.{name}"
+        for run in logged_runs
+        for section in ("task", "model", "train")
+        for name in run.config.get(section, {})
+    }
+    if key not in known:
+        close = difflib.get_close_matches(key, sorted(known), n=1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise UserError(f"--against {key}: no run has such a setting{hint}")
 
 
 def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

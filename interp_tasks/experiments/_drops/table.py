@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.run_logs import shared_folder
+from interp_tasks.measurement.run_logs import family, shared_folder
 from interp_tasks.pages import Column, number, with_interval
 
 if TYPE_CHECKING:
@@ -35,11 +36,20 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
             f"{name} range": (values.get(f"{name}, smallest"), values.get(f"{name}, largest"))
             for name in shown
         }
+        members = frame[(frame["run"].map(family) == first["run"]) & (frame["variant"] == first["variant"])]
         several = any(f"{name}, smallest" in values for name in shown)
         kind = "rank correlation" if again else "median" if several else ""
         drop = values.get(f"{CORRELATION}drop" if again else "drop")
         rows.append(
-            {**first, **shown, **ranges, "drop": said(drop, kind), "kind": kind, "left": values.get(LEFT)}
+            {
+                **first,
+                **shown,
+                **ranges,
+                "drop": said(drop, kind),
+                "kind": kind,
+                "left": values.get(LEFT),
+                "bounds": lower_bounds(members),
+            }
         )
     shown_frame = pandas.DataFrame(rows)
     # One block for all runs: they are compared.
@@ -55,6 +65,21 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     title = f"{runs} run{'s' if runs != 1 else ''}{' of ' + folder if folder else ''}"
     short = shown_frame["run"].str.removeprefix(f"{folder}/") if folder else shown_frame["run"]
     return shown_frame.assign(ref=title, step=steps, seed=every, run=short)
+
+
+def lower_bounds(members: pandas.DataFrame) -> tuple[bool, bool, bool]:
+    """Returns whether the median, least and largest last step of plateaus are bounds: of runs that never left, later
+    steps would change them.
+    """
+    by_run = members.pivot_table(index="run", columns="metric", values="value")
+    if not {UNTIL, LEFT} <= set(by_run.columns):
+        return False, False, False
+    steps, later = by_run[UNTIL], by_run[UNTIL].where(by_run[LEFT] == 1, math.inf)
+    return (
+        bool(steps.median() != later.median()),
+        bool(steps.min() != later.min()),
+        bool(steps.max() != later.max()),
+    )
 
 
 def said(drop: float | None, kind: str) -> str:
@@ -86,10 +111,16 @@ def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
         if value is None or value != value:
             return "–"
         low, high = row[f"{name} range"]
-        if name == UNTIL and row["left"] == 0 and not row["kind"]:
+        if name == UNTIL and row["left"] == 0:
             return "never left"
         if name not in (*STEPS, UNTIL) or row["kind"] == "rank correlation":
             return with_interval(number(value), low, high)
-        return whole(value) + (f" [{whole(low)}, {whole(high)}]" if row["kind"] == "median" else "")
+        bounds = row["bounds"] if name == UNTIL else (False, False, False)
+        middle, *ends = (
+            f"{'≥' * bound}{whole(step)}"
+            for bound, step in zip(bounds, (value, low, high), strict=True)
+            if step is not None
+        )
+        return middle + (f" [{', '.join(ends)}]" if row["kind"] == "median" else "")
 
     return text

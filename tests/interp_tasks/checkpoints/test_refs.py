@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from interp_tasks.checkpoints import describe_run, find_marks, refs, resolve, stored_steps, zoo_names
+from interp_tasks.checkpoints.marks import find_drop
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, read_clock, read_metrics, write_log
 from interp_tasks.errors import UserError
@@ -236,10 +237,12 @@ def test_marks_never_fall_on_the_wrong_side(place: Path) -> None:
     assert find_marks(sparse)["pre"] == 900  # 0 is nearer to 250, but an untrained model says little
     late = write_run(place / "late", [3000, 4000], drop_metric=metric)
     write_metrics(late)
-    assert "late has no checkpoint before its drop" in complaint("late@pre")
+    drop = find_drop(late, json.loads((late / "run.json").read_text()), "late")
+    span = f"(steps {drop.onset} to {drop.end})"
+    assert f"late has no checkpoint before its drop {span}: the first is @3000" in complaint("late@pre")
     early = write_run(place / "early", [0, 500], drop_metric=metric)
     write_metrics(early)
-    assert "early has no checkpoint after its drop" in complaint("early@end")
+    assert f"early has no checkpoint after its drop {span}: the last is @500" in complaint("early@end")
 
 
 @pytest.mark.parametrize("mark", ["pre", "onset", "end", "post"])

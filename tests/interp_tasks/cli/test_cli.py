@@ -110,6 +110,21 @@ def test_holm_is_over_the_metric_that_was_asked_for(call):
         assert f"Holm's adjustment over the {count} tests of these rows." in out
 
 
+def test_files_that_adjust_over_more_tests_than_the_screen_say_so(call, tmp_path):
+    asked = ("--ckpt", "run@40", "--heads", "each", "--out", str(tmp_path / "out"))
+    said = {
+        metric: " ".join(call("ablation", *asked, *metric, "--samples", "12")[2].split())
+        for metric in ((), ("--metric", "mse_all", "--format", "json"), ("--metric", "all"))
+    }
+    adjusted = json.loads((tmp_path / "out/ablation.json").read_text())
+    count = sum(row["p_value"] is not None for row in adjusted)
+    clauses = [text.partition("ablation.config.json")[2] for text in said.values()]
+    assert clauses == [*[f"; p adj. in files: over all {count} tests"] * 2, ""]
+    assert min(row["p_adjusted"] for row in adjusted) == pytest.approx(
+        min(1, count * min(row["p_value"] for row in adjusted))
+    )
+
+
 @pytest.mark.parametrize("columns", [80, 100, 120, 200])
 def test_table_fits_its_terminal(call, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -895,7 +910,8 @@ def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):
     monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", loaded)
     code, out, err = call("ablation", "--ckpt", "run@40", "--metric", "mse_maskd", *SMALL)
     line = (
-        "interp-run: --metric 'mse_maskd': the metrics are mse_all, mse_masked, mse_observed; or write all\n"
+        "interp-run: --metric 'mse_maskd': did you mean mse_masked? the metrics are mse_all, mse_masked, "
+        "mse_observed; or write all\n"
     )
     assert (code, out, err) == (2, "", line)
     code, out, err = call("ablation", "--ckpt", "zoo:miiii-113-paper@last", "--metric", "los_3", *SMALL)

@@ -161,3 +161,21 @@ def test_nothing_is_wider_than_a_narrow_window(opened, width):
     opened.set_viewport_size({"width": width, "height": 900})
     opened.wait_for_function("() => document.documentElement.scrollWidth <= window.innerWidth")
     opened.set_viewport_size({"width": 1400, "height": 900})
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("width", [480, 380])
+def test_steps_around_a_drop_have_their_buttons_on_a_narrow_window_too(opened, width):
+    """They were hidden there, as was what the slider is about."""
+    opened.set_viewport_size({"width": width, "height": 800})
+    for row, change in zip(opened.locator(".controls").all(), ("drop", "rise"), strict=True):
+        names = (f"before the {change}", f"{change} begins", f"{change} ends", f"after the {change}")
+        assert row.locator(".marks button").all_inner_texts() == list(names)
+        assert all(each.is_visible() for each in row.locator("label, button, input, output").all())
+        for name, step in (names[0], "step 10"), (names[3], "step 40"):
+            row.get_by_role("button", name=name).click()
+            assert row.locator("label ~ output").inner_text() == step
+        # They stay in view while one scrolls: most of the window is the page's.
+        assert row.bounding_box()["height"] < 800 / 6
+    opened.wait_for_function("() => document.documentElement.scrollWidth <= window.innerWidth")
+    opened.set_viewport_size({"width": 1400, "height": 900})

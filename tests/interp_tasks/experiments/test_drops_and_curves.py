@@ -17,7 +17,7 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments._curve.measure import between_points
 from interp_tasks.experiments._drops.measure import plateau_until
-from interp_tasks.experiments._drops.table import view_rows
+from interp_tasks.experiments._drops.table import view_columns, view_rows
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)
@@ -155,11 +155,23 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
         spearmanr([16, 32, 32, 64], [2500, 2000, 2100, 1000]).statistic
     )
     assert row["ci_low"].item() <= row["value"].item() <= row["ci_high"].item()
-    for key, runs_given in (("model.d_model", runs[:2]), ("task.distribution", runs)):
+    for key, runs_given in (("model.d_model", runs[:2]), ("task.name", runs)):
         with pytest.raises(
             UserError, match=f"^--against {key}: no three of the runs have different numbers there"
         ):
             drops(runs_given, against=key)
+
+
+def test_a_setting_that_no_run_has_is_said_to_be_none(tmp_path):
+    """Of a slip of the pen the answer was that no three runs have different numbers there."""
+    runs = [
+        write(tmp_path / f"w{width}", {"accuracy": [1.0] * len(STEPS)}, model__d_model=width)
+        for width in (1, 2, 3)
+    ]
+    for key, hint in (("model.d_modl", ": did you mean model.d_model?"), ("train.zzzzzz", "")):
+        with pytest.raises(UserError) as refused:
+            drops(runs, metric="accuracy", against=key)
+        assert str(refused.value) == f"--against {key}: no run has such a setting{hint}"
 
 
 def test_the_plateau_ends_where_the_metric_stays_below():
@@ -177,13 +189,34 @@ def test_a_run_that_leaves_at_its_last_step_is_none_that_never_leaves(tmp_path, 
     said = capsys.readouterr().out
     cells = [line.split()[-2:] for line in said.splitlines() if " no  " in line]
     assert cells == [["never", "left"], ["never", "left"], ["0.11", "4000"]]
-    assert "2 of 3 never left it: in files, and in medians, they have their last step." in " ".join(
+    assert "2 of 3 never left it: in files they have their last step, a lower bound (≥)." in " ".join(
         said.split()
     )
     frame = drops(f"{tmp_path}/seed-*").frame
     left = frame[frame["metric"] == "plateau left"]
     assert left["value"].tolist() == pytest.approx([0, 0, 1, 1 / 3])
     assert left["n_runs"].tolist() == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("left_at", "cell"),
+    [
+        ([None, None], "never left"),
+        ([1000, 2000, None], "2000 [1000, ≥4000]"),
+        ([1000, None, None], "≥4000 [1000, ≥4000]"),
+        # Half way between a step and a later one than the last that is logged.
+        ([1000, None], "≥2500 [1000, ≥4000]"),
+        ([1000, 4000], "2500 [1000, 4000]"),
+        ([None, 4000], "≥4000 [4000, ≥4000]"),
+    ],
+)
+def test_a_last_step_that_stands_for_a_later_one_is_marked_among_seeds(tmp_path, left_at, cell):
+    for seed, step in enumerate(left_at):
+        logged = [0.11 if step is None or at < step else 0.09 for at in STEPS]
+        write(tmp_path / f"seed-{seed}", {"mse_masked": logged}, train__seed=seed)
+    rows = view_rows(drops(f"{tmp_path}/seed-*").frame)
+    (until,) = (column for column in view_columns(rows) if column.header == "plateau until")
+    assert until.shown(rows.to_dict("records")[-1]) == cell
 
 
 def test_every_part_of_a_mixture_and_any_other_metric(tmp_path):

@@ -353,6 +353,13 @@ def test_holm_is_over_all_rows_of_the_command(folders):
         assert f"over the {hypotheses // 3} tests of these rows." in " ".join(one.notes)
 
 
+def test_a_metric_that_no_row_has_is_refused_in_words_of_python(folders):
+    with pytest.raises(UserError) as refused:
+        lens(folders[:1], samples=N).of_metric("mse_mask")
+    said = "no metric 'mse_mask': did you mean mse_masked? the metrics of the rows are "
+    assert str(refused.value).startswith(said)
+
+
 def test_the_specifications_say_what_circuits_says():
     assert set(COMPONENTS) == set(CIRCUITS_COMPONENTS)
     assert set(SITES) == set(KINDS)
