@@ -59,8 +59,8 @@ def told_apart(spec: Spec, planned: Plan) -> tuple[dict[str, Told], str]:
         asked = [{"at": list(unit.asked.at), **unit.asked.settings} for unit in units]
         for each, settings in zip(units, apart(asked), strict=True):
             # Its marks are told beside the words.
-            said = pairs({key: value for key, value in settings.items() if key != "at"})
-            how = f" ({said})" if said else ""
+            arguments = pairs({key: value for key, value in settings.items() if key != "at"})
+            how = f" ({arguments})" if arguments else ""
             families = list(dict.fromkeys(map(family_of, each.runs)))
             told[each.key] = Told(
                 f"{experiment}{how} of {runs_of(each, changes)}",

@@ -307,7 +307,7 @@ BASE = """
 task = "modular-addition"
 preset = "reference"
 seeds = "0:5"
-ship = { name = "first" }
+ship = { name = "first/seed-{seed}" }
 [train.set]
 task.p = 11
 model.d_model = 8
@@ -348,7 +348,7 @@ def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
     ],
 )
 def test_a_base_that_is_none_is_refused_in_one_line(base, text, said):
-    two = BASE.replace("[train]", "[[train]]").replace('ship = { name = "first" }\n', "")
+    two = BASE.replace("[train]", "[[train]]").replace('ship = { name = "first/seed-{seed}" }\n', "")
     base.with_name("two.toml").write_text(two * 2, encoding="utf-8")
     base.write_text(f"[[train]]\n{text}\n", encoding="utf-8")
     with pytest.raises(UserError) as raised:
