@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import inspect
 import json
@@ -160,7 +161,10 @@ def check_experiment(experiment_spec: ExperimentSpec) -> None:
         if next(iter(inspect.signature(each.function).parameters)) in ("refs", "runs")
     )
     if experiment_spec.name not in names:
-        raise UserError(f"no experiment {experiment_spec.name!r}: experiments are {', '.join(names)}")
+        hint = "".join(
+            f"did you mean {name}? " for name in difflib.get_close_matches(experiment_spec.name, names, 1)
+        )
+        raise UserError(f"no experiment {experiment_spec.name!r}: {hint}experiments are {', '.join(names)}")
     parameters = list(inspect.signature(getattr(experiments, experiment_spec.name)).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         parameters += option_parameters()

@@ -152,7 +152,8 @@ def notes(
         ),
         *(
             [
-                f"{left.count(0.0)} of {len(left)} never left it: in files they have their last step, a lower bound (≥)."
+                f"{left.count(0.0)} of {len(left)} never left it: in files they have their last step, a lower bound "
+                "(≥)."
             ]
             if 0.0 in left
             else []

@@ -942,7 +942,7 @@ def test_a_metric_of_a_task_that_does_not_say_its_metrics(call, monkeypatch, fai
     monkeypatch.setattr(MatrixCompletion, "metrics", metrics)
     code, out, err = call("ablation", "--ckpt", "run@40", "--metric", "mse_maskd", *SMALL)
     assert (code, out) == (2, "")
-    assert err.startswith("interp-run: --metric 'mse_maskd': ")
+    assert "metric 'mse_maskd': did you mean mse_masked? the metrics" in err
     assert err.count("\n") == 1
     assert (sizes == [2]) is not fails, "before anything is measured"
     assert call("ablation", "--ckpt", "run@40", "--metric", "mse_masked", *SMALL)[0] == 0

@@ -157,7 +157,7 @@ def test_experiments_over_runs_seeds_or_all():
         (small(**{"train.threads": 2}), "write threads, at the top"),
         (small(seeds=[0, 0]), "name different seeds"),
         (small(seeds="many"), "--seeds 'many'"),
-        (small(experiment=[{"name": "ablations"}]), "no experiment 'ablations': experiments are ablation,"),
+        (small(experiment=[{"name": "ablations"}]), "no experiment 'ablations': did you mean ablation? exp"),
         (small(experiment=[{"name": "demo"}]), "no experiment 'demo'"),
         (
             small(experiment=[{"name": "ablation", "settings": {"head": 1}}]),
