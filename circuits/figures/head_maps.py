@@ -18,6 +18,8 @@ CELL, ROW, GAP, ASIDE, AROUND, NARROWEST = 62, 44, 100, 120, 100, 200
 HEAD_ROW = 22
 #: The most columns at which cells show their numbers, and the most panels side by side.
 NUMBERED, ABREAST = 12, 3
+#: Pixels of a colour bar with its title.
+LOWEST_BAR = 100
 _CALLER = "plots.heads"
 
 
@@ -116,7 +118,8 @@ def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
             colorbar={
                 "x": right_edge,
                 "y": sum(span) / 2,
-                "len": span[1] - span[0],
+                # Beside a map of a row or two its numbers would lie on each other.
+                "len": (span[1] - span[0]) * max(1.0, LOWEST_BAR / panel_height),
                 "thickness": 12,
                 "title": {"text": panel.unit, "font": {"size": 12}},
                 "tickfont": {"size": 11},

@@ -379,3 +379,13 @@ def test_all_endings_are_told():
 def test_attention_of_no_heads_is_refused():
     with pytest.raises(CircuitsError, match=r"^plots\.attention: .*got \[0, 2, 2\]"):
         plots.attention(torch.zeros(0, 2, 2))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 12])
+def test_the_scale_of_a_low_map_has_room_for_its_numbers(layers):
+    figure = plots.heads(np.linspace(-1, 1, 4 * layers).reshape(layers, 4))
+    low, high = figure.layout.yaxis.domain
+    margin = figure.layout.margin
+    panels = figure.layout.height - margin.t - margin.b
+    bar = figure.data[0].colorbar.len * panels
+    assert bar >= max(100, (high - low) * panels) - 1e-6
