@@ -45,7 +45,7 @@ class Noise(_Numbered):
     is that of one feature, or of copies of one. Where features differ, their sum varies less and the rule selects too
     few rather than too many; so it does where half of the frequencies or more are signal. But the median of few
     frequencies tells the noise level badly: one feature of white noise has a key frequency more often than `level`
-    says (docs/circuits/fourier.md: 0.31 of samples at 5 values, 0.14 at 113, for 0.05).
+    says (docs/circuits/fourier.md: 0.30 of samples at 5 values, 0.17 at 113, for 0.05).
 
     The rule tests whether a frequency is present, however small its share, not whether the model needs it.
     """
