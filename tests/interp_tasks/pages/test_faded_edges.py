@@ -12,7 +12,10 @@ sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the browser: pip install playwright"
 )
 BROWSER = shutil.which("chromium") or shutil.which("chromium-headless-shell")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here (Debian: apt-get install chromium)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium here (Debian: apt-get install chromium)"),
+]
 #: A busy machine is slow, and no test is about seconds.
 PATIENCE = 200_000
 #: The edge from 0.1 to mlp1 passes behind 1.2.
