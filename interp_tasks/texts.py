@@ -59,6 +59,13 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """Returns the closest name as a question with a blank behind it, or nothing where none is close."""
+    from difflib import get_close_matches
+
+    return "".join(f"did you mean {name}? " for name in get_close_matches(given, list(names), 1))
+
+
 def counted(count: int, noun: str) -> str:
     """Returns a number of things: ``1 unit``, ``2 units``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import inspect
 import json
@@ -25,6 +24,7 @@ from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.recipes.recipe import Ordered, orders_of
 from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
 from interp_tasks.settings import check_task_name
+from interp_tasks.texts import did_you_mean
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
 KEY_LENGTH = 16
@@ -161,9 +161,7 @@ def check_experiment(experiment_spec: ExperimentSpec) -> None:
         if next(iter(inspect.signature(each.function).parameters)) in ("refs", "runs")
     )
     if experiment_spec.name not in names:
-        hint = "".join(
-            f"did you mean {name}? " for name in difflib.get_close_matches(experiment_spec.name, names, 1)
-        )
+        hint = did_you_mean(experiment_spec.name, names)
         raise UserError(f"no experiment {experiment_spec.name!r}: {hint}experiments are {', '.join(names)}")
     parameters = list(inspect.signature(getattr(experiments, experiment_spec.name)).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -8,6 +8,7 @@ from typing import Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.settings import SEED_END
+from interp_tasks.texts import did_you_mean
 
 MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
@@ -55,8 +56,9 @@ def unknown(option: str, value: str, known: Sequence[str], what: str) -> UserErr
     from difflib import get_close_matches
 
     if len(known) <= FEW_NAMES:
-        hint = "".join(f"did you mean {name}? " for name in get_close_matches(value, known, 1))
-        return UserError(f"{option} {value!r}: {hint}the {what} are {', '.join(known)}; or write all")
+        return UserError(
+            f"{option} {value!r}: {did_you_mean(value, known)}the {what} are {', '.join(known)}; or write all"
+        )
     close = get_close_matches(value, known, 3, 0) or known[:3]
     return UserError(
         f"{option} {value!r}: of {len(known)} {what} the closest are {', '.join(close)}; or write all"

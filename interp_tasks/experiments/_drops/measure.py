@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Curve, Run, family, measures, plateau_levels, read_runs, setting
 from interp_tasks.measurement.table import tidy
+from interp_tasks.texts import did_you_mean
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -316,9 +316,8 @@ def check_there(logged_runs: Sequence[Run], key: str) -> None:
         for name in run.config.get(section, {})
     }
     if key not in known:
-        close = difflib.get_close_matches(key, sorted(known), n=1)
-        hint = f": did you mean {close[0]}?" if close else ""
-        raise UserError(f"--against {key}: no run has such a setting{hint}")
+        hint = did_you_mean(key, sorted(known))
+        raise UserError(f"--against {key}: no run has such a setting: {hint}".rstrip(": "))
 
 
 def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
