@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_checkpoint
@@ -34,6 +35,8 @@ from tasks.base import Split, Task, pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
 SAMPLES = 10_000
+#: Lines of a clock that ship at most: times between them are read off a line, and updates take about the same time.
+CLOCK_LINES = 200
 
 
 @torch.no_grad()
@@ -57,10 +60,11 @@ def shortened(log: str) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def in_milliseconds(log: str) -> str:
-    """Returns the lines of a clock with its seconds to three decimals."""
-    lines = [json.loads(line, parse_float=lambda text: round(float(text), 3)) for line in log.splitlines()]
-    return "".join(json.dumps(line) + "\n" for line in lines)
+def thinned(clock: str) -> str:
+    """Returns some of the lines of a clock, from its first to its last, with seconds to three decimals."""
+    lines = [json.loads(line, parse_float=lambda text: round(float(text), 3)) for line in clock.splitlines()]
+    kept = sorted({round(place) for place in np.linspace(0, len(lines) - 1, min(CLOCK_LINES, len(lines)))})
+    return "".join(json.dumps(lines[place]) + "\n" for place in kept)
 
 
 def without_folders(described: Any) -> Any:
@@ -80,7 +84,7 @@ def without_folders(described: Any) -> Any:
 def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool = False) -> None:
     """Copies run.json, the logs, compressed, and the checkpoints named; the folder appears whole or not at all.
 
-    Metrics are kept to nine digits, times to milliseconds.
+    Metrics are kept to nine digits, times to milliseconds, of at most 200 logged steps.
 
     Args:
         at: marks or steps; none: the log alone.
@@ -104,7 +108,7 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
         for name in (METRICS_FILE, CLOCK_FILE):
             if (file := log_file(run, name)).is_file():
                 log = read_log(file, "what the run has logged").decode("utf-8")
-                write_log(packed, name, shortened(log) if name == METRICS_FILE else in_milliseconds(log))
+                write_log(packed, name, shortened(log) if name == METRICS_FILE else thinned(log))
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"
             pack_checkpoint(run, task, step, checkpoint_folder(packed, step), dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,18 @@ def test_commands_of_shipped_runs_name_no_folder_of_one_machine():
     for file in zoo_folder().rglob("run.json"):
         run = json.loads(file.read_text(encoding="utf-8"))
         assert packing.without_folders(run) == run, file
+
+
+def test_a_clock_is_thinned_to_its_first_its_last_and_lines_between():
+    clock = "".join(json.dumps({"step": 5 * line, "seconds": 1.23456 * line}) + "\n" for line in range(1_001))
+    lines = [json.loads(line) for line in packing.thinned(clock).splitlines()]
+    assert len(lines) == packing.CLOCK_LINES
+    assert lines[0] == {"step": 0, "seconds": 0.0}
+    assert lines[-1] == {"step": 5_000, "seconds": 1234.56}
+    steps = [line["step"] for line in lines]
+    assert max(np.diff(steps)) - min(np.diff(steps)) == 5
+    assert packing.thinned(packing.thinned(clock)) == packing.thinned(clock)
+    assert packing.thinned("") == ""
 
 
 @pytest.mark.parametrize("name", SHIPPED)
