@@ -164,7 +164,7 @@ def notes(
             else []
         ),
         *(
-            ["Rank correlation: Spearman's, over the runs that have the number; an interval needs four."]
+            ["Rank correlation: Spearman's, over the runs that have the number; a 95% interval needs four."]
             if against
             else []
         ),

@@ -155,6 +155,12 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
         spearmanr([16, 32, 32, 64], [2500, 2000, 2100, 1000]).statistic
     )
     assert row["ci_low"].item() <= row["value"].item() <= row["ci_high"].item()
+    # People see the interval too; that of a drop, which all four have, is of no correlation.
+    rows = view_rows(found)
+    cells = {column.header: column.shown(rows.to_dict("records")[-1]) for column in view_columns(rows)}
+    assert (row["ci_low"].item(), row["ci_high"].item()) == pytest.approx((-1, -0.8165), abs=1e-4)
+    assert cells["crossing"] == "-0.9487 [-1, -0.816]"
+    assert cells["drop"] == ""
     for key, runs_given in (("model.d_model", runs[:2]), ("task.name", runs)):
         with pytest.raises(
             UserError, match=f"^--against {key}: no three of the runs have different numbers there"
