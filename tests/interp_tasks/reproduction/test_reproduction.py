@@ -857,6 +857,7 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
         (["matrix-completion", "--preset", "huge"], "--preset 'huge'"),
         (["matrix-completion", "--jobs", "0"], "--jobs 0"),
         (["matrix-completion", "--device", "tpu"], "--device 'tpu'"),
+        (["matrix-completion", "--device", "cuda:1"], "--device cuda:1 is for --train"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(arguments, said, capsys):
