@@ -96,7 +96,8 @@ def grid(
     check(spec)
     planned = plan(spec)
     check_devices(planned, root, executor, device, retry)
-    with locked(root):
+    # Of an executor that is not there nothing is left behind.
+    with place_of_work(executor, jobs, spec.threads) as place, locked(root):
         known = standing(planned, root, retry)
         for unit in planned.units:
             if unit.key not in known:
@@ -105,8 +106,7 @@ def grid(
                     record_file(root, unit.key).unlink(missing_ok=True)
         before = sum(record.status == "done" for record in known.values())
         run = _Run(planned, root, device, files, known, progress)
-        with place_of_work(executor, jobs, spec.threads) as place:
-            run.all(place)
+        run.all(place)
     return Grid(out, spec, planned, run.records, before)
 
 

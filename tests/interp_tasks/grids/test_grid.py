@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from datetime import date
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -724,6 +726,31 @@ def test_dask_gives_the_table_of_one_process(done, tmp_path):
     found = grid(done.spec, tmp_path / "g", executor="dask", jobs=1)
     assert not found.failed
     pd.testing.assert_frame_equal(table(found), table(done))
+
+
+def test_where_no_scheduler_listens_is_said_at_once_and_nothing_is_left(tmp_path, monkeypatch, capsys):
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seeds.toml").write_text(FILE)
+
+    def refused(port):
+        started = time.monotonic()
+        assert main(["grid", "seeds.toml", "--executor", f"dask://127.0.0.1:{port}"]) == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["seeds.toml"]
+        assert time.monotonic() - started < 5
+        said = capsys.readouterr().err
+        assert said.startswith(
+            f"interp-run: --executor dask://127.0.0.1:{port}: no scheduler answers there ("
+        )
+        assert said.count("\n") == 1
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        # What listens there is no scheduler: Dask gives up.
+        monkeypatch.setattr(distributed, "Client", mock.Mock(side_effect=TimeoutError))
+        refused(port)
+    monkeypatch.setattr(distributed, "Client", None)
+    refused(port)
 
 
 class Deadly(Executor):
