@@ -113,12 +113,12 @@ def check(spec: Spec) -> None:
     Raises:
         UserError: in one line.
     """
-    orders_of(spec, "the grid")
+    orders_of(spec)
     count = 0
     for block in spec.train:
         count += len(block.seeds) * block.size(list_keys(block.task))
         if count > MAX_UNITS:
-            raise UserError(f"the grid asks for more than {MAX_UNITS:,} runs: fewer values, or fewer seeds")
+            raise UserError(f"more than {MAX_UNITS:,} runs are asked for: give fewer values, or fewer seeds")
     for block in spec.train:
         for values in combinations(block):
             start = resolved_of(block, values).train.start_from
@@ -249,7 +249,7 @@ def plan(spec: Spec) -> Plan:
     for block in spec.train:
         of_block[id(block)] = units_of(block, spec.threads, names)
         trained |= {unit.key: unit for unit in of_block[id(block)]}
-    for ordered in orders_of(spec, "the grid"):
+    for ordered in orders_of(spec):
         check_shipped_steps(ordered, of_block[id(ordered.block)][ordered.index])
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
@@ -277,7 +277,7 @@ def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:
     for mark in ordered.shipment.at:
         for selector in map(str.strip, str(mark).split(",")):
             if selector not in MARKS:
-                select_steps(selector, f"the grid ships {ordered.name}, which", stored)
+                select_steps(selector, f"ship {ordered.name}: the run", stored)
 
 
 def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:

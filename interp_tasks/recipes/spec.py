@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -219,6 +220,16 @@ KEYS = {
 }
 
 
+@contextlib.contextmanager
+def naming_file(name: str) -> Iterator[None]:
+    """Names a grid's file, once, in an error about what it holds."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        raise UserError(message if message.startswith(name) else f"{name}: {message}") from None
+
+
 def read_spec(path: str | Path) -> Spec:
     """Returns a grid from a TOML file.
 
@@ -256,7 +267,8 @@ def with_base(block: Any, path: Path) -> Any:
     base = spec_of(values, str(file)).train
     if len(base) != 1:
         raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(base)}")
-    settings = flattened(own_settings.get("set", {}))
+    with naming_file(str(path)):
+        settings = flattened(own_settings.get("set", {}))
     if isinstance(settings, Mapping):
         settings = {**base[0].settings, **settings}
     return {**own_settings, "task": base[0].task, "preset": base[0].preset, "set": settings}

@@ -77,7 +77,7 @@ class GridCommand(Command):
         from interp_tasks.grids.executors import check_executor
         from interp_tasks.grids.units import check
         from interp_tasks.recipes.recipe import recipe_file
-        from interp_tasks.recipes.spec import read_spec
+        from interp_tasks.recipes.spec import naming_file, read_spec
 
         check_choice("--format", self.format, FORMATS)
         check_written_device(self.device)
@@ -93,7 +93,8 @@ class GridCommand(Command):
         spec = read_spec(self.spec)
         check_executor(self.executor, self.jobs, spec.threads)
         if not self.import_paths:
-            check(spec)
+            with naming_file(str(self.spec)):
+                check(spec)
         check_free(self.folder(), "grid")
         check_writable_folder(self.folder())
 
@@ -152,11 +153,12 @@ class GridCommand(Command):
         from interp_tasks.grids.units import MeasureUnit, plan
         from interp_tasks.grids.words import told_apart
         from interp_tasks.measurement.run_logs import shared_folder
-        from interp_tasks.recipes.spec import read_spec
+        from interp_tasks.recipes.spec import naming_file, read_spec
 
-        spec, root = read_spec(self.spec), self.folder().resolve()
-        planned = plan(spec)
-        check_devices(planned, root, self.executor, self.device, self.retry)
+        spec, root, name = read_spec(self.spec), self.folder().resolve(), str(self.spec)
+        with naming_file(name):
+            planned = plan(spec)
+        check_devices(planned, root, self.executor, self.device, self.retry, name)
         told, usual = told_apart(spec, planned)
         costs: dict[str, dict[str, Any]] = {}
         rows: list[dict[str, Any]] = []
