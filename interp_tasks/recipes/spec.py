@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,29 @@ FORM = "a grid, see docs/grids.md"
 
 class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def places_of_one(values: Iterable[Hashable]) -> tuple[int, int] | None:
+    """Returns two places, counted from 1, at which the same value stands; ``None`` where all differ."""
+    places: dict[Hashable, int] = {}
+    for place, value in enumerate(values, start=1):
+        first = places.setdefault(value, place)
+        if first != place:
+            return first, place
+    return None
+
+
+def selectors_of(at: Iterable[str | int], where: str) -> list[str]:
+    """Returns the marks and steps of ``at``, some of which may be given as ``"onset,end"``.
+
+    Raises:
+        UserError: where one is given twice.
+    """
+    selectors = [selector.strip() for mark in at for selector in str(mark).split(",")]
+    if places := places_of_one(selectors):
+        first, second = places
+        raise UserError(f"{where}: marks {first} and {second} are both {selectors[first - 1]}: leave one out")
+    return selectors
 
 
 def seed_numbers(given: Any) -> tuple[int, ...]:

@@ -126,16 +126,52 @@ def test_runs_that_differ_in_steps_or_schedule_have_folders_of_their_own():
     assert {Path(folder).name for folder in found} == {"seed-0", "seed-1"}
     assert len({Path(folder).parent for folder in found}) == 4
     assert folders(fall) == alone
-    assert folders({}, {}) == alone
     axis = folders(fall | {"train.schedule": ["linear", "cosine"]})
     assert len(set(axis)) == 4
     assert set(alone).isdisjoint(axis)
 
 
-def test_the_same_run_asked_for_twice_is_one_unit():
-    spec = small(seeds="0")
-    spec["train"] = [spec["train"], {**spec["train"], "seeds": "0:2"}]
-    assert len(plan(spec_of(spec)).train) == 2
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            'seeds = "1:3"\n[train.set]\nd_model = [8, 16]'.replace("d_model", "model.d_model"),
+            "train 1 and 3 both train modular-addition, model.d_model=8, seed 1: leave it out of one",
+        ),
+        (
+            "[train.set]\ntrain.weight_decay = [2, 2.0]",
+            "train 3 has two values that mean the same, of modular-addition, train.weight_decay=2.0, seed 0: leave",
+        ),
+        (
+            '[[experiment]]\nname = "drops"\n[[experiment]]\nname = "curve"\n[[experiment]]\nname = "drops"',
+            "experiments 1 and 3 are the same, drops: leave one out",
+        ),
+        (
+            '[[experiment]]\nname = "ablation"\nat = [4, "last, 4"]',
+            "experiment ablation, at: marks 1 and 3 are both 4: leave one out",
+        ),
+        (
+            'ship = { name = "a", at = ["last", "last"] }',
+            "ship a, at: marks 1 and 2 are both last: leave one out",
+        ),
+    ],
+)
+def test_what_is_given_twice_is_refused_with_both_places(tmp_path, capsys, more, said):
+    """It was done once, in silence: one of the two was meant to be another."""
+    first = '[[train]]\ntask = "modular-addition"\nseeds = "0:2"\n[train.set]\nmodel.d_model = 8\n'
+    other = '[[train]]\ntask = "modular-addition"\nseeds = "0:2"\n[train.set]\nmodel.d_model = 32\n'
+    third = '[[train]]\ntask = "modular-addition"\n'
+    (tmp_path / "twice.toml").write_text(first + other + third + more)
+    assert main(["grid", str(tmp_path / "twice.toml"), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert f"twice.toml: {said}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_that_is_given_twice_is_refused(tmp_path):
+    runs = ["runs/a", "zoo:modular-addition-113", "runs/../runs/a/"]
+    with pytest.raises(UserError, match=r"^grid: runs 1 and 3 are both runs/a: leave one out$"):
+        grid({"runs": runs}, tmp_path / "out", executor="serial")
 
 
 def test_experiments_over_runs_seeds_or_all():
