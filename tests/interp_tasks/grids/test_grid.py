@@ -1066,6 +1066,22 @@ def test_a_dry_run_says_what_each_configuration_changes(tmp_path, monkeypatch, c
     assert [unit["ships"] for unit in units[:2]] == ["sweep/width-8/seed-0", "sweep/width-8/seed-1"]
 
 
+def test_a_dry_run_of_a_recipe_has_a_line_a_run_where_what_it_changes_has_room(tmp_path, monkeypatch, capsys):
+    """One run ships outside of the folder of the others, whose name took the room of every row."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert not main(["grid", "modular-addition", "--dry-run"])
+    head, header, *rows = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert head == "… stands for modular-arithmetic-sweeps · status to do"
+    assert header.split() == ["run", "seeds", "ships", "as", "flop", "disk"]
+    assert max(map(len, rows)) <= 80
+    # Of four of the fifteen the changes are longer than what the other columns leave.
+    assert len([row for row in rows if row.endswith("MiB")]) == 15
+    assert len(rows) <= 15 + 5
+    [longest] = [row for row in rows if "…/addition-as-miiii" in row]
+    assert longest.split()[-5:] == ["…/addition-as-miiii", "2.61", "TFLOP", "5.02", "MiB"]
+
+
 def test_a_dry_run_of_experiments_alone_says_at_which_marks_and_nothing_of_training(
     tmp_path, monkeypatch, capsys
 ):
