@@ -20,7 +20,8 @@ def test_columns_are_the_public_ones(result):
     assert len(result.frame) == 8 * 3
 
 
-def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result):
+def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     first, *rows, last = repr(result).split("\n")
     assert first.split() == [
         "variant",
