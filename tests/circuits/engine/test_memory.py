@@ -126,7 +126,7 @@ def test_a_bound_is_kept_to(make_model, hooked_only, name):
 def test_the_last_look_for_writes_is_told_too(make_model, hooked_only):
     """Of few tokens and many weights it takes more than the forwards."""
     sizes = {"n_layers": 2, "n_heads": 4, "d_model": 64, "d_head": 16, "d_mlp": 256, "d_vocab": 40}
-    model = make_model(0, hooked_only, **sizes, n_ctx=8).float()
+    model = make_model(0, hooked_only, **sizes, n_ctx=8)
     tokens = torch.randint(0, 40, (2, 4), generator=torch.Generator().manual_seed(0))
     found, taken = peak(
         lambda: sweep(model, tokens, {"0.1": ablate.zero("0.1")}, metric=mean, chunk=4, engine="naive", **FEW)
