@@ -19,10 +19,13 @@ from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
 from circuits.model.state import kept_to_compare, modules_of, parameters_of
 from circuits.model.surface import Surface
+from circuits.validate import is_whole
 
 #: What calling the modules of a block costs whatever their input, in multiplications of weights that take as long.
 CALL = {"cpu": 10**7}
 CALL_ON_DEVICE = 10**10
+# On an accelerator calls are what costs: a forward takes so many times as many tokens, where there is room for them.
+_MORE_ON_DEVICE = 16
 #: Outputs of a stack are computed in pieces of at most this many numbers.
 OUTPUTS = 2**25
 # As many tensors of the size of an output are there together: itself, its difference from the clean one, the metric's.
@@ -123,6 +126,33 @@ def call_in_tokens(surface: Surface) -> float:
     """Returns the cost of calling a block's modules as the number of tokens whose products take as long."""
     weights = sum(weight.numel() for weight in parameters_of(surface.block_module(surface.n_layers - 1)))
     return CALL.get(surface.device.type, CALL_ON_DEVICE) / max(1, weights)
+
+
+def read_chunk(chunk: Any, automatic: int, caller: str) -> int:
+    """Returns the number of tokens in a forward that a caller asks for, or with "auto" leaves to us."""
+    if isinstance(chunk, str) and chunk == "auto":
+        return automatic
+    if not is_whole(chunk, 1):
+        raise CircuitsError(
+            f'{caller}: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
+        )
+    return int(chunk)
+
+
+def more_on_device(surface: Surface, on_cpu: int) -> int:
+    """Returns how much of something is computed at a time, of which a processor takes so much."""
+    return on_cpu if surface.device.type == "cpu" else _MORE_ON_DEVICE * on_cpu
+
+
+def tokens_with_room(surface: Surface, length: int, on_cpu: int) -> int:
+    """Returns how many tokens run in a forward where no loop of the user's says what memory there is.
+
+    On an accelerator more than on a processor, as long as they keep to the memory that any sweep may take there.
+    """
+    stream, itemsize = surface.sizes["d_model"] or 1, next(surface.model.parameters()).element_size()
+    in_forward = max(_estimated(surface, length), 2 * (stream + _output_size(surface)))
+    each = (in_forward + _STREAMS_KEPT * surface.n_layers * stream) * itemsize
+    return max(on_cpu, min(more_on_device(surface, on_cpu), int(FLOOR_ON_DEVICE / each)))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from circuits.engine.memory import more_on_device, read_chunk, tokens_with_room
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_queries
 from circuits.interventions.replacements import derangement, visible
@@ -28,8 +29,8 @@ from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
 from circuits.validate import is_whole, read_indices, read_seed
 
-# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto": what is computed
-# of them in double precision then stays in a processor's cache.
+# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto" on a processor:
+# what is computed of them in double precision then stays in its cache.
 AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**22
 
 # Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
@@ -297,15 +298,11 @@ def chunks(
 ) -> Iterator[slice]:
     """Yields the rows of each forward pass: `chunk` tokens, at least one example."""
     tokens = prompts.tokens
+    most = tokens_with_room(surface, tokens.shape[1], AUTO_CHUNK)
+    step = read_chunk(chunk, most, caller) // tokens[0].numel()
     if chunk == "auto":
         entries = len(layers) * surface.n_heads * tokens.shape[1] ** 2
-        step = min(AUTO_CHUNK // tokens[0].numel(), AUTO_ENTRIES // entries)
-    elif not is_whole(chunk, 1):
-        raise CircuitsError(
-            f'{caller}: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
-        )
-    else:
-        step = int(chunk) // tokens[0].numel()
+        step = min(step, more_on_device(surface, AUTO_ENTRIES) // entries)
     step = max(1, step)
     for start in range(0, len(tokens), step):
         yield slice(start, min(start + step, len(tokens)))

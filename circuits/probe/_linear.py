@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
+from circuits.engine.memory import read_chunk, tokens_with_room
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
@@ -24,7 +24,8 @@ from circuits.probe._split import read_entries
 from circuits.probe._targets import Target, read_targets
 from circuits.validate import is_whole, read_seed
 
-# Tokens per forward pass under chunk="auto"; the activations of a chunk at all sites are in memory together.
+# Tokens per forward pass under chunk="auto" on a processor; the activations of a chunk at all sites are in memory
+# together.
 AUTO_CHUNK = 4096
 
 
@@ -92,7 +93,8 @@ def linear(
     entries = read_entries(prompts, positions, splits, test, fit_settings.folds, seed, per_position)
     refuse_padding(surface, prompts, entries.used, "probe")
     named_targets = read_targets(targets, kind, prompts)
-    step = _examples_per_forward(chunk, prompts.tokens)
+    most = tokens_with_room(surface, prompts.shape[1], AUTO_CHUNK)
+    step = max(1, read_chunk(chunk, most, "probe") // prompts.tokens[0].numel())
     separate_positions = entries.positions if per_position else None
     probe_sites = parse_sites(surface, sites, heads, separate_positions)
     if isinstance(interventions, Intervention):
@@ -197,10 +199,3 @@ def _read_fit_settings(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
 def _check_count(name: str, value: Any, least: int) -> None:
     if not is_whole(value, least):
         raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
-
-
-def _examples_per_forward(chunk: Any, tokens: Tensor) -> int:
-    if chunk == "auto":
-        chunk = AUTO_CHUNK
-    _check_count("chunk", chunk, 1)
-    return max(1, int(chunk) // tokens[0].numel())

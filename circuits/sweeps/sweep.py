@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import Shaped
 from torch import Tensor
 
-from circuits.engine.memory import divided
+from circuits.engine.memory import divided, more_on_device, read_chunk
 from circuits.errors import CircuitsError, said
 from circuits.interventions.apply import planned, wanted
 from circuits.interventions.reference_runs import kept_bytes
@@ -29,11 +29,9 @@ from circuits.sweeps.metrics import Metric
 from circuits.sweeps.table import SweepResult, Table, read_resampling
 from circuits.validate import is_whole, read_choice
 
-# Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
-# clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
-AUTO_CHUNK = {"cpu": 8192}
-# On an accelerator calls are what costs: of a small model as many tokens as memory has room for.
-AUTO_CHUNK_ON_DEVICE = 2**17
+# Tokens per forward under chunk="auto" on a processor. On two cores the time does not depend on it between 512 and
+# 16384; what the clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
+AUTO_CHUNK = 8192
 
 
 def sweep(
@@ -149,9 +147,8 @@ def swept(
             if checkpoints is not None:
                 # What a state_dict takes the place of is put aside.
                 beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
-        division = divided(
-            surface, prompts, _read_chunk(chunk, surface.device.type), bound, chunk != "auto", **beside
-        )
+        most = read_chunk(chunk, more_on_device(surface, AUTO_CHUNK), "sweep")
+        division = divided(surface, prompts, most, bound, chunk != "auto", **beside)
     per_pass = None if bound is None else min(division.tokens, division.outputs)
     inputs = SweepInputs(
         prompts,
@@ -241,17 +238,6 @@ def _described(read: _Given) -> dict[str, list[Row]]:
     for name, _, together in read:
         descriptions.setdefault(name, []).extend(one.describe() for one in together)
     return descriptions
-
-
-def _read_chunk(chunk: int | str, device: str) -> int:
-    """Returns the number of tokens per forward on a kind of device."""
-    if isinstance(chunk, str) and chunk == "auto":
-        chunk = AUTO_CHUNK.get(device, AUTO_CHUNK_ON_DEVICE)
-    if not is_whole(chunk) or int(chunk) < 1:
-        raise CircuitsError(
-            f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
-        )
-    return int(chunk)
 
 
 def _read_memory(memory: Any) -> int | None:

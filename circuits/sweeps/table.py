@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
@@ -41,11 +41,11 @@ class SweepResult:
     Attributes:
         frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
             the unedited model's on the same examples, `effect` = value − baseline and `ratio` = value / baseline with
-            paired intervals; `p_value` is a paired sign-flip test, `p_adjusted` Holm's adjustment over all rows; `n` is
-            the number of examples. `layer`, `head` and `position` are filled in where the variant is about exactly one.
-            A variant of several draws has a row for their mean, `draw` empty, and then one for each draw, untested.
-            `null_effect` marks an edit that was made and which changed not one example. A value without any entry (ΣC =
-            0) is NaN.
+            paired intervals; `p_value` is a paired sign-flip test, `p_adjusted` Holm's adjustment over all rows (of
+            `of_metric`: over those of one metric); `n` is the number of examples. `layer`, `head` and `position` are
+            filled in where the variant is about exactly one. A variant of several draws has a row for their mean,
+            `draw` empty, and then one for each draw, untested. `null_effect` marks an edit that was made and which
+            changed not one example. A value without any entry (ΣC = 0) is NaN.
         baseline: the unedited model, one row per metric and checkpoint.
         interventions: by variant, its interventions as JSON-able data; for several draws, one after the other.
         settings: seed, draws, chunk and so on.
@@ -62,6 +62,25 @@ class SweepResult:
     @property
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(self.baseline["metric"]))
+
+    def of_metric(self, metric: str) -> SweepResult:
+        """Returns the rows of one metric, a family of tests of its own: Holm's adjustment is over them alone.
+
+        Args:
+            metric: its name; "all": all rows.
+        """
+        if metric == "all" and metric not in self.metrics:
+            return self
+        self._check_metric(metric, "of_metric")
+        frame, baseline = (
+            table[table["metric"] == metric].reset_index(drop=True) for table in (self.frame, self.baseline)
+        )
+        frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
+        return replace(self, frame=frame, baseline=baseline)
+
+    def _check_metric(self, metric: str, caller: str) -> None:
+        if metric not in self.metrics:
+            raise CircuitsError(f"{caller}: no metric {metric!r}; it has {', '.join(self.metrics)}")
 
     def spread(self) -> pd.DataFrame:
         """Summarises the draws of each variant: a row per variant, checkpoint and metric that has draws.
@@ -87,8 +106,7 @@ class SweepResult:
         from circuits.figures.sweeps import figure
 
         chosen = self.metrics if metric is None else [metric]
-        if chosen[0] not in self.metrics:
-            raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(self.metrics)}")
+        self._check_metric(chosen[0], "plot")
         return figure(self.frame, chosen, kind, self.settings.get("words"))
 
     def to_parquet(self, path: str | PathLike[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ HOST = r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]"
 DASK = re.compile(rf"dask(?:://(?P<address>(?:{HOST}):(?P<port>\d{{1,5}})))?", re.ASCII)
 #: Seconds for a scheduler to come back, and for workers that lost theirs to leave their runs.
 PATIENCE = 60.0
+#: Seconds for a machine to say whether something listens at a port of it.
+ANSWER = 5.0
 
 
 @dataclass
@@ -168,19 +171,28 @@ def dask(name: str, slots: int, threads: int) -> Iterator[Workplace]:
         else:
             cluster = f"tcp://{address}"
 
-        def connected(seconds: float) -> Executor:
+        def connected(seconds: float, kept: str = "") -> Executor:
             try:
                 return OnDask(Client(cluster, timeout=seconds))
             except (OSError, TimeoutError) as error:
-                raise UserError(
-                    f"--executor {name}: no scheduler answers there ({type(error).__name__}); what is done is kept"
-                ) from None
+                raise unanswered(name, error, kept) from None
 
-        place = Workplace(connected(10.0), None, lambda: connected(PATIENCE))
+        if address is not None:
+            host, _, port = address.rpartition(":")
+            try:
+                # Dask would go on trying.
+                socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+            except OSError as error:
+                raise unanswered(name, error) from None
+        place = Workplace(connected(10.0), None, lambda: connected(PATIENCE, "; what is done is kept"))
         try:
             yield place
         finally:
             place.executor.shutdown()
+
+
+def unanswered(name: str, error: OSError, kept: str = "") -> UserError:
+    return UserError(f"--executor {name}: no scheduler answers there ({type(error).__name__}){kept}")
 
 
 class OnDask(Executor):

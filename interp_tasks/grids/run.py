@@ -26,7 +26,7 @@ from interp_tasks.grids.unit import (
 )
 from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, naming_experiment, plan
 from interp_tasks.measurement.subjects import Progress
-from interp_tasks.recipes.spec import Spec, read_spec, spec_of
+from interp_tasks.recipes.spec import Spec, naming_file, read_spec, spec_of
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def grid(
     out = folder_of(out)
     root = out.resolve()
     check_free(root, "grid")
+    name = "grid" if isinstance(spec, (Mapping, Spec)) else str(spec)
     spec = spec_of(spec) if isinstance(spec, Mapping) else spec
     spec = spec if isinstance(spec, Spec) else read_spec(spec)
     files = [str(Path(file).resolve()) for file in imports]
@@ -93,10 +94,12 @@ def grid(
         from interp_tasks.grids.unit import import_all
 
         import_all(files)
-    check(spec)
-    planned = plan(spec)
-    check_devices(planned, root, executor, device, retry)
-    with locked(root):
+    with naming_file(name):
+        check(spec)
+        planned = plan(spec)
+    check_devices(planned, root, executor, device, retry, name)
+    # Of an executor that is not there nothing is left behind.
+    with place_of_work(executor, jobs, spec.threads) as place, locked(root):
         known = standing(planned, root, retry)
         for unit in planned.units:
             if unit.key not in known:
@@ -105,8 +108,7 @@ def grid(
                     record_file(root, unit.key).unlink(missing_ok=True)
         before = sum(record.status == "done" for record in known.values())
         run = _Run(planned, root, device, files, known, progress)
-        with place_of_work(executor, jobs, spec.threads) as place:
-            run.all(place)
+        run.all(place)
     return Grid(out, spec, planned, run.records, before)
 
 
@@ -120,10 +122,15 @@ def standing(planned: Plan, root: Path, retry: bool) -> dict[str, Record]:
     }
 
 
-def check_devices(planned: Plan, root: Path, executor: str | Executor, device: str, retry: bool) -> None:
+def check_devices(
+    planned: Plan, root: Path, executor: str | Executor, device: str, retry: bool, name: str
+) -> None:
     """Refuses a device that is not there, or has not the precision that is asked for, before a unit waits for it.
 
     Only where the work is done on this machine: workers elsewhere may have it.
+
+    Args:
+        name: of the grid's file, for errors about what it holds.
 
     Raises:
         UserError: in one line.
@@ -135,13 +142,14 @@ def check_devices(planned: Plan, root: Path, executor: str | Executor, device: s
     if units:
         check_device(device)
     for unit in units:
-        if isinstance(unit, TrainUnit):
-            from interp_tasks.training.trainer import check_precision
+        with naming_file(name):
+            if isinstance(unit, TrainUnit):
+                from interp_tasks.training.trainer import check_precision
 
-            check_precision(unit.resolved.train, device)
-        if isinstance(unit, MeasureUnit) and "device" in unit.asked.settings:
-            with naming_experiment(unit.asked):
-                check_device(unit.asked.settings["device"])
+                check_precision(unit.resolved.train, device)
+            if isinstance(unit, MeasureUnit) and "device" in unit.asked.settings:
+                with naming_experiment(unit.asked):
+                    check_device(unit.asked.settings["device"])
 
 
 @contextlib.contextmanager

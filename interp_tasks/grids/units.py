@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +16,14 @@ from typing import Any, TypeAlias
 from interp_tasks.checkpoints.atomic import digest
 from interp_tasks.checkpoints.marks import MARKS
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.refs import check_selector, resolve, select_steps
+from interp_tasks.checkpoints.refs import ZOO, check_selector, resolve, select_steps
 from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, is_checkpoint, log_file, read_log
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.recipes.recipe import Ordered, orders_of
-from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
+from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training, places_of_one, selectors_of
 from interp_tasks.settings import check_task_name
 from interp_tasks.texts import did_you_mean
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
@@ -113,12 +114,12 @@ def check(spec: Spec) -> None:
     Raises:
         UserError: in one line.
     """
-    orders_of(spec, "the grid")
+    orders_of(spec)
     count = 0
     for block in spec.train:
         count += len(block.seeds) * block.size(list_keys(block.task))
         if count > MAX_UNITS:
-            raise UserError(f"the grid asks for more than {MAX_UNITS:,} runs: fewer values, or fewer seeds")
+            raise UserError(f"more than {MAX_UNITS:,} runs are asked for: give fewer values, or fewer seeds")
     for block in spec.train:
         for values in combinations(block):
             start = resolved_of(block, values).train.start_from
@@ -126,11 +127,28 @@ def check(spec: Spec) -> None:
                 resolve(start)
     for experiment_spec in spec.experiment:
         check_experiment(experiment_spec)
-        for mark in experiment_spec.at:
-            for selector in str(mark).split(","):
-                check_selector(selector.strip(), f"experiment {experiment_spec.name}, at")
+        where = f"experiment {experiment_spec.name}, at"
+        for selector in selectors_of(experiment_spec.at, where):
+            check_selector(selector, where)
+    check_once(spec)
     for run in spec.runs:
         check_given(run, spec.experiment)
+
+
+def check_once(spec: Spec) -> None:
+    """Refuses experiments and runs that are given twice: each is measured once, and one was meant otherwise."""
+    asked = [
+        (each.name, each.over, tuple(sorted(map(str, each.at))), json.dumps(each.settings, sort_keys=True))
+        for each in spec.experiment
+    ]
+    if places := places_of_one(asked):
+        first, second = places
+        raise UserError(
+            f"experiments {first} and {second} are the same, {asked[first - 1][0]}: leave one out"
+        )
+    if places := places_of_one(run if run.startswith(ZOO) else os.path.normpath(run) for run in spec.runs):
+        first, second = places
+        raise UserError(f"runs {first} and {second} are both {spec.runs[first - 1]}: leave one out")
 
 
 def check_given(run: str, experiment_specs: Sequence[ExperimentSpec]) -> None:
@@ -246,10 +264,15 @@ def plan(spec: Spec) -> Plan:
     trained: dict[str, TrainUnit] = {}
     names: dict[str, Any] = {}
     of_block: dict[int, list[TrainUnit]] = {}
-    for block in spec.train:
+    first: dict[str, int] = {}
+    for number, block in enumerate(spec.train, start=1):
         of_block[id(block)] = units_of(block, spec.threads, names)
-        trained |= {unit.key: unit for unit in of_block[id(block)]}
-    for ordered in orders_of(spec, "the grid"):
+        for unit in of_block[id(block)]:
+            if unit.key in first:
+                raise asked_twice(unit, first[unit.key], number)
+            first[unit.key] = number
+            trained[unit.key] = unit
+    for ordered in orders_of(spec):
         check_shipped_steps(ordered, of_block[id(ordered.block)][ordered.index])
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
@@ -262,6 +285,15 @@ def plan(spec: Spec) -> Plan:
                 key_of(content), experiment_spec, runs, needs, spec.threads
             )
     return Plan(tuple(trained.values()), tuple(measured.values()))
+
+
+def asked_twice(unit: TrainUnit, first: int, second: int) -> UserError:
+    """Returns what to say of a run for which two ``[[train]]`` ask, or one does with two values that mean the same."""
+    words = [f"{key}={json.dumps(value)}" for key, value in unit.given.items()]
+    run = ", ".join([unit.resolved.task_name, *words, f"seed {unit.resolved.train.seed}"])
+    if first == second:
+        return UserError(f"train {first} has two values that mean the same, of {run}: leave one out")
+    return UserError(f"train {first} and {second} both train {run}: leave it out of one")
 
 
 def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:
@@ -277,7 +309,7 @@ def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:
     for mark in ordered.shipment.at:
         for selector in map(str.strip, str(mark).split(",")):
             if selector not in MARKS:
-                select_steps(selector, f"the grid ships {ordered.name}, which", stored)
+                select_steps(selector, f"ship {ordered.name}: the run", stored)
 
 
 def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:

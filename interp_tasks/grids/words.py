@@ -40,8 +40,7 @@ def told_apart(spec: Spec, planned: Plan) -> tuple[dict[str, Told], str]:
     Those are what most configurations have, of settings that all name.
     """
     names = {
-        (run.block.task, run.block.preset, repr(run.settings), run.seed): run.name
-        for run in orders_of(spec, "the grid")
+        (run.block.task, run.block.preset, repr(run.settings), run.seed): run.name for run in orders_of(spec)
     }
     differing = apart([configuration(unit) for unit in planned.train])
     usual = usual_values(planned.train, differing)

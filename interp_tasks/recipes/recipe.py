@@ -10,7 +10,7 @@ from typing import Any
 
 from interp_tasks.checkpoints.refs import check_selector, closest, zoo_folder
 from interp_tasks.errors import UserError
-from interp_tasks.recipes.spec import Shipment, Spec, Training, read_spec
+from interp_tasks.recipes.spec import Shipment, Spec, Training, naming_file, read_spec, selectors_of
 from interp_tasks.training.config import list_keys
 
 RECIPES = "recipes"
@@ -62,29 +62,30 @@ def ordered_runs(recipe: str | Path) -> list[Ordered]:
         UserError: for a recipe that is none, ships a seed that it does not train, or two runs under one name.
     """
     file = recipe_file(recipe)
-    return orders_of(read_spec(file), file.stem)
+    with naming_file(str(file)):
+        return orders_of(read_spec(file))
 
 
-def orders_of(spec: Spec, recipe: str) -> list[Ordered]:
-    """Lists the runs that a grid file ships, under the name of its recipe."""
-    runs = [run for block in spec.train for run in _of_block(block, recipe)]
+def orders_of(spec: Spec) -> list[Ordered]:
+    """Lists the runs that a grid ships."""
+    runs = [run for block in spec.train for run in _of_block(block)]
     names = [run.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{recipe} ships two runs as {twice}: write {{seed}} or a setting into the name")
+        raise UserError(f"two runs ship as {twice}: write {{seed}} or a setting into the name")
     return runs
 
 
-def _of_block(block: Training, recipe: str) -> Iterator[Ordered]:
+def _of_block(block: Training) -> Iterator[Ordered]:
     # In the order of its units.
     trained = [(values, seed) for values in block.combinations(list_keys(block.task)) for seed in block.seeds]
     for shipment in block.ship:
-        for mark in shipment.at:
-            for selector in str(mark).split(","):
-                check_selector(selector.strip(), f"{recipe} ships {shipment.name}, at")
+        where = f"ship {shipment.name}, at"
+        for selector in selectors_of(shipment.at, where):
+            check_selector(selector, where)
         unknown = set(shipment.seeds or ()) - set(block.seeds)
         if unknown:
-            raise UserError(f"{recipe} ships seed {min(unknown)} as {shipment.name}, which it does not train")
+            raise UserError(f"ship {shipment.name}: seed {min(unknown)} is not trained")
         for index, (values, seed) in enumerate(trained):
             if shipment.seeds is None or seed in shipment.seeds:
                 yield Ordered(name_of(shipment, seed, values), block, index, seed, values, shipment)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,29 @@ FORM = "a grid, see docs/grids.md"
 
 class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def places_of_one(values: Iterable[Hashable]) -> tuple[int, int] | None:
+    """Returns two places, counted from 1, at which the same value stands; ``None`` where all differ."""
+    places: dict[Hashable, int] = {}
+    for place, value in enumerate(values, start=1):
+        first = places.setdefault(value, place)
+        if first != place:
+            return first, place
+    return None
+
+
+def selectors_of(at: Iterable[str | int], where: str) -> list[str]:
+    """Returns the marks and steps of ``at``, some of which may be given as ``"onset,end"``.
+
+    Raises:
+        UserError: where one is given twice.
+    """
+    selectors = [selector.strip() for mark in at for selector in str(mark).split(",")]
+    if places := places_of_one(selectors):
+        first, second = places
+        raise UserError(f"{where}: marks {first} and {second} are both {selectors[first - 1]}: leave one out")
+    return selectors
 
 
 def seed_numbers(given: Any) -> tuple[int, ...]:
@@ -219,6 +243,16 @@ KEYS = {
 }
 
 
+@contextlib.contextmanager
+def naming_file(name: str) -> Iterator[None]:
+    """Names a grid's file, once, in an error about what it holds."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        raise UserError(message if message.startswith(name) else f"{name}: {message}") from None
+
+
 def read_spec(path: str | Path) -> Spec:
     """Returns a grid from a TOML file.
 
@@ -256,7 +290,8 @@ def with_base(block: Any, path: Path) -> Any:
     base = spec_of(values, str(file)).train
     if len(base) != 1:
         raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(base)}")
-    settings = flattened(own_settings.get("set", {}))
+    with naming_file(str(path)):
+        settings = flattened(own_settings.get("set", {}))
     if isinstance(settings, Mapping):
         settings = {**base[0].settings, **settings}
     return {**own_settings, "task": base[0].task, "preset": base[0].preset, "set": settings}

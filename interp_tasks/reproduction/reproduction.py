@@ -284,15 +284,29 @@ def id_of(job: Job) -> tuple[str, str, str]:
 
 def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     """Returns whether a claim is about one of these runs by name."""
-    filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
-    given = [each["run"] for each in filters if "run" in each]
-    ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
+    ends = runs_named(claim)
     called = (
         f"{each.run.name}{seed}"
         for each in lacking
         for seed in ([f"/seed-{seed}" for seed in seed_numbers(each.run.seeds)] if each.run.seeds else [""])
     )
     return any(has_ending(name, ends) for name in called)
+
+
+def reads(claim: Claim, run: Located) -> bool:
+    """Returns whether a claim is about this run: by name, or as one of all that its study has."""
+    from interp_tasks.experiments._drops.table import AGAINST
+
+    # A row against a setting is of all of them.
+    is_of_all = "run" not in claim.where or any(name.startswith(AGAINST) for name in runs_named(claim))
+    return is_of_all or about(claim, [run])
+
+
+def runs_named(claim: Claim) -> list[str]:
+    """Returns the endings of the names of runs, globs among them, that a claim is about."""
+    filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
+    given = [each["run"] for each in filters if "run" in each]
+    return [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
 
 
 def decide(
@@ -367,10 +381,10 @@ def decide_on(
         frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
         tables = {key: table for key, table in controls.items() if not isinstance(table, str)}
         outcome = judge(claim, frame, name, seeds, tables)
-        without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking)
+        without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking if reads(claim, each))
         parts = [
             outcome.reason,
-            f"without runs that are not trained: {without}" if lacking else "",
+            f"without runs that are not trained: {without}" if without else "",
             *(f"without {refused}" for refused in refusals(done)),
             *(table for table in controls.values() if isinstance(table, str)),
         ]

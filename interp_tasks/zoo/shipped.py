@@ -9,7 +9,7 @@ from typing import Any
 from interp_tasks.errors import UserError
 from interp_tasks.grids.units import TrainUnit, units_of
 from interp_tasks.recipes.recipe import orders_of, recipe_file, recipe_names
-from interp_tasks.recipes.spec import Shipment, read_spec
+from interp_tasks.recipes.spec import Shipment, naming_file, read_spec
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
     """
     file = recipe_file(recipe)
     spec = read_spec(file)
-    ordered = orders_of(spec, file.stem)
     folders: dict[str, Any] = {}
-    units = {id(block): units_of(block, spec.threads, folders) for block in spec.train}
+    with naming_file(str(file)):
+        ordered = orders_of(spec)
+        units = {id(block): units_of(block, spec.threads, folders) for block in spec.train}
     return [ShippedRun(run.name, file.stem, units[id(run.block)][run.index], run.shipment) for run in ordered]
 
 

@@ -278,15 +278,23 @@ def test_what_is_not_trained_is_not_packed(own, capsys):
         (
             'seeds = "10" },',
             'seeds = "3" },',
-            "small ships seed 3 as tiny-seeds/seed-{seed}, which it does not train",
+            "small.toml: ship tiny-seeds/seed-{seed}: seed 3 is not trained",
         ),
         (
             "{seed}-of-{train.learning_rate}",
             "{seed}.{train.learning_rate}",
             "a name in the zoo is of letters",
         ),
-        ("{train.learning_rate}", "{task.p}", "{task.p} is none of seed, task.sizes"),
-        ("[0.02]", "[0.01, 0.02]", "small ships two runs as tiny: write {seed} or a setting into the name"),
+        (
+            "{train.learning_rate}",
+            "{task.p}",
+            "small.toml: ship tiny-logs/{seed}-of-{task.p}: {task.p} is none of seed, task.sizes",
+        ),
+        (
+            "[0.02]",
+            "[0.01, 0.02]",
+            "small.toml: two runs ship as tiny: write {seed} or a setting into the name",
+        ),
         ("exact = true", "precise = true", "precise"),
     ],
 )

@@ -77,7 +77,7 @@ class GridCommand(Command):
         from interp_tasks.grids.executors import check_executor
         from interp_tasks.grids.units import check
         from interp_tasks.recipes.recipe import recipe_file
-        from interp_tasks.recipes.spec import read_spec
+        from interp_tasks.recipes.spec import naming_file, read_spec
 
         check_choice("--format", self.format, FORMATS)
         check_written_device(self.device)
@@ -93,7 +93,8 @@ class GridCommand(Command):
         spec = read_spec(self.spec)
         check_executor(self.executor, self.jobs, spec.threads)
         if not self.import_paths:
-            check(spec)
+            with naming_file(str(self.spec)):
+                check(spec)
         check_free(self.folder(), "grid")
         check_writable_folder(self.folder())
 
@@ -152,11 +153,12 @@ class GridCommand(Command):
         from interp_tasks.grids.units import MeasureUnit, plan
         from interp_tasks.grids.words import told_apart
         from interp_tasks.measurement.run_logs import shared_folder
-        from interp_tasks.recipes.spec import read_spec
+        from interp_tasks.recipes.spec import naming_file, read_spec
 
-        spec, root = read_spec(self.spec), self.folder().resolve()
-        planned = plan(spec)
-        check_devices(planned, root, self.executor, self.device, self.retry)
+        spec, root, name = read_spec(self.spec), self.folder().resolve(), str(self.spec)
+        with naming_file(name):
+            planned = plan(spec)
+        check_devices(planned, root, self.executor, self.device, self.retry, name)
         told, usual = told_apart(spec, planned)
         costs: dict[str, dict[str, Any]] = {}
         rows: list[dict[str, Any]] = []
@@ -183,10 +185,12 @@ class GridCommand(Command):
         same: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             same.setdefault(told[row["key"]].configuration, []).append(row)
-        zoo = shared_folder([row["ships"] for row in rows if row["ships"]])
+        ships = [row["ships"] for row in rows if row["ships"]]
+        zoo, most = shared_folder(ships), common_folder(ships)
         columns = ["run", "seeds", "ships as", "status", "flop", "disk", *(["time"] if self.rate else [])]
-        head = [f"ships in {zoo}"] * bool(zoo) + [f"where not said: {usual}"] * bool(usual)
-        lines = [line(each, told, zoo) for each in same.values()]
+        head = [f"ships in {zoo}"] * bool(zoo) or [f"… stands for {most}"] * bool(most)
+        head += [f"where not said: {usual}"] * bool(usual)
+        lines = [line(each, told, zoo or most, "" if zoo else "…/") for each in same.values()]
         trained = [each for each in lines if each["flop"]]
         if trained:
             print_rows(trained, "table", columns, head)
@@ -225,8 +229,18 @@ class GridCommand(Command):
         return costs[same]
 
 
-def line(rows: Sequence[Mapping[str, Any]], told: Mapping[str, Told], zoo: str) -> dict[str, str]:
-    """Returns the line of a table about the units of one configuration, each of which is a row with its seed."""
+def common_folder(names: Sequence[str]) -> str:
+    """Returns the folder in the zoo that most names lie in, two at least; nothing where there is none."""
+    found = Counter(folder for name in names if (folder := name.partition("/")[0]) != name).most_common(1)
+    return found[0][0] if found and found[0][1] > 1 else ""
+
+
+def line(rows: Sequence[Mapping[str, Any]], told: Mapping[str, Told], zoo: str, short: str) -> dict[str, str]:
+    """Returns the line of a table about the units of one configuration, each of which is a row with its seed.
+
+    Args:
+        zoo: a folder that runs ship in; ``short`` stands for it.
+    """
     from interp_tasks.measurement.run_logs import family
 
     names = [row["ships"] for row in rows if row["ships"]]
@@ -238,7 +252,12 @@ def line(rows: Sequence[Mapping[str, Any]], told: Mapping[str, Told], zoo: str) 
         "run": told[rows[0]["key"]].words,
         "seeds": spans(seed for row in rows for seed in told[row["key"]].seeds),
         "at": ", ".join(rows[0]["at"] or ()),
-        "ships as": ", ".join(dict.fromkeys(name.removeprefix(f"{zoo}/") for name in names)),
+        "ships as": ", ".join(
+            dict.fromkeys(
+                short + name.removeprefix(f"{zoo}/") if zoo and name.startswith(f"{zoo}/") else name
+                for name in names
+            )
+        ),
         "status": ", ".join(f"{count} {word}" if len(status) > 1 else word for word, count in status.items()),
         "flop": flop(total["flop"]) if total["flop"] else "",
         "disk": size(total["bytes"]) if total["bytes"] else "",

@@ -49,7 +49,7 @@ class Reproduce(Command):
         Path("runs")
     )
     train: Annotated[bool, typer.Option("--train", help="Train what is missing first.")] = False
-    device: Annotated[str, typer.Option("--device", help="Where to train: cpu, cuda, ...")] = "cpu"
+    device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu"
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -70,6 +70,8 @@ class Reproduce(Command):
 
         check_choice("--format", self.format, FORMATS)
         check_written_device(self.device)
+        if self.device != "cpu" and not self.train:
+            raise UserError(f"--device {self.device} is for --train: what is trained is measured on the CPU")
         if self.jobs is not None and not 1 <= self.jobs <= 256:
             raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
         if self.runs.exists() and not self.runs.is_dir():

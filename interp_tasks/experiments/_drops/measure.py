@@ -13,7 +13,16 @@ from interp_tasks.checkpoints.drop import first_lasting
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Curve, Run, family, measures, plateau_levels, read_runs, setting
+from interp_tasks.measurement.run_logs import (
+    Curve,
+    Run,
+    family,
+    measures,
+    plateau_levels,
+    read_runs,
+    setting,
+    shared_folder,
+)
 from interp_tasks.measurement.table import tidy
 from interp_tasks.texts import did_you_mean
 
@@ -133,9 +142,13 @@ def notes(
     """Returns the sentences below the table; ``left``: of each curve with a plateau by theory, whether it left it."""
     several = bool(families(logged_runs))
     without = [(*names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
+    told = without[:MOST_REASONS]
+    # The folder that they share is said with the first alone.
+    folder = shared_folder([run for run, *_ in told])
+    names = [f"…{run.removeprefix(folder)}" if at and folder else run for at, (run, *_) in enumerate(told)]
     more = len(without) - MOST_REASONS
     return (
-        *(f"No drop in {metric} of {run}: {why}." for run, metric, why in without[:MOST_REASONS]),
+        *(f"No drop in {metric} of {run}: {why}." for run, (_, metric, why) in zip(names, told, strict=True)),
         *(
             [f"{more} more {'has' if more == 1 else 'have'} no drop; asked for alone, each says why."]
             if more > 0
@@ -164,7 +177,7 @@ def notes(
             else []
         ),
         *(
-            ["Rank correlation: Spearman's, over the runs that have the number; an interval needs four."]
+            ["Rank correlation: Spearman's, over the runs that have the number; a 95% interval needs four."]
             if against
             else []
         ),

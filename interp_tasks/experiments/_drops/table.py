@@ -32,9 +32,16 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         shown = {
             name: values.get(f"{CORRELATION}{name}" if again else name) for name in (*STEPS, *LEVELS, UNTIL)
         }
+        # Of several seeds smallest and largest; of a correlation its interval.
+        intervals = {
+            metric: (low, high)
+            for metric, low, high in zip(part["metric"], part["ci_low"], part["ci_high"], strict=True)
+        }
         ranges = {
-            f"{name} range": (values.get(f"{name}, smallest"), values.get(f"{name}, largest"))
-            for name in shown
+            f"{name} range": intervals.get(f"{CORRELATION}{name}", (None, None))
+            if again
+            else (values.get(f"{name}, smallest"), values.get(f"{name}, largest"))
+            for name in (*shown, "drop")
         }
         members = frame[(frame["run"].map(family) == first["run"]) & (frame["variant"] == first["variant"])]
         several = any(f"{name}, smallest" in values for name in shown)
@@ -45,7 +52,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
                 **first,
                 **shown,
                 **ranges,
-                "drop": said(drop, kind),
+                "drop": said(drop, kind, *ranges["drop range"]),
                 "kind": kind,
                 "left": values.get(LEFT),
                 "bounds": lower_bounds(members),
@@ -82,12 +89,12 @@ def lower_bounds(members: pandas.DataFrame) -> tuple[bool, bool, bool]:
     )
 
 
-def said(drop: float | None, kind: str) -> str:
+def said(drop: float | None, kind: str, low: float | None, high: float | None) -> str:
     if drop is None or drop != drop:
         return ""
     if kind == "median":
         return f"{drop:.0%} of runs"
-    return number(drop) if kind else ("yes" if drop else "no")
+    return with_interval(number(drop), low, high) if kind else ("yes" if drop else "no")
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:

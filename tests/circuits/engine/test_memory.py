@@ -8,11 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from circuits import CircuitsError, ablate, edit, heads, patch, sweep
-from circuits.engine.memory import FLOOR, divided
+from circuits import CircuitsError, ablate, edit, heads, patch, probe, sweep
+from circuits.engine.memory import FLOOR, divided, more_on_device
 from circuits.model.inputs import read_prompts
 from circuits.model.surface import Surface
-from circuits.sweeps.sweep import _read_chunk
+from circuits.patterns import _read
+from circuits.sweeps.sweep import AUTO_CHUNK
 
 FEW = {"draws": 5, "flips": 5}
 
@@ -297,11 +298,44 @@ def test_on_an_accelerator_all_examples_of_a_small_model_share_a_forward(
     sizes = {"n_layers": 4, "n_heads": 8, "d_model": 256, "d_head": 32, "d_mlp": 1024, "d_vocab": 200}
     surface = Surface.of(make_model(0, hooked_only, **sizes, n_ctx=49).float())
     prompts = read_prompts(surface, torch.zeros(512, 49, dtype=torch.long), "sweep")
-    here = divided(surface, prompts, _read_chunk("auto", "cpu"), None, given=False)
+    here = divided(surface, prompts, more_on_device(surface, AUTO_CHUNK), None, given=False)
     monkeypatch.setattr(Surface, "device", torch.device("meta"))
-    there = divided(surface, prompts, _read_chunk("auto", "meta"), None, given=False)
+    there = divided(surface, prompts, more_on_device(surface, AUTO_CHUNK), None, given=False)
     assert here.tokens <= 8192
     assert there.step == 512
     assert there.tokens >= 512 * 49
-    few = divided(surface, prompts[:64], _read_chunk("auto", "meta"), None, given=False)
+    few = divided(surface, prompts[:64], more_on_device(surface, AUTO_CHUNK), None, given=False)
     assert few.tokens > 8 * 64 * 49
+
+
+class Stopped(Exception):
+    """The first forward was about to run."""
+
+
+@pytest.mark.parametrize(("vocabulary", "times"), [(200, 16), (2**16, 1)])
+def test_on_an_accelerator_patterns_and_probes_take_more_tokens_too(
+    make_model, hooked_only, monkeypatch, vocabulary, times
+):
+    """Sixteen times as many, but for models whose outputs of so many tokens would take gigabytes."""
+    sizes = {"n_layers": 2, "n_heads": 2, "d_model": 16, "d_head": 8, "d_mlp": 32, "d_vocab": vocabulary}
+    model = make_model(0, hooked_only, **sizes, n_ctx=8).float()
+    surface = Surface.of(model)
+    prompts = read_prompts(surface, torch.zeros(2**16, 8, dtype=torch.long), "probe")
+    forwards = []
+
+    def stop(self, given):
+        forwards.append(len(given))
+        raise Stopped
+
+    monkeypatch.setattr(Surface, "call", stop)
+
+    def rows_of_both():
+        [first, *_] = _read.chunks(surface, prompts, (0, 1), "auto", "patterns")
+        with pytest.raises(Stopped):
+            probe.linear(model, prompts, torch.zeros(2**16), sites="resid_post.0", shuffles=0)
+        return first.stop - first.start, forwards.pop()
+
+    entries = 2 * 2 * 8**2
+    assert rows_of_both() == (min(2**14 // 8, 2**22 // entries), 2**12 // 8)
+    monkeypatch.setattr(Surface, "device", torch.device("meta"))
+    assert rows_of_both() == (min(times * 2**14 // 8, 2**26 // entries), times * 2**12 // 8)

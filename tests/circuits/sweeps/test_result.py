@@ -20,7 +20,8 @@ def test_columns_are_the_public_ones(result):
     assert len(result.frame) == 8 * 3
 
 
-def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result):
+def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     first, *rows, last = repr(result).split("\n")
     assert first.split() == [
         "variant",
@@ -38,6 +39,24 @@ def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(resul
     assert float(rows[0].split()[3]) == pytest.approx(kl["value"], rel=1e-3)
     many = dataclasses.replace(result, frame=pd.concat([result.frame] * 1000))
     assert len(repr(many).split("\n")) < 50
+
+
+def test_one_metric_is_a_family_of_tests_of_its_own(result):
+    # Of the variants of the model's metrics only logit_diff is tested; here kl has p-values too.
+    tested = result.frame[result.frame["metric"] != "mse"].reset_index(drop=True)
+    p_values = [0.5, 0.01] + [0.5, 0.02] + [1.0, 0.04] + [1.0] * 10
+    several = dataclasses.replace(result, frame=tested.assign(p_value=p_values))
+    assert list(several.frame["metric"][:2]) == ["kl", "logit_diff"]
+    one = several.of_metric("logit_diff")
+    # Eight tests: the smallest p-value times 8, the next times 7, and times 6.
+    assert list(one.frame["p_adjusted"]) == pytest.approx([8 * 0.01, 7 * 0.02, 6 * 0.04] + [1.0] * 5)
+    whole = several.frame[several.frame["metric"] == "logit_diff"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(one.frame.drop(columns="p_adjusted"), whole.drop(columns="p_adjusted"))
+    assert one.metrics == list(one.baseline["metric"]) == ["logit_diff"]
+    assert (one.interventions, one.settings) == (result.interventions, result.settings)
+    pd.testing.assert_frame_equal(result.of_metric("all").frame, result.frame)
+    with pytest.raises(CircuitsError, match="of_metric: no metric 'loss'; it has kl, mse, logit_diff"):
+        result.of_metric("loss")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])

@@ -108,10 +108,14 @@ def test_runs_without_a_drop_are_counted_where_not_each_says_why(tmp_path):
     for number in range(5):
         write(tmp_path / f"flat-{number}", {"mse_masked": [0.11] * len(STEPS)})
     notes = drops(str(tmp_path / "flat-*")).notes
-    assert sum(note.startswith("No drop in mse_masked of") for note in notes) == 3
+    # What their names share is said once.
+    said = [note.partition(":")[0].removeprefix("No drop in mse_masked of ") for note in notes[:3]]
+    assert said == [f"{tmp_path}/flat-0", "…/flat-1", "…/flat-2"]
     assert "2 more have no drop; asked for alone, each says why." in notes
     four = drops([str(tmp_path / f"flat-{number}") for number in range(4)]).notes
     assert "1 more has no drop; asked for alone, each says why." in four
+    [alone, *_] = drops(str(tmp_path / "flat-3")).notes
+    assert alone.startswith(f"No drop in mse_masked of {tmp_path}/flat-3: ")
 
 
 def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):
@@ -155,6 +159,12 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
         spearmanr([16, 32, 32, 64], [2500, 2000, 2100, 1000]).statistic
     )
     assert row["ci_low"].item() <= row["value"].item() <= row["ci_high"].item()
+    # People see the interval too; that of a drop, which all four have, is of no correlation.
+    rows = view_rows(found)
+    cells = {column.header: column.shown(rows.to_dict("records")[-1]) for column in view_columns(rows)}
+    assert (row["ci_low"].item(), row["ci_high"].item()) == pytest.approx((-1, -0.8165), abs=1e-4)
+    assert cells["crossing"] == "-0.9487 [-1, -0.816]"
+    assert cells["drop"] == ""
     for key, runs_given in (("model.d_model", runs[:2]), ("task.name", runs)):
         with pytest.raises(
             UserError, match=f"^--against {key}: no three of the runs have different numbers there"

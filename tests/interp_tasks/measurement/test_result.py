@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 
 from interp_tasks import experiments
 from interp_tasks.measurement.result import Result
 
 
-def test_print_shows_the_table_and_its_notes_and_not_the_configuration() -> None:
+def test_print_shows_the_table_and_its_notes_and_not_the_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     row = {"ref": "runs/x@1", "variant": "0.1", "metric": "loss", "value": 2.0, "ci_low": 1.0, "ci_high": 3.0}
     alone = Result("drops", pd.DataFrame([row]), {"refs": ["runs/x"]}, ("A note.",))
     title, header, line, count, note = repr(alone).splitlines()

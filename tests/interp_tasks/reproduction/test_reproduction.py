@@ -20,7 +20,7 @@ from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.reproduction import reproduce, train_missing
 from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
-from interp_tasks.reproduction.reproduction import about, corrected, refusals
+from interp_tasks.reproduction.reproduction import about, corrected, reads, refusals
 from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import Job, figure_of, jobs_of, longest_first, lots_of, perform_all
 from interp_tasks.reproduction.verdicts import Outcome, judge
@@ -458,8 +458,9 @@ def test_a_paper_on_one_run_of_two(runs):
     together = claim(id="together", row=2, study="t").model_dump()
     of_b = claim(id="of b", row=2, study="t", where={"run": "b", "metric": "mse_masked"}).model_dump()
     crash = {"id": "x", "rows": [1], "experiment": "ablation", "at": ["4"], "settings": {"colour": "red"}}
+    of_a = claim(id="of a", row=2, study="t", where={"run": "a", "metric": "mse_masked"}).model_dump()
     of_crash = claim(id="crash", study="x").model_dump()
-    given = content(claim().model_dump(), scale, together, of_b, of_crash)
+    given = content(claim().model_dump(), scale, together, of_b, of_a, of_crash)
     paper = parse_paper(given | {"study": [*given["study"], crash]}, "small.toml")
     seen = []
     found = reproduce(paper, runs=runs, progress=lambda *state: seen.append(state))
@@ -481,9 +482,34 @@ def test_a_paper_on_one_run_of_two(runs):
     missing = verdicts["of b", "core"]
     assert (missing.verdict, missing.value, missing.hours) == ("not run", None, 0.5)
     assert missing.command == paper.run[1].command(str(runs))
+    # What is said of the run that is there lacks none.
+    assert verdicts["of a", "core"].reason.endswith("of three at least; this one lies within the rule")
     assert [each.run.name for each in found.missing] == ["b"]
     only = reproduce(paper, runs=runs, rows=[2])
-    assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
+    assert [each.claim.id for each in only.outcomes] == ["together", "of b", "of a"]
+
+
+@pytest.mark.parametrize(
+    ("where", "per", "read"),
+    [
+        ({}, None, ["width-16", "width-32/seed-*"]),
+        ({"run": "width-16"}, None, ["width-16"]),
+        ({"run": ["width-32/seed-1", "width-64"]}, None, ["width-32/seed-*"]),
+        ({"run": "width-64"}, {"run": "width-16"}, ["width-16"]),
+        ({}, {"run": "width-16"}, ["width-16", "width-32/seed-*"]),
+        # A rank correlation is of all runs.
+        ({"run": "against model.d_model"}, None, ["width-16", "width-32/seed-*"]),
+    ],
+)
+def test_the_runs_that_a_claim_reads(where, per, read):
+    lacking = [
+        SimpleNamespace(run=SimpleNamespace(name="width-16", seeds=None)),
+        SimpleNamespace(run=SimpleNamespace(name="width-32", seeds="0:2")),
+    ]
+    metric = {"metric": "mse_masked"}
+    made = claim(where=where | metric, per=None if per is None else per | metric)
+    names = [f"{each.run.name}{'/seed-*' if each.run.seeds else ''}" for each in lacking if reads(made, each)]
+    assert names == read
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -857,6 +883,7 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
         (["matrix-completion", "--preset", "huge"], "--preset 'huge'"),
         (["matrix-completion", "--jobs", "0"], "--jobs 0"),
         (["matrix-completion", "--device", "tpu"], "--device 'tpu'"),
+        (["matrix-completion", "--device", "cuda:1"], "--device cuda:1 is for --train"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(arguments, said, capsys):
