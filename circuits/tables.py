@@ -6,8 +6,11 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
+
+from circuits.statistics import LEVEL
 
 #: The most rows that `print` shows of a result.
 MOST_SHOWN = 40
@@ -18,10 +21,42 @@ GAP, TIGHT = 2, 1
 
 
 def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
-    """Returns some columns of a result's table as text, but those that are empty, and how many there are in all."""
+    """Returns some columns of a result's table as text, but those that are empty, and how many there are in all.
+
+    Numbers have their interval beside them: what `effect` and the two bounds `effect_ci_low` and `effect_ci_high` hold
+    stands in one column, `effect [95% CI]`. A metric that all rows are of is named below.
+    """
     shown = frame[[column for column in columns if column in frame]].dropna(axis=1, how="all")
-    text = in_width(shown, shutil.get_terminal_size((WIDTH, 24)).columns)
-    return f"{text}\n{len(frame)} row{'' if len(frame) == 1 else 's'}; .{name} has all {len(frame.columns)} columns"
+    rows = f"{len(frame)} row{'' if len(frame) == 1 else 's'}"
+    if "metric" in shown and shown["metric"].nunique() == 1:
+        rows += f" of {shown.pop('metric').iloc[0]}"
+    text = in_width(with_intervals(shown), shutil.get_terminal_size((WIDTH, 24)).columns)
+    return f"{text}\n{rows}; .{name} has all {len(frame.columns)} columns"
+
+
+def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with the bounds of each number in its column; `ci_low` and `ci_high` are of the column before."""
+    names = list(frame.columns)
+    low_of = {
+        low.removesuffix("ci_low").removesuffix("_") or before: low
+        for before, low in pairwise(names)
+        if low.endswith("ci_low")
+    }
+    columns: dict[str, pd.Series] = {}
+    for name in names:
+        if name in low_of:
+            bounds = [low_of[name], low_of[name].replace("low", "high")]
+            texts = [interval_text(*row) for row in frame[[name, *bounds]].itertuples(index=False)]
+            columns[f"{name} [{LEVEL:.0%} CI]"] = pd.Series(texts, frame.index, dtype=object)
+        elif not name.endswith(("ci_low", "ci_high")):
+            columns[name] = frame[name]
+    return pd.DataFrame(columns)
+
+
+def interval_text(value: float, low: float, high: float) -> str:
+    if value != value:
+        return "NaN"
+    return f"{value:.4g}" if low != low else f"{value:.4g} [{low:.3g}, {high:.3g}]"
 
 
 def in_width(frame: pd.DataFrame, width: int) -> str:
@@ -61,7 +96,7 @@ class Printed:
     @classmethod
     def of(cls, frame: pd.DataFrame, at: int) -> Printed:
         name, *cells = (line.strip() for line in as_text(frame.iloc[:, [at]]).split("\n"))
-        return cls(tuple(re.findall("_*[^_]+_*|_+", name)), tuple(cells))
+        return cls(tuple(re.findall("[_ ]*[^_ ]+[_ ]*|[_ ]+", name)), tuple(cells))
 
     @property
     def least(self) -> int:

@@ -256,7 +256,7 @@ def option_parameters() -> list[inspect.Parameter]:
 
 
 def plan(spec: Spec) -> Plan:
-    """Returns every unit of a grid, each once.
+    """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run.
 
     Raises:
         UserError: for settings that cannot be.
@@ -264,14 +264,11 @@ def plan(spec: Spec) -> Plan:
     trained: dict[str, TrainUnit] = {}
     names: dict[str, Any] = {}
     of_block: dict[int, list[TrainUnit]] = {}
-    first: dict[str, int] = {}
     for number, block in enumerate(spec.train, start=1):
-        of_block[id(block)] = units_of(block, spec.threads, names)
-        for unit in of_block[id(block)]:
-            if unit.key in first:
-                raise asked_twice(unit, first[unit.key], number)
-            first[unit.key] = number
-            trained[unit.key] = unit
+        units = of_block[id(block)] = units_of(block, spec.threads, names)
+        if places := places_of_one(unit.key for unit in units):
+            raise asked_twice(units[places[0] - 1], number)
+        trained |= {unit.key: unit for unit in units}
     for ordered in orders_of(spec):
         check_shipped_steps(ordered, of_block[id(ordered.block)][ordered.index])
     keys = {unit.folder: unit.key for unit in trained.values()}
@@ -287,13 +284,11 @@ def plan(spec: Spec) -> Plan:
     return Plan(tuple(trained.values()), tuple(measured.values()))
 
 
-def asked_twice(unit: TrainUnit, first: int, second: int) -> UserError:
-    """Returns what to say of a run for which two ``[[train]]`` ask, or one does with two values that mean the same."""
+def asked_twice(unit: TrainUnit, number: int) -> UserError:
+    """Returns what to say of a run for which one ``[[train]]`` asks with two values that mean the same."""
     words = [f"{key}={json.dumps(value)}" for key, value in unit.given.items()]
     run = ", ".join([unit.resolved.task_name, *words, f"seed {unit.resolved.train.seed}"])
-    if first == second:
-        return UserError(f"train {first} has two values that mean the same, of {run}: leave one out")
-    return UserError(f"train {first} and {second} both train {run}: leave it out of one")
+    return UserError(f"train {number} has two values that mean the same, of {run}: leave one out")
 
 
 def check_shipped_steps(ordered: Ordered, unit: TrainUnit) -> None:

@@ -1,5 +1,7 @@
 """What `print` shows of a result's table, in the width of a terminal."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -34,19 +36,25 @@ def tables_of(frame):
     """The printed tables, each as its lines of names and its rows of texts."""
     *tables, last = short_table(frame, list(frame.columns)).split("\n\n")
     last, _, counted = last.rpartition("\n")
-    assert counted == f"{len(frame)} rows; .frame has all {len(frame.columns)} columns"
+    metric = "" if frame["metric"].nunique() > 1 else " of logit_difference"
+    assert counted == f"{len(frame)} rows{metric}; .frame has all {len(frame.columns)} columns"
     lines = [table.split("\n") for table in [*tables, last]]
     return [(each[: -len(frame)], [line.split() for line in each[-len(frame) :]]) for each in lines]
 
 
 def expected(frame):
-    return [
-        [text if isinstance(text, str) else f"{text:.4g}" for text in row]
-        for row in frame.dropna(axis=1, how="all").itertuples(index=False)
-    ]
+    """The texts of each row, its interval beside the effect; a metric that is that of all stands below."""
+    rows = []
+    shown = frame.dropna(axis=1, how="all")
+    for row in (shown if frame["metric"].nunique() > 1 else shown.drop(columns="metric")).to_dict("records"):
+        low, high = row.pop("effect_ci_low"), row.pop("effect_ci_high")
+        texts = {name: text if isinstance(text, str) else f"{text:.4g}" for name, text in row.items()}
+        texts["effect"] += f" [{low:.3g}, {high:.3g}]"
+        rows.append(" ".join(texts.values()).split())
+    return rows
 
 
-@pytest.mark.parametrize("width", [None, 80, 100])
+@pytest.mark.parametrize("width", [None, 57, 100])
 def test_a_table_that_is_too_wide_has_names_in_several_lines(monkeypatch, width):
     """Without a terminal of known width it has 80 columns."""
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -56,18 +64,13 @@ def test_a_table_that_is_too_wide_has_names_in_several_lines(monkeypatch, width)
     [(names, rows)] = tables_of(frame)
     assert rows == expected(frame)
     assert max(map(len, names)) <= (width or 80)
-    if width == 100:
-        assert names[0].split() == list(frame.dropna(axis=1, how="all"))
+    if width != 57:
+        assert names[0].split() == ["variant", "baseline", "value", "effect", "[95%", "CI]", "p_adjusted"]
     else:
         # Read from above, each name is whole.
         assert len(names) == 2
-        ends = [names[1].index(word) + len(word) for word in ("ci_low", "ci_high")]
-        assert [
-            names[0][:end].split()[-1] + word for end, word in zip(ends, ("ci_low", "ci_high"), strict=True)
-        ] == [
-            "effect_ci_low",
-            "effect_ci_high",
-        ]
+        end = len(names[1])
+        assert names[0][:end].split()[-1] + names[1].split()[-1] == "p_adjusted"
 
 
 def test_one_that_is_still_too_wide_stands_in_parts_that_tell_the_rows_apart(monkeypatch):
@@ -86,12 +89,33 @@ def test_one_that_is_still_too_wide_stands_in_parts_that_tell_the_rows_apart(mon
 
 def test_what_fits_and_the_number_of_rows_are_as_before(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    frame = frame_of(100)
+    frame = frame_of(100).drop(columns=["effect_ci_low", "effect_ci_high", "metric"])
     shown = frame.dropna(axis=1, how="all")
     whole = shown.to_string(index=False, max_rows=40, float_format="{:.4g}".format)
-    assert short_table(frame, NAMES) == f"{whole}\n100 rows; .frame has all 9 columns"
-    monkeypatch.setenv("COLUMNS", "80")
+    assert short_table(frame, NAMES) == f"{whole}\n100 rows; .frame has all 6 columns"
+    monkeypatch.setenv("COLUMNS", "40")
     narrow = short_table(frame, NAMES).split("\n")
     assert len(narrow) == len(whole.split("\n")) + 2
-    assert max(map(len, narrow)) <= 80
-    assert short_table(frame[:0], NAMES).endswith("\n0 rows; .frame has all 9 columns")
+    assert max(map(len, narrow)) <= 40
+    assert short_table(frame[:0], NAMES).endswith("\n0 rows; .frame has all 6 columns")
+
+
+def test_an_interval_stands_beside_its_number():
+    """That of `share_ci_low` is of `share`; that of `ci_low` of the column before; without bounds there is none."""
+    frame = pd.DataFrame(
+        {
+            "head": ["0.1", "1.0"],
+            "score": [0.12346, 0.5],
+            "ci_low": [0.1, np.nan],
+            "ci_high": [0.2, np.nan],
+            "share": [1.0, 0.25],
+            "share_ci_low": [0.98765, 0.2],
+            "share_ci_high": [1.0, 0.3],
+        }
+    )
+    names, *rows, _ = short_table(frame, list(frame.columns)).split("\n")
+    assert re.split(" {2,}", names) == ["head", "score [95% CI]", "share [95% CI]"]
+    assert [row.split() for row in rows] == [
+        ["0.1", "0.1235", "[0.1,", "0.2]", "1", "[0.988,", "1]"],
+        ["1.0", "0.5", "0.25", "[0.2,", "0.3]"],
+    ]

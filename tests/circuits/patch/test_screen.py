@@ -990,6 +990,9 @@ def test_rows_are_in_the_order_of_exact_effects_where_measured(make_model, token
 def test_print_shows_the_ranking(make_model, tokens):
     found = patch.edges(make_model(), tokens, tokens.roll(1, 0), logit_difference(1, 2), exact=2)
     first, *rows = repr(found).split("\n")
-    assert first.split()[:5] == ["rank", "variant", "metric", "estimate", "effect"]
+    assert first.split() == ["rank", "variant", "estimate", "effect", "[95%", "CI]", "p_adjusted"]
     assert rows[0].startswith(str(found.frame["rank"].iloc[0]).rjust(first.index("rank") + 4))
-    assert f"{len(found.frame)} rows; .frame has all {len(found.frame.columns)} columns" in repr(found)
+    assert (
+        f"{len(found.frame)} rows of logit_difference; .frame has all {len(found.frame.columns)} columns"
+        in repr(found)
+    )

@@ -369,8 +369,8 @@ def test_print_shows_the_scores_and_of_a_map_its_shape(causal, inputs):
         "split",
         "metric",
         "value",
-        "ci_low",
-        "ci_high",
+        "[95%",
+        "CI]",
         "shuffled",
     ]
     assert len(lines) == len(found.frame) == 2

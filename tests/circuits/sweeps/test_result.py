@@ -23,16 +23,7 @@ def test_columns_are_the_public_ones(result):
 def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     first, *rows, last = repr(result).split("\n")
-    assert first.split() == [
-        "variant",
-        "metric",
-        "baseline",
-        "value",
-        "effect",
-        "effect_ci_low",
-        "effect_ci_high",
-        "p_adjusted",
-    ]
+    assert first.split() == ["variant", "metric", "baseline", "value", "effect", "[95%", "CI]", "p_adjusted"]
     assert last == "24 rows; .frame has all 24 columns"
     assert [row.split()[:2] for row in rows] == result.frame[["variant", "metric"]].to_numpy().tolist()
     kl = result.frame.iloc[0]

@@ -126,21 +126,24 @@ def test_runs_that_differ_in_steps_or_schedule_have_folders_of_their_own():
     assert {Path(folder).name for folder in found} == {"seed-0", "seed-1"}
     assert len({Path(folder).parent for folder in found}) == 4
     assert folders(fall) == alone
+    assert folders({}, {}) == alone
     axis = folders(fall | {"train.schedule": ["linear", "cosine"]})
     assert len(set(axis)) == 4
     assert set(alone).isdisjoint(axis)
+
+
+def test_a_run_that_two_sweeps_share_is_one_unit():
+    spec = small(seeds="0")
+    spec["train"] = [spec["train"], {**spec["train"], "seeds": "0:2"}]
+    assert len(plan(spec_of(spec)).train) == 2
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (
-            'seeds = "1:3"\n[train.set]\nd_model = [8, 16]'.replace("d_model", "model.d_model"),
-            "train 1 and 3 both train modular-addition, model.d_model=8, seed 1: leave it out of one",
-        ),
-        (
             "[train.set]\ntrain.weight_decay = [2, 2.0]",
-            "train 3 has two values that mean the same, of modular-addition, train.weight_decay=2.0, seed 0: leave",
+            "train 3 has two values that mean the same, of modular-addition, train.weight_decay=2, seed 0: leave",
         ),
         (
             '[[experiment]]\nname = "drops"\n[[experiment]]\nname = "curve"\n[[experiment]]\nname = "drops"',
