@@ -40,6 +40,9 @@ def read_inputs(tokens: Any, label: str) -> Tensor:
     return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens
 
 
+_SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of which the metric gets a tuple"
+
+
 def read_batch(batch: Any, caller: str) -> Any:
     """Reads the batch of a metric, anything with a length that takes a slice of rows; None stays None."""
     batch = (
@@ -53,6 +56,7 @@ def read_batch(batch: Any, caller: str) -> Any:
     if batch is not None and (not is_sliceable or isinstance(batch, str | bytes | Mapping)):
         raise CircuitsError(
             f"{caller}: batch has len() and takes a slice of rows; got {type(batch).__name__}"
+            + (f"; {_SEVERAL}" if isinstance(batch, Mapping) else "")
         )
     if isinstance(batch, tuple | list) and len(batch) > 1 and _are_square(batch):
         # Each would be taken for the row of one example, where it may be one value for each of them.
@@ -61,6 +65,15 @@ def read_batch(batch: Any, caller: str) -> Any:
             "torch.stack(batch) if each is of one example, list(zip(*batch)) if each has a row for every example"
         )
     return batch
+
+
+def check_batch_length(batch: Any, examples: int, caller: str) -> None:
+    """Refuses a batch that has not a row for each example."""
+    if len(batch) != examples:
+        parts = batch if isinstance(batch, tuple | list) else ()
+        several = [part for part in parts if isinstance(part, np.ndarray | Tensor) and part.ndim]
+        hint = f"; {_SEVERAL}" if several and all(len(part) == examples for part in several) else ""
+        raise CircuitsError(f"{caller}: tokens have {examples} examples, batch has {len(batch)}{hint}")
 
 
 def _are_square(parts: Iterable[Any]) -> bool:

@@ -64,24 +64,26 @@ class Curve:
         return short_table(self.areas, AREAS_SHOWN, "areas")
 
     def plot(self, metric: str | None = None) -> Any:
-        """Returns a plotly figure: faithfulness over the share of members that are kept, a line per ranking."""
+        """Returns a plotly figure: faithfulness over the number of members kept, a line per ranking."""
         from circuits.figures.curves import curve
+        from circuits.figures.style import titled
 
         names = list(dict.fromkeys(self.frame["metric"]))
         metric = names[0] if metric is None else metric
         if metric not in names:
             raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(names)}")
-        return curve(
+        figure = curve(
             self.frame[self.frame["metric"] == metric],
             x="size",
             y="faithfulness",
             by="ranking",
             low="faithfulness_ci_low",
             high="faithfulness_ci_high",
-            title=f"Faithfulness of growing circuits: {metric}",
             x_title="members kept",
             y_title="faithfulness",
         )
+        title = f"Faithfulness of growing circuits: {metric}"
+        return titled(figure, title, f"Bands: {LEVEL:.0%} intervals, bootstrap over examples.")
 
 
 def curve(

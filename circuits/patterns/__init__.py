@@ -22,7 +22,16 @@ from circuits.patterns._mean_maps import Maps, attention
 from circuits.patterns._movement import Movement, movement
 from circuits.patterns._read import Recorded, record
 from circuits.patterns._scores import Scores, bits, scores
-from circuits.patterns._templates import column, constant, identity, marked, previous, row
+from circuits.patterns._templates import (
+    column,
+    constant,
+    duplicate,
+    identity,
+    induction,
+    marked,
+    previous,
+    row,
+)
 
 __all__ = [
     "Classes",
@@ -36,8 +45,10 @@ __all__ = [
     "classify",
     "column",
     "constant",
+    "duplicate",
     "follow",
     "identity",
+    "induction",
     "marked",
     "movement",
     "previous",

@@ -19,7 +19,7 @@ from circuits.patterns._read import PatternPass, read_draws
 from circuits.patterns._templates import read_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
-from circuits.validate import read_batch, read_seed
+from circuits.validate import check_batch_length, read_batch, read_seed
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Scores:
     draws: int
 
     def __repr__(self) -> str:
-        return short_table(self.frame, list(self.frame.columns))
+        return short_table(self.frame, [*_KEYS, "score", "ci_low", "ci_high", "chance", "corrected", "bits"])
 
     def plot(self, column: str = "score") -> Any:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
@@ -106,8 +106,8 @@ def scores(
     tokens = prompts.tokens
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)
     batch = read_batch(batch, caller)
-    if batch is not None and len(batch) != len(tokens):
-        raise CircuitsError(f"{caller}: tokens have {len(tokens)} examples, batch has {len(batch)}")
+    if batch is not None:
+        check_batch_length(batch, len(tokens), caller)
     by_name = read_templates(templates, tokens, batch is not None)
     sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(by_name), len(tokens)))
     for rows, query_mask in reading.chunks(chunk):
@@ -211,6 +211,7 @@ def _frame(
     return pd.DataFrame(rows)
 
 
+_KEYS = ("layer", "head", "template")
 _ORDER = (
     *("score", "ci_low", "ci_high", "chance", "effect", "effect_ci_low", "effect_ci_high"),
     *("corrected", "corrected_ci_low", "corrected_ci_high", "bits", "queries"),

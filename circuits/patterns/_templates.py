@@ -2,7 +2,8 @@
 
 A template is bool [query key], or [batch query key] where it depends on the example. Templates are combined with `&`,
 `|` and `~`: `row(7, 7, itself=False) & marked(observed)` marks the observed entries of the query's row. Queries without
-a key in a template are not scored against it. All are on the CPU, so that they combine whatever they are made from.
+a key in a template are not scored against it. `induction` and `duplicate` are functions of tokens, and so templates
+themselves: `{"induction": patterns.induction}`. All are on the CPU, so that they combine whatever they are made from.
 """
 
 from __future__ import annotations
@@ -59,6 +60,18 @@ def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
     return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
 
 
+def duplicate(tokens: Any) -> Bool[Tensor, "batch query key"]:
+    """Marks the earlier positions with the query's token, where a duplicate token head looks."""
+    ids = _ids(tokens, "duplicate")
+    return (ids[:, :, None] == ids[:, None, :]).tril(-1)
+
+
+def induction(tokens: Any) -> Bool[Tensor, "batch query key"]:
+    """Marks the positions right after an earlier one with the query's token, where an induction head looks."""
+    ids = _ids(tokens, "induction")
+    return torch.nn.functional.pad(duplicate(ids)[:, :, :-1], (1, 0))
+
+
 def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
     """Reads templates by name and checks tensors; `batched` says that functions are called with the user's batch."""
     if not isinstance(given, Mapping) or not given:
@@ -106,6 +119,13 @@ def _line(rows: int, columns: int, itself: bool, name: str) -> Tensor:
     line_of = positions // columns if name == "row" else positions % columns
     same_line = line_of[:, None] == line_of
     return same_line if itself else same_line & ~identity(rows * columns)
+
+
+def _ids(tokens: Any, caller: str) -> Tensor:
+    ids = as_dense_tensor(tokens, f"patterns.{caller}")
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
+        raise CircuitsError(f"patterns.{caller}: expected token ids [batch pos], got {_shown(ids)}")
+    return ids.cpu()
 
 
 def _whole(number: Any, caller: str, name: str) -> int:

@@ -21,7 +21,7 @@ from circuits.model.surface import Surface
 from circuits.sweeps.copies import private
 from circuits.sweeps.logit_difference import bound
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
-from circuits.validate import read_batch
+from circuits.validate import check_batch_length, read_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 
@@ -87,8 +87,8 @@ class Metric:
         if self.function is None:
             used = prompts.real if kept is None else kept
             refuse_padding(surface, prompts, used, f"{caller}, without metric=")
-        if self.batch is not None and len(self.batch) != len(prompts):
-            raise CircuitsError(f"{caller}: tokens have {len(prompts)} examples, batch has {len(self.batch)}")
+        if self.batch is not None:
+            check_batch_length(self.batch, len(prompts), caller)
         return replace(self, positions=positions, kept=kept, aligned=not prompts.padded, model=surface.model)
 
     @property

@@ -130,15 +130,16 @@ def attention(
 ) -> AttentionResult:
     """See what each attention head attends to: scores against templates, a class per head, mean maps.
 
-    Templates are the task's (row, column, identity, ... of a matrix), or identity, previous and first. A score is the
-    share of attention on the template's keys, beside that of uniform attention. Where the task says how, also how far
-    attention moves when only the mask changes, or only the values, and whether it follows a column that moves. Of three
-    checkpoints or more the table counts heads by class.
+    Templates are the task's (row, column, identity, ... of a matrix), or identity, previous, first, duplicate and
+    induction. A score is the share of attention on the template's keys, beside that of uniform attention. Where the
+    task says how, also how far attention moves when only the mask changes, or only the values, and whether it follows a
+    column that moves. Of three checkpoints or more the table counts heads by class.
 
     Args:
         refs: one or several REFs; all see the same examples.
         templates: names of templates that the task declares in ``attention_templates()``, or ``"identity"``,
-            ``"previous"`` and ``"first"``, which need no task. Default: all of the task's, without a task those three.
+            ``"previous"``, ``"first"``, ``"duplicate"`` (earlier positions with the query's token) and ``"induction"``
+            (those right after them), which need no task. Default: all of the task's, without a task those five.
         queries: score these: ``"read"``, the positions whose output the task reads, ``"all"``, positions, or a
             boolean mask of the task's examples by name (``"hidden"``, ``"observed"``).
         threshold: of ``circuits.patterns.classify``.

@@ -158,6 +158,8 @@ def chosen_templates(
         "identity": patterns.identity(length),
         "previous": patterns.previous(length),
         "first": patterns.constant(length, 0),
+        "duplicate": lambda rows: patterns.duplicate(getattr(rows, "tokens", rows)),
+        "induction": lambda rows: patterns.induction(getattr(rows, "tokens", rows)),
     }
     declare = getattr(subject.task, "attention_templates", None)
     declared: dict[str, Any] = known if declare is None else dict(declare())

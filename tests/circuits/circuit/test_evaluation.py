@@ -451,7 +451,9 @@ def test_curves_and_their_areas(model, tokens, other_tokens, found):
         )
     assert list(result.areas["ranking"]) == list(rankings)
     # The figure has a line and a band of numbers for each ranking: those of the table.
-    drawn = {trace.name: trace for trace in result.plot().data}
+    figure = result.plot()
+    assert "Bands: 95% intervals" in figure.layout.title.subtitle.text
+    drawn = {trace.name: trace for trace in figure.data}
     for name, rows in result.frame.groupby("ranking"):
         np.testing.assert_array_equal(drawn[name].y, rows["faithfulness"])
         low, high = rows["faithfulness_ci_low"].to_numpy(), rows["faithfulness_ci_high"].to_numpy()

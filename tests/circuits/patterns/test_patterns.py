@@ -673,6 +673,35 @@ def test_templates_by_hand():
     assert patterns.marked(marks).int().tolist() == [[[1, 0], [1, 0]], [[0, 1], [0, 1]]]
 
 
+def test_duplicate_and_induction_by_loops():
+    tokens = torch.randint(3, (7, 9), generator=torch.Generator().manual_seed(0))
+    for name, back in (("duplicate", 0), ("induction", 1)):
+        found = getattr(patterns, name)(tokens)
+        for row, ids in enumerate(tokens.tolist()):
+            for query in range(9):
+                earlier = {key + back for key in range(query) if ids[key] == ids[query]}
+                assert set(found[row, query].nonzero().flatten().tolist()) == earlier
+    assert patterns.induction(torch.tensor([[1, 2, 1]])).nonzero().tolist() == [[0, 2, 1]]
+    assert patterns.duplicate(torch.tensor([[1, 2, 1]])).nonzero().tolist() == [[0, 2, 0]]
+    for wrong in (tokens[0], tokens.float()):
+        with pytest.raises(CircuitsError, match=r"patterns.induction: expected token ids \[batch pos\], got"):
+            patterns.induction(wrong)
+
+
+def test_an_induction_head_scores_one(causal, tokens):
+    there = patterns.induction(tokens)
+    nowhere = ~there.any(-1, keepdim=True) & patterns.identity(LENGTH)
+    weights = spread(there | nowhere)[:, None]
+    with intervene(
+        causal, edit("pattern", lambda current: weights.to(current).expand_as(current).clone(), "1.2")
+    ):
+        found = patterns.scores(causal, tokens, {"induction": patterns.induction, "again": there})
+    own = found.frame.query("layer == 1 and head == 2")
+    np.testing.assert_allclose(own["score"], 1, atol=1e-6)
+    assert own["queries"].tolist() == [int(there.any(-1).sum())] * 2 != [0, 0]
+    assert max(map(len, repr(found).splitlines())) <= 80
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_templates_of_any_device_combine(grid, tokens, mask):
     def found(mask):
@@ -712,6 +741,7 @@ REFUSED = {
     "queries": ({"queries": 6}, "no position 6"),
     "mask": ({"queries": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
     "batch": ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
+    "batches": ({"batch": (torch.ones(8), torch.ones(8))}, "batch has 2; of several tensors make .*Dataset"),
     "chunk": ({"chunk": 0}, "chunk=0"),
     "draws": ({"draws": 0}, "draws=0"),
 }

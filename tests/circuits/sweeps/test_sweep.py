@@ -284,7 +284,12 @@ def test_columns_of_two_examples_are_not_taken_for_their_rows(causal, tokens):
         ({"batch": 5}, "batch has len\\(\\) and takes a slice of rows; got int"),
         ({"variants": {"a": "all"}}, "variant 'a': not an intervention"),
         ({"variants": {"a": ablate.zero("9.0")}}, r"variant 'a': ablate\.zero.*no head 9\.0"),
-        ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
+        ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2$"),
+        (
+            {"batch": (torch.ones(8), torch.ones(8, 3))},
+            "batch has 2; of several tensors make torch.utils.data.Ten",
+        ),
+        ({"batch": {"a": torch.ones(8)}}, "got dict; of several tensors make torch.utils.data.TensorDataset"),
         ({"engine": "fast"}, "engine='fast'"),
         ({"chunk": 0}, "chunk=0"),
         ({"chunk": "big"}, "chunk='big'"),
@@ -301,6 +306,22 @@ def test_faults_are_found_before_any_run(causal, tokens, arguments, message):
     with pytest.raises(CircuitsError, match=message) as caught:
         sweep(causal, tokens, **{"variants": {"a": ablate.zero("0.1")}, **arguments})
     assert "\n" not in str(caught.value)
+
+
+def test_a_dataset_is_a_batch_of_several_tensors(causal, tokens):
+    targets, weights = tokens[:, 0], torch.arange(8.0)
+    dataset = torch.utils.data.TensorDataset(targets, weights)
+
+    def by_tuple(output, batch):
+        return output[:, -1].gather(1, batch[0][:, None])[:, 0] * batch[1]
+
+    variants = {"a": ablate.zero("0.1")}
+    found = sweep(causal, tokens, variants, by_tuple, batch=dataset, chunk=tokens.shape[1] * 3)
+    both = torch.stack([targets.float(), weights], 1)
+    expected = sweep(
+        causal, tokens, variants, lambda out, b: by_tuple(out, (b[:, 0].long(), b[:, 1])), batch=both
+    )
+    np.testing.assert_allclose(found.frame["value"], expected.frame["value"], rtol=1e-6)
 
 
 def test_a_bad_metric_is_found_on_the_first_run(causal, tokens):

@@ -48,7 +48,7 @@ DISTRIBUTION = ("best score: ", "largest score: ")
 @pytest.fixture
 def bare(models, tmp_path):
     """A checkpoint that names no task, and tokens for it."""
-    np.save(tmp_path / "tokens.npy", np.arange(36).reshape(4, 9) % 20)
+    np.save(tmp_path / "tokens.npy", np.arange(36).reshape(4, 9) % 5)
     return str(save_checkpoint(tmp_path / "bare", models[0])), str(tmp_path / "tokens.npy")
 
 
@@ -221,11 +221,12 @@ def test_a_checkpoint_without_a_task(call, models, bare):
     rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
     counted = [row for row in rows if row["variant"] == "all heads"]
     rows = [row for row in rows if row["variant"] != "all heads"]
-    assert len(counted) == 5
-    assert list(dict.fromkeys(row["metric"] for row in rows)) == ["identity", "previous", "first"]
-    found = cached(models[0], torch.arange(36).reshape(4, 9) % 20)
+    assert len(counted) == 7
+    keys = {"identity": 8, "previous": 7, "first": 0, "duplicate": 3, "induction": 4}
+    assert list(dict.fromkeys(row["metric"] for row in rows)) == list(keys)
+    found = cached(models[0], torch.arange(36).reshape(4, 9) % 5)
     for row in rows:
-        key = {"identity": 8, "previous": 7, "first": 0}[row["metric"]]
+        key = keys[row["metric"]]
         assert row["value"] == pytest.approx(found[row["layer"]][:, row["head"], 8, key].mean(), abs=1e-6)
         assert (row["position"], row["split"]) == (8, None)
     code, out, _ = call("attention", *options)
@@ -354,9 +355,11 @@ def test_templates_of_a_task_of_ones_own(call, models, folders, tmp_path):
         assert row.value == pytest.approx(found[row.layer][:, row.head, :, 8].mean(), abs=1e-6)
     Own.attention_templates = Own.attention_relocations = None
     result = attention(folders[0], task=own, samples=8)
-    assert list(dict.fromkeys(result.frame["metric"]))[:4] == [
+    assert list(dict.fromkeys(result.frame["metric"]))[:6] == [
         "identity",
         "previous",
         "first",
+        "duplicate",
+        "induction",
         "heads: identity",
     ]
