@@ -222,7 +222,8 @@ def _joined(entries: Iterable[tuple[Member, Where]], kind: str, measurement: Mea
 def _sizes(asked: list[int | float] | None, total: int) -> list[int]:
     if asked is None:
         return sorted({round(size) for size in np.geomspace(1, total, min(_SIZES, total))})
-    return sorted({int(size) if is_whole(size) else int(size * total) for size in asked} - {0})
+    # A product that is a whole number may come out just below it: 0.29 of 100.
+    return sorted({int(size) if is_whole(size) else int(size * total + 1e-9) for size in asked} - {0})
 
 
 def _read_sizes(sizes: Any) -> list[int | float]:

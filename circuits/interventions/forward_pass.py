@@ -18,7 +18,7 @@ from circuits.model.generation import WHOLE, Window, Windows, cache_of, past_len
 from circuits.model.padding import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import own_positions
 from circuits.model.state import State, untouched
-from circuits.model.surface import Surface
+from circuits.model.surface import Surface, is_text
 from circuits.tensors import Span
 
 CACHED = "a key-value cache"
@@ -50,7 +50,10 @@ def mask_of(surface: Surface, kwargs: Mapping[str, Any], inputs: Tensor | None) 
     # A cache of transformer-lens holds the mask of its keys, and the call has that of its own tokens.
     before = getattr(cache, "previous_attention_mask", None)
     if mask is None and inputs is not None and not inputs.is_floating_point():
-        mask = mask_of_model(surface, inputs) if before is None else mask_of_tokenizer(surface, inputs)
+        if is_text(kwargs.get("input")):
+            mask = mask_of_tokenizer(surface, inputs, kwargs.get("padding_side"))
+        else:
+            mask = mask_of_model(surface, inputs) if before is None else mask_of_tokenizer(surface, inputs)
         if before is not None and mask is None:
             mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     if not isinstance(mask, Tensor) or mask.ndim != 2:
@@ -128,6 +131,13 @@ class ForwardPass:
         """Starts a run whose inputs are unknown, but for these arguments of its first block."""
         self._frames[:] = [RunState(kwargs)]
         self._follow(kwargs, kwargs.get("resid_pre"))
+        if self.frame.window.real is not None:
+            for write in writes:
+                if write.layer is None and _depends_on_positions(write):
+                    raise CircuitsError(
+                        f"{write.label}: {self.surface.family}.run_with_hooks embeds before the padding of its call is "
+                        "known; call the model itself, or edit resid_pre.0"
+                    )
         self._prepare(writes)
 
     def _follow(self, kwargs: Mapping[str, Any], inputs: Tensor | None, outermost: bool = True) -> None:
@@ -193,13 +203,21 @@ def _replace(
 
 def _refuse_outside(write: ActivationEdit, call: ForwardPass) -> None:
     """Refuses what depends on the position where the model adds position embeddings outside of its forward pass."""
-    if write.layer is not None or call.frame.whole or under_way(call.surface.model) is None:
+    if write.layer is not None or call.frame.whole:
         return
-    if write.positions is not None or write.replacement.references(write):
+    if under_way(call.surface.model) is None:
+        # It comes before the call is seen, and what is known is of the last one.
+        call.frame.window = WHOLE
+        return
+    if _depends_on_positions(write):
         raise CircuitsError(
             f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions are "
             "unknown; edit resid_pre.0"
         )
+
+
+def _depends_on_positions(write: ActivationEdit) -> bool:
+    return write.positions is not None or bool(write.replacement.references(write))
 
 
 def replacement_for(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -136,13 +136,28 @@ def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
     return part if not shape[axis] else torch.cat([part, part.new_full(shape, beyond)], axis)
 
 
+@dataclass
+class _Course:
+    """Runs of which each goes on from the one before: the length of their prompt, the end of the last, how it was
+    called, and their cache.
+    """
+
+    prompt: int | None
+    end: int | None
+    seen: bool
+    cache: Callable[[], Any] | None = None
+
+
 class Windows:
-    """Follows the runs of a model inside a block: which of them go on from an earlier one."""
+    """Follows the runs of a model inside a block: which of them go on from an earlier one. Several generations, or
+    loops with a cache each, may take turns.
+    """
 
     def __init__(self) -> None:
         self.end = 0  # number of positions up to the last of any open run
-        self._last: tuple[object, int | None, int | None] = (None, None, None)  # generation, prompt, end
-        self._seen = True
+        # By generation, by the id of a cache, or by the end of runs whose cache cannot be told from others; the latest
+        # last.
+        self._courses: dict[object, _Course] = {}
 
     def next(
         self,
@@ -160,22 +175,41 @@ class Windows:
             real: the mask of padding so far, as in `Window`.
         """
         closed = replace(WHOLE, real=real)
-        generation, cached, start = under_way(model), cache_of(given) is not None, past_length(given)
-        last, prompt, last_end = self._last
-        if generation is not None and generation is last and seen is not self._seen:
+        generation, cache, start = under_way(model), cache_of(given), past_length(given)
+        before = self._before(generation, cache, start)
+        if generation is not None and before is not None and seen is not before.seen:
             return closed  # a hook has called the model: no method calls it now one way, now the other
-        self._seen = seen
-        goes_on = last is generation and (generation is not None or (start > 0 and start == last_end))
         end = None if length is None else start + length
-        if not goes_on:
-            prompt = end
-        self._last = generation, prompt, end
-        if generation is None and not cached:
+        prompt = end if before is None else before.prompt
+        known = None if cache is None or generation is not None else _reference(cache)
+        key: object = generation or (("end", end) if known is None else id(cache))
+        self._courses.pop(key, None)
+        self._courses[key] = _Course(prompt, end, seen, known)
+        if generation is None and cache is None:
             return closed
         # With padding, a position has come once it has in all rows.
         self.end = max(self.end, (end or 0) if real is None else int(real.sum(1).min()))
-        whole = not (goes_on and start > 0 and length != 1)
+        whole = not (before is not None and start > 0 and length != 1)
         return Window(start, prompt, open=True, whole=whole, real=real)
+
+    def _before(self, generation: object, cache: Any, start: int) -> _Course | None:
+        """Returns the course that a run goes on with; None where it begins one."""
+        if generation is not None:
+            return self._courses.get(generation)
+        if not start:
+            return None
+        loops = [one for key, one in self._courses.items() if not isinstance(key, _Generation)]
+        own = [one for one in loops if one.cache is not None and one.cache() is cache]
+        # A cache not seen before may come from a run without one, or be a copy.
+        return next((one for one in reversed(own or loops) if one.end == start), None)
+
+
+def _reference(cache: Any) -> Callable[[], Any] | None:
+    """Returns a weak reference to a cache; None for a kind that takes none, such as a tuple."""
+    try:
+        return ref(cache)
+    except TypeError:
+        return None
 
 
 class _Generation:

@@ -445,11 +445,26 @@ class Surface:
         )
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Returns the inputs [batch pos ...] of a call of the model; None where they are not a tensor (text)."""
+        """Returns the inputs [batch pos ...] of a call of the model, of texts the tokens that it makes; None where they
+        are neither.
+        """
         given = args[0] if args else kwargs.get("input")
+        if self._bridge is None and is_text(given):
+            # As its forward does; a bridge's wrapped model gets tokens.
+            model: Any = self.model
+            given = model.to_tokens(
+                given, **{name: kwargs[name] for name in ("prepend_bos", "padding_side") if name in kwargs}
+            )
         if not isinstance(given, Tensor):
             return None
         return given.unsqueeze(0) if given.ndim == 1 else given
+
+
+def is_text(given: Any) -> bool:
+    """Tells whether a model is called with a text or a list of texts."""
+    return isinstance(given, str) or (
+        isinstance(given, list) and bool(given) and all(isinstance(one, str) for one in given)
+    )
 
 
 class _Runs:

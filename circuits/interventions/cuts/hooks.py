@@ -162,7 +162,11 @@ class CutHooks:
         )
         self._has_received(hook)
         at = _rows(heads)
-        output = torch.where(changed[..., None], new.to(x.dtype), x[:, :, at])
+        new, same = new.to(x.dtype), x[:, :, at]
+        if new.requires_grad:
+            # What carries the run's own value has the source's gradient, which is none.
+            same = same.detach() + (new - new.detach())
+        output = torch.where(changed[..., None], new, same)
         if output.shape == x.shape and isinstance(at, slice):
             return output
         whole = x.clone()
@@ -257,7 +261,7 @@ class CutHooks:
             for group, coming, leaving in zip(
                 groups, arriving, run.differences(self._plan, groups, stream), strict=True
             ):
-                if bool(coming.any()) or bool(leaving.any()):
+                if bool(coming.any()) or bool(leaving.any()) or leaving.requires_grad:
                     run.group_mlp_out[group] = self._projections.mlp(layer, x + coming, stream + leaving)
 
     def _read_by_norm(self, norm: str, x: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from circuits import CircuitsError, ablate, cache, circuit, intervene, logit_difference, patch, prompts, run
 from circuits.circuit import _measurement
-from circuits.circuit._curve import area_under
+from circuits.circuit._curve import _sizes, area_under
 from circuits.statistics import holm, sign_flip
 
 #: Random models tell clean from source by chance; what is counted here holds without a gap, too.
@@ -533,6 +533,12 @@ def test_a_curve_over_twenty_sizes_takes_twenty_keeps_and_two_forwards(model, to
     handle.remove()
     assert len(twice.frame) == 2 * 22
     assert len(forwards) == 20 + 2
+
+
+def test_a_share_that_is_a_whole_number_of_members_is_that_many():
+    assert _sizes([share / 100 for share in range(1, 101)], 100) == list(range(1, 101))
+    assert _sizes([0.58, 0.599], 50) == [29]
+    assert _sizes([0.001], 50) == []
 
 
 def test_the_sizes_of_the_benchmark_and_of_mean_ablation(model, tokens, other_tokens, found):

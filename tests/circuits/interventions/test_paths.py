@@ -724,3 +724,22 @@ def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_
                 found.append(float(deep(tokens).square().sum()))
             weight[name] -= sign * 1e-5 * way
     assert abs(float((weight[name].grad * way).sum()) / ((found[0] - found[1]) / 2e-5) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("through", [None, "mlps"])
+def test_gradients_do_not_reach_a_sender_that_is_replaced_by_what_it_is(deep, tokens, through):
+    """The source is no function of the weights, though its values are the run's: against differences."""
+    path = patch.path("embed", "1.2", cache(deep, tokens, "embed"), through)
+    weight = next(weight for name, weight in Surface.of(deep).named_weights().items() if "embed." in name)
+    way = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with intervene(deep, path):
+        output = deep(tokens)
+    assert torch.allclose(output, deep(tokens), rtol=1e-12)
+    (gradient,) = torch.autograd.grad(output.square().sum(), weight)
+    found = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight += sign * 1e-5 * way
+            found.append(float(run(deep, tokens, path).square().sum()))
+            weight -= sign * 1e-5 * way
+    assert abs(float((gradient * way).sum()) / ((found[0] - found[1]) / 2e-5) - 1) < 1e-6

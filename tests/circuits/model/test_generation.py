@@ -509,6 +509,33 @@ def test_a_loop_with_a_cache_by_hand(make_model, hooked_only, by_hand, prompt, s
                     given = tokens[:, PROMPT + step : PROMPT + step + 1]
 
 
+def test_loops_with_a_cache_each_may_take_turns(make_model, hooked_only, tokens):
+    """Their prompts have lengths of their own: each loop gives what it gives alone."""
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    model = make_model(n_layers=2, **ROTARY)
+    alike = torch.tensor([[3]])
+
+    def steps(text):
+        past, given = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 1), text
+        for _ in range(NEW):
+            mask = torch.ones_like(given)
+            yield model(given, past_kv_cache=past, attention_mask=mask)[:, -1]
+            given = alike
+
+    texts = [tokens[:1, :PROMPT], tokens[1:2, : PROMPT - 1], tokens[2:3, :PROMPT]]
+    for positions in ("new", [-1], slice(0, -1)):
+        one = edit("resid_post.0", pushed, positions=positions)
+        alone = []
+        for text in texts:
+            with intervene(model, one):
+                alone.append(list(steps(text)))
+        with intervene(model, one):
+            in_turns = list(zip(*map(steps, texts), strict=True))
+        for turn, own in zip(in_turns, zip(*alone, strict=True), strict=True):
+            assert all(map(torch.equal, turn, own))
+
+
 def test_a_hook_that_runs_the_model_is_no_part_of_the_generation(rotary, prompt, source):
     one, _ = CASES["steering, new ones"](rotary, source)
     running = []

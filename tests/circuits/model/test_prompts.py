@@ -875,6 +875,31 @@ def test_texts_are_what_the_model_makes_of_each(with_words):
         run(model, ["the cat sat on the mat the cat sat on the mat"])
 
 
+def test_texts_in_a_call_of_the_models_own(with_words):
+    """Positions are each text's own there, too, wherever the model pads."""
+    model, others = with_words, ["a dog ran on a dog", "the cat sat", "a big cat ran"]
+    made, ramp = prompts(model, TEXTS), torch.linspace(-1, 1, 16, dtype=torch.float64)
+    last = edit("embed", lambda x: x * ramp, positions=[-1])
+    for one in (
+        last,
+        edit("resid_post.0", lambda x: x * ramp, positions=[1, -1]),
+        ablate.mean("z", TEXTS),
+        patch.activations("z.1", others, positions=slice(1, -1)),
+        patch.path("0.1", "1.1", others),
+    ):
+        with torch.no_grad(), intervene(model, one):
+            found = model(TEXTS)
+            alone = model(TEXTS[0]) if one is last else None
+        expected = run(model, made, one)
+        assert (found - expected)[made.real].abs().max() < 1e-10
+        assert alone is None or (alone[0] - expected[0]).abs().max() < 1e-10
+    refused = pytest.raises(
+        CircuitsError, match="run_with_hooks embeds before the padding of its call is known"
+    )
+    with refused, torch.no_grad(), intervene(model, last):
+        model.run_with_hooks(made.tokens, attention_mask=made.real.long())
+
+
 def test_texts_wherever_tokens_are(with_words):
     model = with_words
     made = prompts(model, TEXTS)
