@@ -16,6 +16,7 @@ import pytest
 from interp_tasks.cli.commands.reproduce import print_claims
 from interp_tasks.published import papers, read_paper
 from interp_tasks.published.paper import parse_paper
+from interp_tasks.reproduction import reproduce
 from interp_tasks.reproduction.page import claims_markdown, headlines, headlines_markdown, our_number
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -61,6 +62,28 @@ def test_each_paper_has_its_file_and_its_place_on_one_page():
     assert sorted(places("claims of", *PAGES)) == papers()
     files = sorted(file.stem for file in (DOCS / "results").glob("*.json") if file.stem != CIRCUITS.stem)
     assert files == papers()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "study"), [("matrix-completion", "curve"), ("nanda", "progress"), ("miiii", "mechanism")]
+)
+def test_the_stored_numbers_are_those_of_the_shipped_runs(name, study):
+    """Of one run and one study of each paper: what is stored is made anew when rules or experiments change."""
+    paper = read_paper(name)
+    (asked,) = (each for each in paper.study if each.id == study)
+    first = next(run for run in paper.run if run.role == asked.role and run.preset == "cpu")
+    claims = tuple(claim for claim in paper.claim if claim.study == study)
+    found = reproduce(paper.model_copy(update={"claim": claims, "study": (asked,), "run": (first,)}))
+    stored = held(name)
+    for outcome in found.records():
+        assert outcome["verdict"] != "error", outcome
+        (before,) = (each for each in stored[outcome["claim"]]["outcomes"] if each["run"] == outcome["run"])
+        ours = [each["value"] for each in outcome["runs"]]
+        assert ours == pytest.approx(before.get("runs", [before["value"]])[: len(ours)], rel=1e-3), outcome[
+            "claim"
+        ]
+    assert {outcome["claim"] for outcome in found.records()} == {claim.id for claim in claims}
 
 
 @pytest.mark.parametrize("name", papers())

@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -177,6 +176,7 @@ def under_every_mark(job: Job, frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns a job's table with the rows of a step under every mark of the study that means it.
 
     Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.
+    Tables that name steps instead, as those of experiments over training do, stay as they are.
     """
     import pandas
 
@@ -184,10 +184,12 @@ def under_every_mark(job: Job, frame: pandas.DataFrame) -> pandas.DataFrame:
 
     tables, there = [frame], set(frame["ref"].dropna())
     bases = [base for located in job.on for base in located.bases.values()]
-    for base, mark in product(bases, job.study.at):
-        if (ref := f"{base}@{mark}") not in there:
-            of_run = (frame["ref"].str.rpartition("@")[0] == base).fillna(False).astype(bool)
-            tables.append(frame[of_run & (frame["step"] == resolve(ref)[0].step)].assign(ref=ref))
+    for base in bases:
+        asked = {f"{base}@{mark}": mark for mark in job.study.at}
+        by_mark = frame[frame["ref"].isin(asked)]
+        for ref in asked:
+            if ref not in there and not by_mark.empty:
+                tables.append(by_mark[by_mark["step"] == resolve(ref)[0].step].assign(ref=ref))
     return tables[0] if len(tables) == 1 else pandas.concat(tables, ignore_index=True)
 
 

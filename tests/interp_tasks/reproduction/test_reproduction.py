@@ -22,7 +22,15 @@ from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
 from interp_tasks.reproduction.reproduction import about, corrected, reads, refusals
 from interp_tasks.reproduction.runs import Located, locate_all
-from interp_tasks.reproduction.studies import Job, figure_of, jobs_of, longest_first, lots_of, perform_all
+from interp_tasks.reproduction.studies import (
+    Job,
+    figure_of,
+    jobs_of,
+    longest_first,
+    lots_of,
+    perform_all,
+    under_every_mark,
+)
 from interp_tasks.reproduction.verdicts import Outcome, judge
 from interp_tasks.training import trainer
 
@@ -528,6 +536,19 @@ def test_a_step_that_two_marks_mean_counts_under_both(runs, together):
     assert mark.value == 1
     assert number.value != earlier.value
     assert not found.crashed
+
+
+@pytest.mark.parametrize("at", [("last",), ("0", "last"), ("all",)])
+def test_a_table_that_names_steps_has_each_row_once(runs, at):
+    """Claims of such tables ask for no mark; with each row twice, none of them had a verdict."""
+    paper = parse_paper(content(claim().model_dump()), "small.toml")
+    (located,) = (one for one in locate_all(paper, "cpu", runs) if one.bases)
+    job = jobs_of(paper, [located])[0]
+    job = replace(job, study=job.study.model_copy(update={"at": at}))
+    (base,) = located.bases.values()
+    steps = [4] if at == ("last",) else [0, 4]
+    frame = pandas.DataFrame({"ref": [f"{base}@{step}" for step in steps], "step": steps})
+    pandas.testing.assert_frame_equal(under_every_mark(job, frame), frame)
 
 
 def test_what_reads_most_checkpoints_is_begun_first():
