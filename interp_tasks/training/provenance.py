@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,12 +37,27 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
             "machine": platform.machine(),
             "system": platform.system(),
             "cores": os.cpu_count(),
+            "processor": processor(),
             "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         },
         "git": git_state(),
         "command": command() if sys.argv[0].endswith(("interp-run", "interp_tasks/__main__.py")) else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def processor() -> str:
+    """Returns the kind of processor and the instructions that torch uses on it: on another, sums round otherwise."""
+    named: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        named = {
+            key.strip(): value.strip()
+            for key, _, value in (line.partition(":") for line in lines.splitlines())
+        }
+    numbers = [f"{key} {named[key]}" for key in ("cpu family", "model") if key in named]
+    name = named.get("model name") or platform.processor() or platform.machine()
+    return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
 
 
 def declared_drop(task: Task) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints.refs import find_run
-from interp_tasks.checkpoints.run_files import METRICS_FILE, read_metrics
+from interp_tasks.checkpoints.run_files import METRICS_FILE, read_metrics, read_run
 from interp_tasks.errors import UserError
+from interp_tasks.training.provenance import processor
 from interp_tasks.zoo.pack import shortened
 from interp_tasks.zoo.shipped import recipe_of
 
@@ -24,6 +25,7 @@ class Replication:
     Attributes:
         lines: that were compared; ``equal``: of them, those that are the same digit for digit.
         largest: relative difference of a number, over all lines; 0 where all are equal.
+        trained_on: the processor that the shipped run names; "" where it names none. ``here``: this one.
     """
 
     name: str
@@ -31,12 +33,21 @@ class Replication:
     lines: int
     equal: int
     largest: float
+    trained_on: str
+    here: str
 
     @property
     def said(self) -> str:
         if self.equal == self.lines:
             return "the same to the last digit"
         return f"{self.equal} lines the same; numbers differ by {self.largest:.1g} of their size at most"
+
+    @property
+    def remark(self) -> str:
+        """Says why logs differ that should not; empty where they are the same."""
+        if self.equal == self.lines or self.trained_on == self.here:
+            return ""
+        return f"trained on {self.trained_on or 'a processor that it does not name'}; this is {self.here}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "said": self.said}
@@ -45,7 +56,7 @@ class Replication:
 def replicate(name: str, steps: int, out: Path | None = None) -> Replication:
     """Train the first steps of a shipped run again, by its recipe, and compare the logs.
 
-    Numbers agree to the last digit on the same kind of machine and build of torch, and differ by rounding on others.
+    Numbers agree to the last digit on the same kind of processor and build of torch, and differ by rounding on others.
 
     Args:
         name: ``zoo:NAME`` or ``NAME``.
@@ -80,6 +91,8 @@ def replicate(name: str, steps: int, out: Path | None = None) -> Replication:
         len(pairs),
         sum(one == other for one, other in pairs),
         max(difference(one, other) for one, other in pairs),
+        (read_run(shipped).get("hardware") or {}).get("processor", ""),
+        processor(),
     )
 
 

@@ -254,15 +254,28 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     # Another seed has other numbers; the same one, stopped after a step, has the same.
     again = replicate("zoo:tiny", 1, own / "again")
     assert (again.lines, again.equal, again.largest, again.recipe) == (2, 2, 0.0, "small")
+    assert again.trained_on == again.here == read_run(own / "again")["hardware"]["processor"] != ""
     again = replicate("tiny", 200, own / "again")
     assert (again.lines, again.equal) == (3, 3)
     lines = read_metrics(own / "zoo/tiny")
     lines[2]["train_loss"] *= 1.5
     write_log(own / "zoo/tiny", METRICS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
     assert main(["runs", "zoo", "--check", "tiny", "--format", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    (row,) = json.loads(shown.out)
     assert (row["lines"], row["equal"]) == (3, 2)
     assert row["largest"] == pytest.approx(1 / 3)
+    assert "trained on" not in shown.err, "the same processor is no reason"
+    # On another processor sums round otherwise, and older runs do not name theirs.
+    described = read_run(own / "zoo/tiny")
+    for processor, said in (
+        ("Abacus", "trained on Abacus; this is "),
+        (None, "a processor that it does not name; this is "),
+    ):
+        named = {"processor": processor} if processor else {}
+        (own / "zoo/tiny/run.json").write_text(json.dumps({**described, "hardware": named}))
+        assert main(["runs", "zoo", "--check", "tiny"]) == 0
+        assert f"{said}{again.here}" in capsys.readouterr().err
 
 
 def test_what_is_not_trained_is_not_packed(own, capsys):

@@ -97,9 +97,10 @@ class Zoo(Command):
     def compare(self, name: str) -> None:
         from interp_tasks.zoo.replication import replicate
 
-        print_rows(
-            [replicate(name, self.steps or 200).to_dict()], self.format, ["name", "recipe", "lines", "said"]
-        )
+        found = replicate(name, self.steps or 200)
+        print_rows([found.to_dict()], self.format, ["name", "recipe", "lines", "said"])
+        if found.remark:
+            note(found.remark, self.quiet)
 
     def list(self) -> None:
         """Prints what ships, a table for each task and folder."""
