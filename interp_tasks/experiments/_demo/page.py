@@ -296,12 +296,11 @@ def error_bars(found: Demo) -> Section:
     )
     figure = draw.bars(panels, moments(outcome, "mse_masked"), level, "mean squared error")
     numbers = (
-        f"On {after['n']} test matrices, others than those of the training log, uniform attention moves the error at "
-        f"the blanks from {draw.short(before['baseline'])} to {draw.short(before['value'])} before the drop, and from "
-        f"{draw.short(after['baseline'])} to {draw.short(after['value'])} after it, where always answering 0 errs by "
-        f"{draw.short(level)} (dashed). At their given entries, after the drop, it moves the error from "
-        f"{draw.short(given['baseline'])} to {draw.short(given['value'])}, {given['value'] / given['baseline']:.1f} "
-        f"times as much and {given['value'] / level:.1%} of the variance. {INTERVALS}"
+        f"With uniform attention, on {after['n']} test matrices, others than those of the training log, the error at "
+        f"the blanks {moved(before)} before the drop, and {moved(after)} after it, where always answering 0 errs by "
+        f"{draw.short(level)} (dashed). At their given entries, after the drop, it {moved(given)}, "
+        f"{given['value'] / given['baseline']:.1f} times as much and {given['value'] / level:.1%} of the "
+        f"variance. {INTERVALS}"
     )
     meaning = (
         " So this model needs attention to fill in, and hardly to copy; two small shipped models do not copy without "
@@ -311,6 +310,12 @@ def error_bars(found: Demo) -> Section:
     )
     alt = "errors with and without uniform attention, before and after the drop"
     return Figure(figure, caption=f"{numbers}{meaning}", alt=alt, width=BARS_WIDTH)
+
+
+def moved(row: Mapping[str, Any]) -> str:
+    """Says where an error goes; what the page would show as the same number stays."""
+    before, after = draw.short(row["baseline"]), draw.short(row["value"])
+    return f"stays at {before}" if before == after else f"goes from {before} to {after}"
 
 
 def holds_throughout(outcome: Outcome) -> bool:
