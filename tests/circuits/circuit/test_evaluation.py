@@ -105,12 +105,12 @@ def test_results_show_their_table(model, tokens, other_tokens):
     chain = circuit.edges(CHAIN.split("; "))
     found = circuit.evaluate(model, {"chain": chain}, tokens, other_tokens, metric, random=1, greedy=0, **FEW)
     shown = repr(found).splitlines()
-    assert shown[0].split()[:4] == ["circuit", "metric", "size", "faithfulness"]
-    assert shown[1].split()[:3] == ["chain", "metric", "10"]
-    assert shown[-1] == f"1 row; .frame has all {len(found.frame.columns)} columns"
+    assert shown[0].split()[:4] == ["circuit", "size", "faithfulness", "[95%"]
+    assert shown[1].split()[:2] == ["chain", "10"]
+    assert shown[-1] == f"1 row of metric; .frame has all {len(found.frame.columns)} columns"
     edges = patch.edges(model, tokens, other_tokens, metric, exact=1)
     curve = circuit.curve(model, {"estimates": edges}, tokens, other_tokens, metric, sizes=[2], draws=50)
-    assert repr(curve).splitlines()[0].split()[:5] == ["ranking", "metric", "sizes", "of", "CPR"]
+    assert repr(curve).splitlines()[0].split()[:5] == ["ranking", "sizes", "of", "CPR", "[95%"]
     assert "1 row; .areas has all" in repr(curve)
 
 

@@ -17,9 +17,9 @@ def test_print_shows_the_table_and_its_notes_and_not_the_configuration(
     alone = Result("drops", pd.DataFrame([row]), {"refs": ["runs/x"]}, ("A note.",))
     title, header, line, count, note = repr(alone).splitlines()
     assert (title, note) == ("drops:", "A note.")
-    assert header.split() == list(row)
-    assert line.split() == ["runs/x@1", "0.1", "loss", "2", "1", "3"]
-    assert count == "1 row; .frame has all 6 columns"
+    assert header.split() == ["ref", "variant", "value", "[95%", "CI]"]
+    assert line.split() == ["runs/x@1", "0.1", "2", "[1,", "3]"]
+    assert count == "1 row of loss; .frame has all 6 columns"
     effect = {
         "baseline": 1.5,
         "effect": 0.5,
@@ -32,10 +32,12 @@ def test_print_shows_the_table_and_its_notes_and_not_the_configuration(
     assert repr(compared).splitlines()[1].split() == [
         "ref",
         "variant",
-        "metric",
         "baseline",
         "value",
-        *list(effect)[1:],
+        "effect",
+        "[95%",
+        "CI]",
+        "p_adjusted",
     ]
 
 
