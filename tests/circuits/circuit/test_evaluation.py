@@ -111,7 +111,7 @@ def test_results_show_their_table(model, tokens, other_tokens):
     edges = patch.edges(model, tokens, other_tokens, metric, exact=1)
     curve = circuit.curve(model, {"estimates": edges}, tokens, other_tokens, metric, sizes=[2], draws=50)
     assert repr(curve).splitlines()[0].split()[:5] == ["ranking", "sizes", "of", "CPR", "[95%"]
-    assert "1 row; .areas has all" in repr(curve)
+    assert "1 row of metric; .areas has all" in repr(curve)
 
 
 @pytest.mark.parametrize("how", ["resample", "mean", "zero"])
