@@ -499,8 +499,10 @@ def test_sweeps_of_several_paths(deep, tokens, other_tokens, engine):
             for one in variants.values()
         ]
         np.testing.assert_allclose(frame["value"], [float(metric(x).mean()) for x in outputs], rtol=1e-11)
-        # In chunks z differs by rounding from what was cached of all examples.
-        assert list(frame["null_effect"]) == [False, False, False, chunk == 100]
+        *edits, nothing_changes = frame["null_effect"]
+        assert edits == [False] * 3
+        # In chunks z may differ by rounding, on some processors, from what was cached of all examples.
+        assert nothing_changes or chunk == 18
 
 
 @pytest.mark.parametrize(
