@@ -190,9 +190,10 @@ def find_run(name: str) -> Path:
         below = [each for each in names if each.startswith(shipped.rstrip("/") + "/")] if shipped else []
         if below:
             # The last of several names would be taken for the only one.
-            shown = ", ".join(ZOO + each for each in below[:3]) + (" ..." if len(below) > 3 else "")
+            folder = name.rstrip("/")
+            own = ", ".join(each.removeprefix(folder.removeprefix(ZOO) + "/") for each in below)
             raise UserError(
-                f"{name} is a folder of {len(below)} runs: {shown}; {name.rstrip('/')}/* takes all"
+                f"{name} is a folder of {len(below)} runs ({own}): name one, as {ZOO}{below[0]}, or all, {folder}/*"
             )
         raise UserError(f"no {name}{closest(shipped, names, ZOO)}; interp-run runs zoo lists what ships")
     return zoo_folder() / shipped

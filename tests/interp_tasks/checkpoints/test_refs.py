@@ -11,6 +11,7 @@ import pytest
 from interp_tasks.checkpoints import describe_run, find_marks, refs, resolve, stored_steps, zoo_names
 from interp_tasks.checkpoints.marks import find_drop
 from interp_tasks.checkpoints.meta import FORMAT, signed
+from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, read_clock, read_metrics, write_log
 from interp_tasks.errors import UserError
 
@@ -334,3 +335,13 @@ def test_describe(place: Path) -> None:
         describe_run(place / "seeds")
     with pytest.raises(UserError, match="no zoo:tiny"):
         describe_run("zoo:tiny")
+
+
+def test_a_folder_of_shipped_runs_is_named_with_what_is_in_it():
+    said = (
+        r"^zoo:matrix-completion-7x7-seeds is a folder of 4 runs \(seed-1, seed-2, seed-3, seed-4\): name one, as "
+        r"zoo:matrix-completion-7x7-seeds/seed-1, or all, zoo:matrix-completion-7x7-seeds/\*$"
+    )
+    with pytest.raises(UserError, match=said):
+        find_run("zoo:matrix-completion-7x7-seeds")
+    assert len(resolve("zoo:matrix-completion-7x7-seeds/*@last")) == 4
