@@ -93,9 +93,21 @@ class Reference:
 class References:
     """Runs clean passes, each distinct reference once."""
 
-    def __init__(self, surface: Surface, tokens_per_pass: int | None = None) -> None:
+    def __init__(
+        self,
+        surface: Surface,
+        tokens_per_pass: int | None = None,
+        division: tuple[tuple[int, ...], int] | None = None,
+    ) -> None:
+        """
+        Args:
+            division: the shape of the prompts that are edited, and how many of them are in a forward. Sources of that
+                shape are run in the same forwards: on some processors the last digits of an example depend on how many
+                are beside it, and what equals the run's own activation must equal it exactly.
+        """
         self._surface = surface
         self._tokens_per_pass = TOKENS_PER_PASS if tokens_per_pass is None else tokens_per_pass
+        self._division = division
         self._results: dict[Reference, Tensor] = {}
 
     def __getitem__(self, reference: Reference) -> Tensor:
@@ -134,6 +146,9 @@ class References:
         surface = self._surface
         surface.check_prompts(prompts, "reference or source tokens")
         step = self._examples_per_pass(prompts)
+        if self._division is not None and edits is None and any(each.reduction is None for each in wanted):
+            shape, examples = self._division
+            step = examples if prompts.shape == shape else step
         pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))
         with suspended(surface.model), evaluating(surface.model), torch.no_grad():

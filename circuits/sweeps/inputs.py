@@ -9,7 +9,9 @@ from torch import Tensor
 
 from circuits.interventions.apply import Plan
 from circuits.interventions.base import Intervention
+from circuits.interventions.reference_runs import References
 from circuits.model.prompts import Prompts
+from circuits.model.surface import Surface
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import Metric
 from circuits.sweeps.table import about
@@ -47,6 +49,10 @@ class SweepInputs:
     @property
     def tokens(self) -> Tensor:
         return self.prompts.tokens
+
+    def references(self, surface: Surface) -> References:
+        """Returns the sources of the edits, none of which has been run."""
+        return References(surface, self.per_pass, (self.prompts.shape, self.step))
 
     def pieces(self) -> Iterator[slice]:
         """Yields the examples of each forward."""

@@ -74,7 +74,7 @@ class ModelSweep:
                     parts = assign_engines(surface, variants, inputs, engine, checkpoint)
                 finally:
                     meter.stop()
-                references = References(surface, inputs.per_pass)
+                references = inputs.references(surface)
                 job = cls(surface, inputs, variants, engine, references, parts, meter, sizes)
                 if measure or job._peak is not None:
                     break
@@ -138,7 +138,7 @@ class ModelSweep:
         parts = [
             replace(part, measurements=part.measurements.again(checkpoint=checkpoint)) for part in self.parts
         ]
-        return replace(self, references=References(self.surface, self.inputs.per_pass), parts=parts)
+        return replace(self, references=self.inputs.references(self.surface), parts=parts)
 
     def max_stacked(self) -> int:
         """Returns with how many checkpoints of its shape, itself included, it can be stacked."""

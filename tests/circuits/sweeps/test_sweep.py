@@ -151,6 +151,32 @@ def test_an_edit_without_effect_is_a_flagged_row(causal, tokens):
     assert not frame[frame["variant"] == "something"]["null_effect"].any()
 
 
+@pytest.mark.parametrize("engine", ["auto", "naive"])
+@pytest.mark.parametrize("chunk", [18, 30, 100])
+def test_a_source_that_is_what_was_there_has_no_effect_on_any_processor(
+    hooked_only, make_model, tokens, other_tokens, chunk, engine
+):
+    """On some the last digits of an example depend on how many are beside it; here, by a hook, on all."""
+    model = make_model(family=hooked_only)
+    prefix = other_tokens.clone()
+    prefix[:, :3] = tokens[:, :3]
+    grid = {
+        "itself": patch.activations("z.1", tokens),
+        "a path from itself": patch.path("0.1", "1.2", tokens),
+        "where prompts agree": patch.activations("resid_post.0", prefix, positions=[2]),
+        "where they do not": patch.activations("resid_post.0", prefix, positions=[3]),
+    }
+    handle = model.embed.register_forward_hook(lambda module, given, x: x * (1 + 1e-12 * len(x)))
+    try:
+        whole, part = model(tokens)[:3], model(tokens[:3])
+        frame = sweep(model, tokens, grid, metric=lambda x: x[:, -1, 0], chunk=chunk, engine=engine).frame
+    finally:
+        handle.remove()
+    assert not (whole == part).all()
+    assert frame["null_effect"].tolist() == [True, True, True, False]
+    assert (frame["p_value"][:3] == 1).all()
+
+
 def test_changes_that_cancel_are_an_effect_of_zero_but_not_none(causal, tokens):
     alternating = torch.tensor([1.0, -1.0] * 4)
 
