@@ -195,7 +195,10 @@ def accepts(output, batch):
 WRONG_BATCHES = {
     "a number": (5, "got int$"),
     "text": ("abcdefgh", "got str$"),
-    "a dict": (dict.fromkeys(range(8)), r"got dict; of several tensors make torch\.utils\.data\.TensorDataset"),
+    "a dict": (
+        dict.fromkeys(range(8)),
+        r"got dict; of several tensors make torch\.utils\.data\.TensorDataset",
+    ),
     "a set": (set(range(8)), "got set$"),
     "a generator": ((number for number in range(8)), "got generator$"),
     "one value": (torch.tensor(3), "got Tensor$"),
