@@ -219,13 +219,16 @@ def every_edit(model, rows, others, side, other_side):
 
 def test_edits(model, side):
     rows, others = drawn(LENGTHS), drawn(LENGTHS, seed=1)
-    made = prompts(model, rows, side)
+    made, unedited = prompts(model, rows, side), [model(row[None]) for row in rows]
+    expected = {}
     for other_side in ("left", "right"):
         for name, (together, each) in every_edit(model, rows, others, side, other_side).items():
-            expected = [run(model, row[None], each(index)) for index, row in enumerate(rows)]
-            same(run(model, made, together), expected, made)
+            # Of one row at a time there is no padding, on whichever side.
+            if name not in expected:
+                expected[name] = [run(model, row[None], each(index)) for index, row in enumerate(rows)]
+            same(run(model, made, together), expected[name], made)
             if name != "zero at positions":
-                moved(expected, [model(row[None]) for row in rows])
+                moved(expected[name], unedited)
 
 
 def test_two_edits_and_a_path_at_once(model, side):
