@@ -145,7 +145,7 @@ def notes(
     told = without[:MOST_REASONS]
     # The folder that they share is said with the first alone.
     folder = shared_folder([run for run, *_ in told])
-    names = [f"…{run.removeprefix(folder)}" if at and folder else run for at, (run, *_) in enumerate(told)]
+    names = [run.removeprefix(f"{folder}/") if at else run for at, (run, *_) in enumerate(told)]
     more = len(without) - MOST_REASONS
     return (
         *(f"No drop in {metric} of {run}: {why}." for run, (_, metric, why) in zip(names, told, strict=True)),

@@ -110,7 +110,7 @@ def test_runs_without_a_drop_are_counted_where_not_each_says_why(tmp_path):
     notes = drops(str(tmp_path / "flat-*")).notes
     # What their names share is said once.
     said = [note.partition(":")[0].removeprefix("No drop in mse_masked of ") for note in notes[:3]]
-    assert said == [f"{tmp_path}/flat-0", "…/flat-1", "…/flat-2"]
+    assert said == [f"{tmp_path}/flat-0", "flat-1", "flat-2"]
     assert "2 more have no drop; asked for alone, each says why." in notes
     four = drops([str(tmp_path / f"flat-{number}") for number in range(4)]).notes
     assert "1 more has no drop; asked for alone, each says why." in four
