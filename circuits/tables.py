@@ -45,7 +45,7 @@ def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, pd.Series] = {}
     for name in names:
         if name in low_of:
-            bounds = [low_of[name], low_of[name].replace("low", "high")]
+            bounds = [low_of[name], low_of[name].removesuffix("low") + "high"]
             texts = [interval_text(*row) for row in frame[[name, *bounds]].itertuples(index=False)]
             columns[f"{name} [{LEVEL:.0%} CI]"] = pd.Series(texts, frame.index, dtype=object)
         elif not name.endswith(("ci_low", "ci_high")):

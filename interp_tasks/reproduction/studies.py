@@ -185,7 +185,7 @@ def under_every_mark(job: Job, frame: pandas.DataFrame) -> pandas.DataFrame:
     tables, there = [frame], set(frame["ref"].dropna())
     bases = [base for located in job.on for base in located.bases.values()]
     for base in bases:
-        asked = {f"{base}@{mark}": mark for mark in job.study.at}
+        asked = [f"{base}@{mark}" for mark in job.study.at]
         by_mark = frame[frame["ref"].isin(asked)]
         for ref in asked:
             if ref not in there and not by_mark.empty:
