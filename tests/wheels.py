@@ -55,8 +55,8 @@ def check_contents(whole: Path, alone: Path) -> None:
         modules = sources(REPOSITORY / package)
         assert modules.items() <= inside.items(), f"interp-tasks lacks modules of {package}"
     zoo = REPOSITORY / "interp_tasks" / "zoo"
-    shipped = [path for path in zoo.rglob("*") if path.suffix in (".safetensors", ".json", ".gz", ".toml")]
-    assert {path.name for path in shipped} >= {"model.safetensors", "run.json", "metrics.jsonl.gz"}
+    shipped = [path for path in zoo.rglob("*") if path.suffix in (".safetensors", ".json", ".xz", ".toml")]
+    assert {path.name for path in shipped} >= {"model.safetensors", "run.json", "metrics.jsonl.xz"}
     left_out = [path for path in shipped if path.relative_to(REPOSITORY).as_posix() not in inside]
     assert not left_out, f"{len(left_out)} files of shipped runs are left out, among them {left_out[0]}"
     assert {name.split("/")[0] for name in inside} == {"circuits", "tasks", "interp_tasks"}

@@ -3,17 +3,16 @@
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
 RUN/clock.jsonl                seconds of training by logged step
-                               (both with .gz, compressed, in runs that ship)
+                               (both with .xz, compressed, in runs that ship)
 RUN/checkpoints/00004000/      model.safetensors + meta.json (+ training_state.safetensors in a few)
 RUN/stopped/                   the same, where a run was asked to stop between two checkpoints
 """
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import math
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 CLOCK_FILE = "clock.jsonl"
 #: Added to the name of a log that is compressed.
-COMPRESSED = ".gz"
+COMPRESSED = ".xz"
 CHECKPOINTS_FOLDER = "checkpoints"
 #: Not among the checkpoints: the run has the same ones whether it was stopped or not.
 STOPPED_FOLDER = "stopped"
@@ -195,14 +194,14 @@ def read_log(file: Path, what: str) -> bytes:
     if file.suffix != COMPRESSED:
         return raw
     try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error):
+        return lzma.decompress(raw)
+    except (lzma.LZMAError, EOFError):
         raise UserError(f"{file} is mangled: it cannot be decompressed") from None
 
 
 def write_log(run: Path, name: str, content: str) -> None:
     """Writes a compressed log; the same content gives the same bytes."""
-    (run / (name + COMPRESSED)).write_bytes(gzip.compress(content.encode("utf-8"), 9, mtime=0))
+    (run / (name + COMPRESSED)).write_bytes(lzma.compress(content.encode("utf-8"), preset=6 | lzma.PRESET_EXTREME))
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ split.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import tasks
 from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_checkpoint
 from interp_tasks.checkpoints.marks import MARKS, marks_of
 from interp_tasks.checkpoints.run_files import (
@@ -25,10 +27,12 @@ from interp_tasks.checkpoints.run_files import (
     checkpoint_folder,
     log_file,
     read_log,
+    read_metrics,
     write_log,
 )
 from interp_tasks.errors import UserError
 from interp_tasks.grids.unit import is_trained
+from interp_tasks.grids.units import TrainUnit
 from interp_tasks.training.provenance import declared_drop
 from interp_tasks.zoo.shipped import ShippedRun, shipped_runs
 from tasks.base import Split, Task, pool_parts
@@ -95,9 +99,11 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
     """
     if destination.exists():
         raise UserError(f"{destination} is there already: remove it first")
-    task = load_checkpoint(f"{run}@last").require_task()
+    described = without_folders(read_run(run))
+    settings = dict(described["config"]["task"])
+    task = tasks.get(settings.pop("name"), **settings)
     # The drop as the task declares it now.
-    described = {**without_folders(read_run(run)), "drop_metric": declared_drop(task)}
+    described["drop_metric"] = declared_drop(task)
     # Before anything is made.
     steps = sorted({step for each in at for step in steps_at(run, described, each)})
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +144,14 @@ def pack_checkpoint(run: Path, task: Task, step: int, folder: Path, dtype: str |
     save_checkpoint(folder, model, task, step, weights_dtype=dtype, metrics=metrics)
 
 
+def is_logged(grid: Path, unit: TrainUnit) -> bool:
+    """Tells whether a run's log goes to its last step: it ships without weights, wherever they are by now."""
+    with contextlib.suppress(UserError):
+        lines = read_metrics(grid / unit.folder)
+        return bool(lines) and lines[-1]["step"] >= unit.resolved.train.steps
+    return False
+
+
 def pack_recipe(
     recipe: str | Path, grid: Path, into: Path, say: Callable[[str], None] = print
 ) -> list[ShippedRun]:
@@ -167,7 +181,7 @@ def _packed(
     for run in runs:
         if (into / run.name).exists():
             say(f"{run.name}: there already")
-        elif not is_trained(grid, run.unit):
+        elif not (is_trained(grid, run.unit) or (not run.shipment.at and is_logged(grid, run.unit))):
             say(
                 f"{run.name}: {grid / run.unit.folder} is not trained to step {run.unit.resolved.train.steps:,} yet"
             )

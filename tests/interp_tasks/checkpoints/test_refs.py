@@ -276,13 +276,13 @@ def test_a_compressed_log_is_read_like_another(place: Path) -> None:
     assert [line["step"] for line in read_metrics(run)] == [7], "the one that is written to goes first"
     (run / METRICS_FILE).unlink()
     assert (read_metrics(run), find_marks(run)) == (plain, marks)
-    first = (run / "metrics.jsonl.gz").read_bytes()
-    for content in (first[:-9], first[:40] + b"x" + first[41:], b"no gzip"):
-        (run / "metrics.jsonl.gz").write_bytes(content)
-        assert "metrics.jsonl.gz is mangled: " in complaint("packed@pre")
+    first = (run / "metrics.jsonl.xz").read_bytes()
+    for content in (first[:-9], first[:40] + b"x" + first[41:], b"no xz"):
+        (run / "metrics.jsonl.xz").write_bytes(content)
+        assert "metrics.jsonl.xz is mangled: " in complaint("packed@pre")
     write_log(run, CLOCK_FILE, '{"step": 4, "seconds": 1.5}\n')
     assert read_clock(run) == {4: 1.5}
-    (run / "clock.jsonl.gz").write_bytes(b"no gzip")
+    (run / "clock.jsonl.xz").write_bytes(b"no xz")
     assert read_clock(run) == {}
 
 
