@@ -67,6 +67,33 @@ class Evaluation:
     def __repr__(self) -> str:
         return short_table(self.frame, SHOWN)
 
+    def plot(self, metric: str | None = None, kind: str = "faithfulness") -> Any:
+        """Returns a plotly figure of one of the three tests.
+
+        Args:
+            metric: by default the first.
+            kind: "faithfulness", each circuit beside random ones; "completeness", each subset taken out of the circuit
+                and of the model; "minimality", each member's own share.
+        """
+        from circuits.figures import evaluations
+
+        kinds = {
+            "faithfulness": (self.frame, evaluations.faithfulness_figure),
+            "completeness": (self.completeness, evaluations.completeness_figure),
+            "minimality": (self.minimality, evaluations.minimality_figure),
+        }
+        if kind not in kinds:
+            raise CircuitsError(f"plot: kind={kind!r}; it is {', '.join(map(repr, kinds))}")
+        names = list(dict.fromkeys(self.frame["metric"]))
+        metric = names[0] if metric is None else metric
+        if metric not in names:
+            raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(names)}")
+        table, draw = kinds[kind]
+        rows = table[table["metric"] == metric]
+        if rows.empty:
+            raise CircuitsError(f"plot: {kind} was not measured: see the arguments of {_CALLER}")
+        return draw(rows, metric)
+
 
 def evaluate(
     model: Any,

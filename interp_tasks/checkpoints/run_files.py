@@ -201,7 +201,9 @@ def read_log(file: Path, what: str) -> bytes:
 
 def write_log(run: Path, name: str, content: str) -> None:
     """Writes a compressed log; the same content gives the same bytes."""
-    (run / (name + COMPRESSED)).write_bytes(lzma.compress(content.encode("utf-8"), preset=6 | lzma.PRESET_EXTREME))
+    (run / (name + COMPRESSED)).write_bytes(
+        lzma.compress(content.encode("utf-8"), preset=6 | lzma.PRESET_EXTREME)
+    )
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -362,6 +362,13 @@ def with_shuffled(seeds: Seeds, done: Sequence[Done], control_runs: Sequence[Don
     return {**seeds, **{base: Seed(condition, seeds[base].seed) for base in others}}
 
 
+def joined(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
+    """Returns tables of several runs as one; what each of them has of one other model stands in it once."""
+    import pandas
+
+    return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True).drop_duplicates()
+
+
 def decide_on(
     claim: Claim,
     done: Sequence[Done],
@@ -371,14 +378,12 @@ def decide_on(
     controls: Mapping[str, pandas.DataFrame | str],
 ) -> Outcome:
     """Returns a claim on the runs of one condition."""
-    import pandas
-
     succeeded = [one for one in done if one.result is not None]
     lacking = [each for one in done for each in one.job.missing]
     together = len(done) == 1 and done[0].job.study.together
     if succeeded and not (together and about(claim, lacking)):
         frames = [under_every_mark(one.job, one.result.frame) for one in succeeded if one.result is not None]
-        frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+        frame = joined(frames)
         tables = {key: table for key, table in controls.items() if not isinstance(table, str)}
         outcome = judge(claim, frame, name, seeds, tables)
         without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking if reads(claim, each))
@@ -423,8 +428,6 @@ def controls_of(
     claim: Claim, names: Sequence[str], condition: str, done: Sequence[Done], control_runs: Sequence[Done]
 ) -> dict[str, pandas.DataFrame | str]:
     """Returns the table of each control beside the runs of a condition, or the line that says why there is none."""
-    import pandas
-
     tables: dict[str, pandas.DataFrame | str] = {}
     bases = [base for one in done for each in one.job.on for base in each.bases.values()]
     for control in names:
@@ -439,7 +442,7 @@ def controls_of(
             stand_in = dict(zip(runs, bases, strict=False))
             frames = [frame.assign(run=frame["run"].replace(stand_in)) for frame in frames]
         if frames:
-            tables[control] = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+            tables[control] = joined(frames)
         else:
             why = runs_of_control[0].reason if runs_of_control else "no such run is there"
             tables[control] = f"not judged on its control, {control}: {why}"

@@ -159,7 +159,8 @@ def too_few_runs(n_runs: int, remark: str) -> str:
 def where_numbers_lie(bounds: Bounds, claimed: ClaimNumbers) -> str:
     """Returns a phrase that says where the numbers of too few runs lie."""
     if claimed.against:
-        return ""
+        divided = len(claimed.numbers)
+        return f"; {divided} are divided by it" if len(claimed.against) == 1 < divided else ""
     verdicts = [
         decision(bounds, each.bounds, closed=each.known is None)["verdict"] for each in claimed.numbers
     ]

@@ -114,6 +114,46 @@ def test_results_show_their_table(model, tokens, other_tokens):
     assert "1 row of metric; .areas has all" in repr(curve)
 
 
+def test_an_evaluation_draws_each_of_its_tests(model, tokens, other_tokens):
+    chain = circuit.edges(CHAIN.split("; "))
+    given = {"chain": chain, "half": circuit.edges(CHAIN.split("; ")[:5])}
+    found = circuit.evaluate(model, given, tokens, other_tokens, metric, random=3, **FEW)
+    ranges, own = found.plot().data
+    assert list(own.y) == ["chain", "half"]
+    assert list(own.x) == list(found.frame["faithfulness"])
+    assert np.allclose(np.array(own.x) + own.error_x.array, found.frame["faithfulness_ci_high"])
+    assert list(ranges.x)[:2] == list(found.frame[["random_low", "random_high"]].iloc[0])
+    points = found.plot(kind="completeness").data[1:]
+    assert [trace.name for trace in points] == [
+        "chain, random",
+        "chain, greedy",
+        "half, random",
+        "half, greedy",
+    ]
+    assert sorted(y for trace in points for y in trace.y) == sorted(found.completeness["without"])
+    members = found.plot("metric", "minimality").data
+    assert [len(trace.y) for trace in members] == [10, 5]
+    assert list(members[1].x) == list(found.minimality.loc[found.minimality["circuit"] == "half", "share"])
+    for changes, said in (
+        ({"kind": "areas"}, "kind='areas'; it is 'faithfulness', 'completeness', 'minimality'"),
+        ({"metric": "loss"}, "no metric 'loss'; it has metric"),
+    ):
+        with pytest.raises(CircuitsError, match=said):
+            found.plot(**changes)
+    alone = circuit.evaluate(
+        model,
+        chain,
+        tokens,
+        other_tokens,
+        metric,
+        random=0,
+        **(FEW | {"subsets": 0, "greedy": 0, "minimality": False}),
+    )
+    assert list(alone.plot().data[0].x) == []
+    with pytest.raises(CircuitsError, match="completeness was not measured"):
+        alone.plot(kind="completeness")
+
+
 @pytest.mark.parametrize("how", ["resample", "mean", "zero"])
 def test_faithfulness_against_runs_one_by_one(how, model, tokens, other_tokens):
     source = None if how == "zero" else other_tokens

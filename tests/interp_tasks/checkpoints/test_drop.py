@@ -304,7 +304,7 @@ def test_an_accuracy_rises_from_the_plateau_by_theory_to_half_of_what_is_left(
 SHIPPED = {
     "matrix-completion-4x4": {"onset": 1000, "end": 8000},
     "matrix-completion-4x4-small-init": {"onset": 512, "end": 8000},
-    "matrix-completion-5x5": {"onset": 500, "end": 10000},
+    "matrix-completion-5x5-small-init/seed-0": {"onset": 256, "end": 10000},
 }
 
 

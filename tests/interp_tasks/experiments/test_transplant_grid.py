@@ -85,11 +85,19 @@ def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, cap
     assert main(["transplant", *map(str, arguments)]) == 0
     assert "source=" in capsys.readouterr().out
     assert "Across: the one whose weights it gets" in (tmp_path / "out" / "transplant.html").read_text()
-    result = transplant("zoo:matrix-completion-5x5@pre", "zoo:matrix-completion-5x5@all", samples=2)
+    result = transplant(
+        "zoo:matrix-completion-5x5-small-init/seed-0@pre",
+        "zoo:matrix-completion-5x5-small-init/seed-0@all",
+        samples=2,
+    )
     assert len(result.config["source"]) == 2
-    assert result.frame["intervention"].str.startswith("qkv(source=zoo:matrix-completion-5x5@").all()
+    assert (
+        result.frame["intervention"]
+        .str.startswith("qkv(source=zoo:matrix-completion-5x5-small-init/seed-0@")
+        .all()
+    )
     trace = figure(result.frame).data[0]
-    assert list(trace.x) == ["500", "10000"]
+    assert list(trace.x) == ["256", "10000"]
 
 
 def test_one_source_keeps_the_usual_figure(folders):
@@ -101,11 +109,15 @@ def test_one_source_keeps_the_usual_figure(folders):
 
 def test_a_patch_names_exactly_one_source(folders):
     with pytest.raises(UserError, match="names 2 checkpoints"):
-        patch("zoo:matrix-completion-5x5@pre", "zoo:matrix-completion-5x5@all", samples=2)
+        patch(
+            "zoo:matrix-completion-5x5-small-init/seed-0@pre",
+            "zoo:matrix-completion-5x5-small-init/seed-0@all",
+            samples=2,
+        )
     with pytest.raises(UserError, match="no source: give --source"):
         transplant(folders[0], [], samples=2)
     with pytest.raises(UserError, match=r"of another architecture than .*: its"):
-        transplant(folders[0], [folders[1], "zoo:matrix-completion-5x5@pre"], samples=2)
+        transplant(folders[0], [folders[1], "zoo:matrix-completion-5x5-small-init/seed-0@pre"], samples=2)
 
 
 @pytest.mark.parametrize("experiment", ["ablation", "patch"])

@@ -72,7 +72,7 @@ def test_what_follows_is_what_circuits_says(task, models, folders):
 def test_a_static_head_on_the_middle_row_processes_the_input():
     """At 5×5 the task declares it; here attention is set so that one head is static and another one is not."""
     examples = Examples(samples=8, seed=1)
-    (subject,) = subjects("zoo:matrix-completion-5x5@pre", examples)
+    (subject,) = subjects("zoo:matrix-completion-5x5-small-init/seed-0@pre", examples)
     middle = subject.task.attention_templates()["input_processing"].double() / 5
 
     def still(pattern):

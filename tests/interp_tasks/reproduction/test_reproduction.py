@@ -20,7 +20,7 @@ from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.reproduction import reproduce, train_missing
 from interp_tasks.reproduction.claim_numbers import claim_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
-from interp_tasks.reproduction.reproduction import about, corrected, reads, refusals
+from interp_tasks.reproduction.reproduction import about, corrected, joined, reads, refusals
 from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import (
     Job,
@@ -360,9 +360,12 @@ def test_runs_are_divided_by_those_of_the_same_seed(table):
     four = pandas.concat([both, mine[mine["run"] == "x/seed-0"].assign(run="x/seed-3")], ignore_index=True)
     outcome = judge(ratio, four, "x")
     assert (outcome.n_runs, outcome.value) == (3, pytest.approx((2 + 2 + 9 + 2) / 4 / (8 / 3)))
-    # One of the other condition is one training run.
+    # One of the other condition is one training run, and stands once in the tables of all that it is beside.
     single = both[~both["run"].isin(["y/seed-1", "y/seed-2"])]
-    assert claim_numbers(ratio, single).n_runs == 1
+    apart = [single[single["run"].isin([f"x/seed-{seed}", "y/seed-0"])] for seed in range(3)]
+    for one in (single, joined(apart)):
+        assert claim_numbers(ratio, one).n_runs == 1
+        assert judge(ratio, one, "x").reason == "one training run, of three at least; 3 are divided by it"
 
 
 def test_what_is_said_of_several_conditions_is_measured_again_with_each_seed(table):
