@@ -30,6 +30,9 @@ def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame"
     rows = f"{len(frame)} row{'' if len(frame) == 1 else 's'}"
     if "metric" in shown and shown["metric"].nunique() == 1:
         rows += f" of {shown.pop('metric').iloc[0]}"
+    if len(shown) > MOST_SHOWN:
+        # One more than are shown, so that the gap between them is; texts of the others are not made.
+        shown = pd.concat([shown[: MOST_SHOWN // 2 + 1], shown[-(MOST_SHOWN // 2) :]])
     text = in_width(with_intervals(shown), shutil.get_terminal_size((WIDTH, 24)).columns)
     return f"{text}\n{rows}; .{name} has all {len(frame.columns)} columns"
 

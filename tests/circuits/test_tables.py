@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from circuits import tables
 from circuits.tables import short_table
 
 NAMES = [
@@ -119,3 +120,16 @@ def test_an_interval_stands_beside_its_number():
         ["0.1", "0.1235", "[0.1,", "0.2]", "1", "[0.988,", "1]"],
         ["1.0", "0.5", "0.25", "[0.2,", "0.3]"],
     ]
+
+
+def test_of_many_rows_the_first_and_the_last_are_made_and_shown(monkeypatch):
+    made = []
+    monkeypatch.setattr(tables, "interval_text", lambda *row: made.append(row) or f"{row[0]:.0f}")
+    frame = pd.DataFrame({"value": range(1000), "ci_low": 0.0, "ci_high": 1.0})
+    shown = short_table(frame, list(frame)).splitlines()
+    assert [line.strip() for line in shown[1:-1]] == [
+        *map(str, range(20)),
+        "...",
+        *map(str, range(980, 1000)),
+    ]
+    assert len(made) == 41
