@@ -35,7 +35,7 @@ class CosineFit:
 
     def __repr__(self) -> str:
         inputs, classes = self.logits.shape
-        return f"CosineFit of logits [{inputs} inputs × {classes} classes]: .coefficients, .explained(keys), .fitted(keys)"
+        return f"CosineFit of logits [{inputs} inputs × {classes} classes]: .coefficients, .explained(), .fitted()"
 
     @cached_property
     def _waves(self) -> Float[Tensor, "frequency difference"]:
