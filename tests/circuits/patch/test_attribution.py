@@ -308,7 +308,7 @@ def test_faults_are_one_line(causal, tokens, other_tokens):
         ),
         ({"metric": lambda output: output.detach()[:, -1, 0]}, "no gradient"),
         (
-            {"metric": {"a": lambda output: output[:, -1, 0], "b": lambda output: output.detach()[:, -1, 0]}},
+            {"metric": lambda output: {"a": output[:, -1, 0], "b": output.detach()[:, -1, 0]}},
             "b has no gradient; compute it with torch, without detach or argmax; or leave it out here",
         ),
         ({"metric": lambda output: output.mean()}, r"returned \[\] for 8 examples"),
