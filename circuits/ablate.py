@@ -368,21 +368,40 @@ def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: An
         ablate.each(ablate.uniform, heads("all", model))           # {"0.0": ..., "0.1": ..., ...}
         ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens)
 
-    Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a number, else the
-    item. `circuits.grid` does the same over several arguments at once.
+    Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a number (the number alone where
+    what is made of it is in another layer, as of neurons), else the item. `circuits.grid` does the same over several
+    arguments at once, by their names.
     """
     items = variants.in_line(over)
     if items is None:
         raise CircuitsError(
             f"ablate.each: give a list of items, not {over!r}; heads(spec, model) makes one of heads"
         )
-    interventions: dict[str, Intervention] = {}
-    for item in items:
-        is_layer = isinstance(item, int | np.integer)
-        label, value = variants.named("layer" if is_layer else "", item)
-        if label in interventions:
+    given = [(item, *variants.named("layer" if _is_number(item) else "", item)) for item in items]
+    labels: set[str] = set()
+    for _, label, _ in given:
+        if label in labels:
             raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
-        interventions[label] = made_by(make, "ablate.each", (value,), arguments.items())
+        labels.add(label)
+    made = [made_by(make, "ablate.each", (value,), arguments.items()) for *_, value in given]
+    numbers = [(int(item), one) for (item, *_), one in zip(given, made, strict=True) if _is_number(item)]
+    are_layers = all(_layers(one) <= {number} for number, one in numbers)
+    interventions: dict[str, Intervention] = {
+        label if are_layers or not _is_number(item) else str(item): one
+        for (item, label, _), one in zip(given, made, strict=True)
+    }
     if not interventions:
         raise CircuitsError("ablate.each: nothing to go over")
     return interventions
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, int | np.integer)
+
+
+def _layers(made: Intervention) -> set[int]:
+    """Returns the layers that an edit names, by its sites and heads; none of what is no edit."""
+    if not isinstance(made, Edit):
+        return set()
+    sites = {place.site.layer for place in made.places if place.site.layer is not None}
+    return sites | {head.layer for place in made.places if place.heads for head in place.heads.heads or ()}

@@ -93,6 +93,11 @@ def as_dense_tensor(given: Any, label: str) -> Any:
     It is copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
     """
     if isinstance(given, np.ndarray):
+        if np.ma.is_masked(given):
+            raise CircuitsError(
+                f"{label}: {np.ma.count_masked(given)} entries of the array are masked, and would be read as numbers; "
+                "leave them out"
+            )
         try:
             return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
         except TypeError as error:

@@ -17,7 +17,7 @@ from circuits.fourier._spectrum import Label, Spectrum
 THRESHOLD = 0.85
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Clusters:
     """Neurons, each with the frequency that explains most of its variance.
 
@@ -32,6 +32,9 @@ class Clusters:
     best: Int[Tensor, " neuron"]
     share: Float[Tensor, " neuron"]
     threshold: float
+
+    def __repr__(self) -> str:
+        return f"Clusters({self.sizes} of {len(self.best)} neurons, threshold {self.threshold:g})"
 
     @property
     def assigned(self) -> Int[Tensor, " neuron"]:

@@ -19,7 +19,7 @@ from circuits.tensors import read_numbers
 from circuits.validate import is_whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CosineFit:
     """A fit of logits by α_0 + Σ_k α_k cos(w_k (r - c)), w_k = 2πk/q; see `ModularSum.cosines`.
 
@@ -32,6 +32,10 @@ class CosineFit:
     by_difference: Float[Tensor, " difference"]
     difference: Int[Tensor, "input class"]
     logits: Float[Tensor, "input class"]
+
+    def __repr__(self) -> str:
+        inputs, classes = self.logits.shape
+        return f"CosineFit of logits [{inputs} inputs × {classes} classes]: .coefficients, .explained(), .fitted()"
 
     @cached_property
     def _waves(self) -> Float[Tensor, "frequency difference"]:

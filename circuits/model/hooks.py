@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from circuits.errors import CircuitsError
 from circuits.model.locks import refuse_other_thread, this_user
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
@@ -60,6 +61,25 @@ class Revocable:
 
     def remove(self) -> None:
         self._function = None
+
+
+class Bound:
+    """A hook that is on a model for a while: it goes with a copy of the model, and refuses to be pickled with it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *given: Any) -> Any:
+        return self._function(*given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise CircuitsError(
+            "the model is pickled inside a block of intervene, whose edits a file cannot hold: save it outside of the "
+            "block, or its state_dict()"
+        )
 
 
 def on_hook_point(hook: nn.Module, function: Function) -> Handle:

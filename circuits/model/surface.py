@@ -21,6 +21,7 @@ from circuits.model.bridges.choice import bridge_of
 from circuits.model.bridges.families import FAMILIES
 from circuits.model.bridges.huggingface import HuggingFaceBridge
 from circuits.model.hooks import (
+    Bound,
     Function,
     Handle,
     Handles,
@@ -435,9 +436,10 @@ class Surface:
             over,
             entered,
             self.model.register_forward_pre_hook(
-                lambda module, args, kwargs: started(args, bound(forward, args, kwargs)), with_kwargs=True
+                Bound(lambda module, args, kwargs: started(args, bound(forward, args, kwargs))),
+                with_kwargs=True,
             ),
-            self.model.register_forward_hook(lambda module, inputs, output: over(), always_call=True),
+            self.model.register_forward_hook(Bound(lambda module, inputs, output: over()), always_call=True),
             first.register_forward_pre_hook(
                 lambda module, args, kwargs: entered(bound(type(module).forward, args, kwargs)),
                 with_kwargs=True,

@@ -197,8 +197,10 @@ class Pair:
             read_values({name: value}, name, len(run.output), self.caller, self.metric.advice)
             total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
+                others = "; or leave it out here" if len(values) > 1 else ""
                 raise CircuitsError(
-                    f"{self.caller}: {in_errors(name)} has no gradient; compute it with torch, without detach or argmax"
+                    f"{self.caller}: {in_errors(name)} has no gradient; compute it with torch, without detach or "
+                    f"argmax{others}"
                 )
             try:
                 gradients = torch.autograd.grad(

@@ -16,7 +16,7 @@ from circuits.model.prompts import Prompts
 from circuits.patterns._read import PatternPass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Maps:
     """Mean attention of every head.
 
@@ -35,6 +35,13 @@ class Maps:
     layers: tuple[int, ...]
     n: int
     labels: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        layers, heads, *sides = self.mean.shape
+        return (
+            f"Maps of {layers} layers × {heads} heads [{' × '.join(map(str, sides))}], means over {self.n} examples: "
+            ".mean, .diffuseness, .of((layer, head)), .plot()"
+        )
 
     def of(self, head: Any) -> Float[Tensor, "query key"]:
         """Returns the map of one head (layer, head)."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from circuits.engine.memory import read_chunk, tokens_with_room
 from circuits.errors import CircuitsError
@@ -87,6 +88,8 @@ def linear(
     control = None if untrained is None else Surface.of(untrained)
     prompts, seed = read_prompts(surface, tokens, "probe"), read_seed(seed, "probe")
     surface.check_prompts(prompts, "probe: tokens")
+    if control is not None:
+        control.check_prompts(prompts, "probe: tokens, of the untrained model")
     _check_count("shuffles", shuffles, 0)
     _check_count("draws", draws, 1)
     fit_settings = _read_fit_settings(intercept, ridge, folds)
@@ -185,6 +188,8 @@ def _errors(
 def _read_fit_settings(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
     """Reads the settings of the fit; with a single penalty there is no cross-validation."""
     given = 0.0 if ridge is None else ridge
+    if isinstance(given, np.ndarray | Tensor):
+        given = given.tolist()
     ridges = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     numbers = [
         one for one in ridges if isinstance(one, int | float | np.number) and not isinstance(one, bool)

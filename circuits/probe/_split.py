@@ -90,7 +90,8 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     test = as_dense_tensor(test, "probe: test")
     try:
         if isinstance(test, slice):
-            return torch.arange(batch)[test]
+            # Torch takes no slice that goes backwards.
+            return torch.tensor(sorted(range(batch)[test]), dtype=torch.long)
         if isinstance(test, Tensor) and test.dtype == torch.bool:
             if test.shape != (batch,):
                 raise TypeError
@@ -106,7 +107,7 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
         if any(map(is_bool, test)):
             raise TypeError
         chosen = sorted({operator.index(example) for example in test})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise CircuitsError(
             f"probe: test={test!r}; hold out a fraction below 1, a number below {batch}, a slice, indices, or a "
             f"boolean mask [{batch}] of examples"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from circuits.validate import by_text, read_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 KINDS = (REGRESSION, CLASSIFICATION)
+
+#: Each class has a column in the fit; no vocabulary is larger.
+MOST_CLASSES = 2**20
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,19 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
         shown = reached[(...,) + (None,) * (values.ndim - 2)]
         values = torch.where(shown, values, torch.zeros_like(values))
     if kind == CLASSIFICATION:
-        if values.is_floating_point() or bool((values < 0).any()):
+        # Torch compares no unsigned numbers of more than 8 bits.
+        classes = values if values.is_floating_point() else values.long()
+        if values.is_floating_point() or bool((classes < 0).any()):
             raise CircuitsError(
                 f"probe, target {name!r}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from "
-                f"{values.min().item()}"
+                f"{classes.min().item()}"
             )
-        return Target(name, kind, values.long(), int(values.max()) + 1, reached)
+        if (largest := int(classes.max())) >= MOST_CLASSES:
+            raise CircuitsError(
+                f"probe, target {name!r}: a class numbered {largest} stands for {largest + 1} classes; number those "
+                "that there are: torch.unique(target, return_inverse=True)[1]"
+            )
+        return Target(name, kind, classes, largest + 1, reached)
     values = values.double()
     if not bool(values.isfinite().all()):
         raise CircuitsError(
@@ -138,7 +149,8 @@ def _as_array(values: Any) -> Any:
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of texts, or of unequal lengths
             made = torch.as_tensor(values)
             return torch.as_tensor(values, dtype=torch.float64) if made.is_floating_point() else made
-    return values.__array__() if hasattr(values, "__array__") and not isinstance(values, Tensor) else values
+    is_table = hasattr(values, "__array__") and not isinstance(values, np.ndarray | Tensor)
+    return values.__array__() if is_table else values
 
 
 def _derangement(size: int, generator: torch.Generator) -> Tensor:

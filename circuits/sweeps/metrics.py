@@ -319,6 +319,11 @@ def _pair(value: Any, name: str, size: int, variant: str, advice: str) -> tuple[
         )
     if (counts < 0).any():
         raise CircuitsError(f"{in_errors(name)}, {variant}: a count is negative")
+    if stray := int(((counts == 0) & (sums != 0)).sum()):
+        raise CircuitsError(
+            f"{in_errors(name)}, {variant}: {stray} of {size} examples have a sum of entries that their count of 0 "
+            "says are not there; leave these out of the sum too"
+        )
     return sums, counts
 
 

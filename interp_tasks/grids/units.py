@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,7 +42,7 @@ class TrainUnit:
     Attributes:
         key: of the whole configuration, seed and threads included.
         folder: of the run, under the grid's.
-        varied: the settings that differ within its block, by key.
+        varied: the settings that differ within a block that asks for its configuration, by key.
         given: all settings of its block.
     """
 
@@ -263,12 +263,17 @@ def plan(spec: Spec) -> Plan:
     """
     trained: dict[str, TrainUnit] = {}
     names: dict[str, Any] = {}
+    labelled: dict[str, str] = {}
+    varied: dict[Path, dict[str, Any]] = {}
     of_block: dict[int, list[TrainUnit]] = {}
     for number, block in enumerate(spec.train, start=1):
-        units = of_block[id(block)] = units_of(block, spec.threads, names)
+        units = of_block[id(block)] = units_of(block, spec.threads, names, labelled)
         if places := places_of_one(unit.key for unit in units):
             raise asked_twice(units[places[0] - 1], number)
-        trained |= {unit.key: unit for unit in units}
+        for unit in units:
+            # Shared by all runs of a configuration: the blocks that come may vary more of it.
+            varied.setdefault(Path(unit.folder).parent, {}).update(unit.varied)
+            trained.setdefault(unit.key, replace(unit, varied=varied[Path(unit.folder).parent]))
     for ordered in orders_of(spec):
         check_shipped_steps(ordered, of_block[id(ordered.block)][ordered.index])
     keys = {unit.folder: unit.key for unit in trained.values()}
@@ -346,11 +351,14 @@ def resolved_of(block: Training, values: Mapping[str, Any]) -> Resolved:
     return resolve_config(block.task, block.preset, typed)
 
 
-def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[TrainUnit]:
+def units_of(
+    block: Training, threads: int, names: dict[str, Any], labelled: dict[str, str]
+) -> list[TrainUnit]:
     """Returns a block's runs. Knows torch: a task fills in its defaults.
 
     Args:
         names: of folders -> the steps and schedule of the runs in them; filled in, block after block.
+        labelled: configurations -> their folders, which are those of the first block that asks; filled in likewise.
     """
     from interp_tasks.training.trainer import model_settings
     from tasks import get
@@ -377,8 +385,12 @@ def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[Train
         extensible = {f"train.{key}": content["train"][key] for key in GOES_ON}
         compared = {key: value for key, value in extensible.items() if key in axes}
         name = f"{label(block.task, varied)}-{key_of([lasting, compared])[:8]}"
-        if names.setdefault(name, extensible) != extensible:
-            name = f"{label(block.task, varied)}-{key_of([lasting, extensible])[:8]}"
+        configuration = key_of([lasting, extensible])
+        if configuration in labelled:
+            name = labelled[configuration]
+        elif names.setdefault(name, extensible) != extensible:
+            name = f"{label(block.task, varied)}-{configuration[:8]}"
+        labelled[configuration] = name
         for seed in block.seeds:
             config = train.model_copy(update={"seed": seed})
             key = key_of({**content, "train": config.model_dump(mode="json")})

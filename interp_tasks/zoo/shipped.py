@@ -38,9 +38,10 @@ def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
     file = recipe_file(recipe)
     spec = read_spec(file)
     folders: dict[str, Any] = {}
+    labelled: dict[str, str] = {}
     with naming_file(str(file)):
         ordered = orders_of(spec)
-        units = {id(block): units_of(block, spec.threads, folders) for block in spec.train}
+        units = {id(block): units_of(block, spec.threads, folders, labelled) for block in spec.train}
     return [ShippedRun(run.name, file.stem, units[id(run.block)][run.index], run.shipment) for run in ordered]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -283,6 +284,20 @@ def test_what_is_not_trained_is_not_packed(own, capsys):
     (unit, *_) = shipped_runs(spec)
     assert pack_recipe(spec, own / "nowhere", own / "zoo") == []
     assert f"tiny: {own}/nowhere/{unit.unit.folder} is not trained to step 2 yet" in capsys.readouterr().out
+
+
+def test_a_log_alone_is_packed_without_the_weights_that_it_was_made_with(own, capsys):
+    assert main(["grid", "small", "--executor", "serial", "--quiet"]) == 0
+    for checkpoints in (own / "grids/small/runs").glob("*/seed-*/checkpoints"):
+        shutil.rmtree(checkpoints)
+    packed = pack_recipe(own / "zoo/recipes/small.toml", own / "grids/small", own / "zoo")
+    assert [run.name for run in packed] == ["tiny-logs/10-of-0_02"]
+    assert capsys.readouterr().out.count("is not trained to step 2 yet") == 2
+    shutil.rmtree(own / "zoo/tiny-logs")
+    # A log that ends too soon is none.
+    for log in (own / "grids/small/runs").glob("*/seed-*/metrics.jsonl"):
+        log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    assert pack_recipe(own / "zoo/recipes/small.toml", own / "grids/small", own / "zoo") == []
 
 
 @pytest.mark.parametrize(

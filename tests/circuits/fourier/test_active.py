@@ -129,3 +129,17 @@ def test_what_is_printed_of_a_spectrum_is_its_table():
     text = repr(fourier.spectrum(torch.eye(7)))
     assert text.splitlines()[0].split()[1:] == ["share", "norm"]
     assert text.endswith("4 rows; .frame has all 4 columns")
+
+
+def test_what_is_printed_of_clusters_and_of_a_fit_is_a_line():
+    from circuits import fourier
+
+    x = torch.arange(7)
+    inputs = torch.cartesian_prod(x, x)
+    wave = (2 * torch.pi / 7 * 3 * inputs[:, :1]).cos()
+    assert (
+        repr(fourier.clusters(fourier.spectrum(wave, (7, 7))))
+        == "Clusters({3: 1} of 1 neurons, threshold 0.85)"
+    )
+    fit = fourier.ModularSum(inputs, (1, 1), 7).cosines(torch.eye(7)[inputs.sum(1) % 7])
+    assert repr(fit).startswith("CosineFit of logits [49 inputs × 7 classes]: .coefficients, ")

@@ -1,8 +1,10 @@
 """What an edit leaves behind: nothing. Hooks, modes and weights are compared before and after."""
 
 import contextlib
+import copy
 import hashlib
 import inspect
+import pickle
 from functools import partial
 from typing import Any
 
@@ -349,3 +351,14 @@ def test_a_source_without_a_mask_is_not_mixed_into_padding(make_model, hooked_on
     clean = causal(tokens, attention_mask=mask)
     with intervene(causal, patch.activations("z", own)):
         assert bool((causal(tokens, attention_mask=mask) == clean).all())
+
+
+def test_a_model_pickled_inside_a_block_says_so_in_one_line(make_model, hooked_only, tokens):
+    """It was a traceback about a local object. A bridge is never pickled."""
+    model = make_model(family=hooked_only)
+    with intervene(model, ablate.zero("0.1")):
+        edited = model(tokens)
+        with pytest.raises(CircuitsError, match="the model is pickled inside a block of intervene"):
+            pickle.dumps(model)
+        assert torch.equal(copy.deepcopy(model)(tokens), edited)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(tokens), model(tokens))

@@ -74,6 +74,18 @@ def test_each_names_and_refuses_doubles(causal):
             ablate.each(ablate.zero, items)
 
 
+def test_each_calls_a_number_a_layer_only_where_it_is_one(causal):
+    for make, names in (
+        (lambda number: ablate.zero(f"mlp_out.{number}"), ["layer 0", "layer 1"]),
+        (lambda number: ablate.uniform(f"{number}.0"), ["layer 0", "layer 1"]),
+        (lambda number: transplant.weights(causal, "qkv", layers=number), ["layer 0", "layer 1"]),
+        (lambda number: ablate.neurons(1, number), ["0", "1"]),
+        (lambda number: ablate.uniform("1.0", queries=number), ["0", "1"]),
+        (lambda number: ablate.zero("resid_post.0", queries=number), ["0", "1"]),
+    ):
+        assert list(ablate.each(make, range(2))) == names
+
+
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
     ("axes", "message"),

@@ -307,6 +307,10 @@ def test_faults_are_one_line(causal, tokens, other_tokens):
             "(?<!metric )metric has no gradient; compute it",
         ),
         ({"metric": lambda output: output.detach()[:, -1, 0]}, "no gradient"),
+        (
+            {"metric": lambda output: {"a": output[:, -1, 0], "b": output.detach()[:, -1, 0]}},
+            "b has no gradient; compute it with torch, without detach or argmax; or leave it out here",
+        ),
         ({"metric": lambda output: output.mean()}, r"returned \[\] for 8 examples"),
         ({"metric": lambda output: output[:, -1, 0] / 0}, "not finite"),
         ({"metric": "loss"}, "metric: expected a function"),

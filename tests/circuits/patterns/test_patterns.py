@@ -702,6 +702,13 @@ def test_an_induction_head_scores_one(causal, tokens):
     assert max(map(len, repr(found).splitlines())) <= 80
 
 
+def test_what_is_printed_of_mean_maps_is_a_line(causal, tokens):
+    text = repr(patterns.attention(causal, tokens))
+    assert text.startswith(
+        f"Maps of 2 layers × 4 heads [{LENGTH} × {LENGTH}], means over {len(tokens)} examples: "
+    )
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_templates_of_any_device_combine(grid, tokens, mask):
     def found(mask):

@@ -699,3 +699,38 @@ def test_targets_are_values_not_views(inputs):
     (target,) = read_targets(noise(N, 6, 2), "regression", Prompts(inputs))
     assert isinstance(target, Target)
     assert target.take(torch.tensor([3]), slice(2, 3), torch.tensor([[True]])).shape == (1, 2)
+
+
+def test_mistakes_in_targets_splits_and_penalties_are_one_line(causal, make_model, family, inputs):
+    """Each was a traceback of torch's, or, of masked arrays, a number like any other."""
+    classes, numbers = inputs[:, 0], noise(N)
+    masked = np.ma.masked_array(numbers.numpy(), mask=np.arange(N) < 3)
+    for arguments, says in (
+        (
+            {"targets": classes + 10**12, "kind": "classification"},
+            "a class numbered 1000000000.*torch.unique",
+        ),
+        ({"targets": masked}, "3 entries of the array are masked"),
+        ({"targets": numbers, "test": slice(None, None, 0)}, "hold out a fraction below 1"),
+        ({"targets": numbers, "ridge": torch.tensor(-1.0)}, "give a penalty from 0"),
+        ({"targets": numbers, "untrained": make_model(1, family, d_vocab=5)}, "of the untrained model"),
+    ):
+        with pytest.raises(CircuitsError, match=says):
+            probe.linear(causal, inputs, **arguments)
+
+
+def test_numbers_of_any_kind_mean_the_same(causal, inputs):
+    """Unsigned classes, an array without a masked entry, penalties in a tensor, a slice that goes backwards."""
+    given = {"sites": "resid_post.0", "kind": "classification", "draws": 20}
+    asked = [
+        {"targets": inputs, "ridge": 1.0, "test": range(10, N)},
+        {"targets": inputs.numpy().astype(np.uint16), "ridge": torch.tensor(1.0), "test": slice(None, 9, -1)},
+        {
+            "targets": np.ma.masked_array(inputs.numpy()),
+            "ridge": torch.tensor([1.0]),
+            "test": slice(10, None),
+        },
+    ]
+    one, *others = (probe.linear(causal, inputs, **arguments, **given).frame for arguments in asked)
+    for other in others:
+        pd.testing.assert_frame_equal(one, other)

@@ -605,3 +605,14 @@ def test_a_sweep_on_cuda_takes_a_batch_from_the_cpu(model, tokens):
     expected = sweep(model, tokens, **asked).frame
     found = sweep(model.to("cuda"), tokens, **asked).frame
     np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-5)
+
+
+def test_a_sum_of_what_the_count_says_is_not_there_is_refused():
+    """Values beside a mask, which they were not multiplied with, gave a mean of all over the number of some."""
+    values, mask = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])
+    with pytest.raises(
+        CircuitsError, match="metric loss, variant 'a': 1 of 3 examples have a sum of entries that their"
+    ):
+        read_values({"loss": (values, mask)}, "f", 3, "variant 'a'")
+    ((sums, counts),) = read_values({"loss": (values * mask, mask)}, "f", 3, "variant 'a'").values()
+    assert sums.sum() / counts.sum() == 2

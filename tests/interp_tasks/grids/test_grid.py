@@ -138,6 +138,28 @@ def test_a_run_that_two_sweeps_share_is_one_unit():
     assert len(plan(spec_of(spec)).train) == 2
 
 
+def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary(tmp_path):
+    """It was two, each with some of the seeds, and in the rows of one sweep; what was trained was trained again."""
+    widths, rates = {"model.d_model": [8, 16]}, {"train.learning_rate": [0.001, 0.003]}
+    first, second = small("0", **widths), small("0:2", **rates)
+    crossed = {**first, "train": [first["train"], second["train"]]}
+    before, units = plan(spec_of(first)).train, plan(spec_of(crossed)).train
+    assert [(unit.key, unit.folder) for unit in units[:2]] == [(unit.key, unit.folder) for unit in before]
+    assert len(units) == 5
+    shared = [unit for unit in units if unit.varied == {"model.d_model": 8, "train.learning_rate": 0.001}]
+    assert [unit.resolved.train.seed for unit in shared] == [0, 1]
+    assert len({Path(unit.folder).parent for unit in shared}) == 1
+    assert [tuple(unit.varied) for unit in units if unit not in shared] == [
+        ("model.d_model",),
+        ("train.learning_rate",),
+        ("train.learning_rate",),
+    ]
+    rows = table(grid(crossed, tmp_path / "crossed", executor="serial"))
+    rows = rows[(rows["train.learning_rate"] == 0.001) & (rows["metric"] == "loss")]
+    assert set(rows["model.d_model"]) == {8}
+    assert rows["n_runs"].tolist() == [1, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
