@@ -701,7 +701,7 @@ def test_targets_are_values_not_views(inputs):
     assert target.take(torch.tensor([3]), slice(2, 3), torch.tensor([[True]])).shape == (1, 2)
 
 
-def test_mistakes_in_targets_splits_and_penalties_are_one_line(causal, make_model, family, inputs):
+def test_mistakes_in_targets_splits_and_penalties_are_one_line(causal, make_model, family, inputs, untyped):
     """Each was a traceback of torch's, or, of masked arrays, a number like any other."""
     classes, numbers = inputs[:, 0], noise(N)
     masked = np.ma.masked_array(numbers.numpy(), mask=np.arange(N) < 3)
@@ -719,7 +719,7 @@ def test_mistakes_in_targets_splits_and_penalties_are_one_line(causal, make_mode
             probe.linear(causal, inputs, **arguments)
 
 
-def test_numbers_of_any_kind_mean_the_same(causal, inputs):
+def test_numbers_of_any_kind_mean_the_same(causal, inputs, untyped):
     """Unsigned classes, an array without a masked entry, penalties in a tensor, a slice that goes backwards."""
     given = {"sites": "resid_post.0", "kind": "classification", "draws": 20}
     asked = [
