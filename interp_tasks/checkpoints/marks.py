@@ -5,7 +5,7 @@ Imports no torch, except for a run whose ``run.json`` is older than the stored p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from interp_tasks.errors import UserError
 MARKS = ("pre", "onset", "end", "post")
 
 
-def find_marks(run: str | Path, run_name: str | None = None) -> dict[str, int]:
-    """Returns the step of each mark.
+def find_marks(
+    run: str | Path, run_name: str | None = None, wanted: Collection[str] = MARKS
+) -> dict[str, int]:
+    """Returns the step of each mark that is wanted.
 
     ``pre`` lies well inside the plateau (of the steps before the onset, the one nearest to a quarter of it;
     step 0 only if there is no other), ``onset`` and ``end`` are the stored steps either side of the detected
@@ -33,17 +35,19 @@ def find_marks(run: str | Path, run_name: str | None = None) -> dict[str, int]:
     takes those steps instead.
 
     Raises:
-        UserError: if the run has no drop (yet), no checkpoint on one side of it, or no metrics.
+        UserError: if the run has no drop (yet), no checkpoint on a side of it that a wanted mark is on, or no metrics.
     """
     folder = Path(run)
     name = run_name or folder.as_posix()
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{name} has no {RUN_FILE}, so its drop is unknown: give steps, or @last")
-    return marks_of(folder, read_run(folder), name)
+    return marks_of(folder, read_run(folder), name, wanted)
 
 
-def marks_of(folder: Path, described: dict[str, Any], name: str) -> dict[str, int]:
-    """Returns the step of each mark of a run that is described by the content of its ``run.json``.
+def marks_of(
+    folder: Path, described: dict[str, Any], name: str, wanted: Collection[str] = MARKS
+) -> dict[str, int]:
+    """Returns the step of each wanted mark of a run that is described by the content of its ``run.json``.
 
     Raises:
         UserError: as :func:`find_marks`.
@@ -52,7 +56,10 @@ def marks_of(folder: Path, described: dict[str, Any], name: str) -> dict[str, in
     given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
     if set(given) == set(MARKS):
         return given
-    return {**marks_around(find_drop(folder, described, name), stored_steps(folder), name), **given}
+    around = marks_around(
+        find_drop(folder, described, name), stored_steps(folder), name, set(wanted) - set(given)
+    )
+    return {**around, **{mark: step for mark, step in given.items() if mark in wanted}}
 
 
 def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
@@ -120,22 +127,26 @@ def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
         return None
 
 
-def marks_around(drop: Drop, steps: list[int], name: str) -> dict[str, int]:
-    """Returns the marks of a drop among stored steps.
+def marks_around(drop: Drop, steps: list[int], name: str, wanted: Collection[str] = MARKS) -> dict[str, int]:
+    """Returns the wanted marks of a drop among stored steps.
 
     Raises:
-        UserError: if no checkpoint lies on one of its sides.
+        UserError: if no checkpoint lies on the side that one of them is on.
     """
     before = [step for step in steps if step <= drop.onset]
     after = [step for step in steps if step >= drop.end]
-    for side, where, nearest in (
-        (before, "before", f"first is @{steps[0]}"),
-        (after, "after", f"last is @{steps[-1]}"),
+    for side, where, nearest, marks in (
+        (before, "before", f"first is @{steps[0]}", ("pre", "onset")),
+        (after, "after", f"last is @{steps[-1]}", ("end", "post")),
     ):
-        if not side:
+        if not side and not set(marks).isdisjoint(wanted):
             raise UserError(
                 f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
             )
-    plateau = [step for step in before if step > 0] or before
-    pre = min(plateau, key=lambda step: abs(step - drop.onset / 4))
-    return {"pre": pre, "onset": before[-1], "end": after[0], "post": steps[-1]}
+    found: dict[str, int] = {}
+    if before:
+        plateau = [step for step in before if step > 0] or before
+        found |= {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
+    if after:
+        found |= {"end": after[0], "post": steps[-1]}
+    return {mark: found[mark] for mark in MARKS if mark in wanted}

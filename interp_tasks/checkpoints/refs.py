@@ -225,7 +225,7 @@ def _from_folder(path: Path) -> ResolvedCheckpoint:
 def _select(selector: str, run: Path, run_name: str, steps: list[int]) -> list[int]:
     """Returns the stored steps that one selector names."""
     if selector in MARKS:
-        return [_stored(find_marks(run, run_name)[selector], run_name, steps)]
+        return [_stored(find_marks(run, run_name, [selector])[selector], run_name, steps)]
     return select_steps(selector, run_name, steps)
 
 

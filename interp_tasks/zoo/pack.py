@@ -131,7 +131,7 @@ def put_on_one_line(file: Path) -> None:
 def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:
     """Returns the stored steps that a mark or a step of a run names, its drop being as ``described``."""
     if at in MARKS:
-        return [marks_of(run, described, run.as_posix())[str(at)]]
+        return [marks_of(run, described, run.as_posix(), [str(at)])[str(at)]]
     return [checkpoint.step for checkpoint in resolve(f"{run}@{at}")]
 
 

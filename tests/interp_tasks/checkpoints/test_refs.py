@@ -241,9 +241,16 @@ def test_marks_never_fall_on_the_wrong_side(place: Path) -> None:
     drop = find_drop(late, json.loads((late / "run.json").read_text()), "late")
     span = f"(steps {drop.onset} to {drop.end})"
     assert f"late has no checkpoint before its drop {span}: the first is @3000" in complaint("late@pre")
+    # Its end is there: a mark needs a checkpoint on its own side.
+    assert [step for mark in ("end", "post") for step in steps_of(f"late@{mark}")] == [3000, 4000]
+    with pytest.raises(UserError, match="late has no checkpoint before its drop"):
+        find_marks(late)
+    assert find_marks(late, wanted=["post"]) == {"post": 4000}
+    assert [row["marks"] for row in describe_run(late)] == [["end"], ["post"]]
     early = write_run(place / "early", [0, 500], drop_metric=metric)
     write_metrics(early)
     assert f"early has no checkpoint after its drop {span}: the last is @500" in complaint("early@end")
+    assert steps_of("early@onset") == [500]
 
 
 @pytest.mark.parametrize("mark", ["pre", "onset", "end", "post"])
