@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,10 @@ def describe_run(path: str | Path) -> list[dict[str, Any]]:
     steps = stored_steps(run)
     if not steps:
         raise UserError(f"{run} holds no checkpoints: it is no run folder, or the run has just begun")
-    marks: dict[str, int] = {}
-    # Of a drop with checkpoints on one of its sides alone, those of that side.
-    for wanted in (MARKS, MARKS[:2], MARKS[2:]):
-        with contextlib.suppress(UserError):
-            marks = marks or find_marks(run, wanted=wanted)
+    try:
+        marks = find_marks(run, needed=())
+    except UserError:
+        marks = {}
     return [
         _row(checkpoint_folder(run, step), [mark for mark in MARKS if marks.get(mark) == step])
         for step in steps

@@ -25,9 +25,9 @@ MARKS = ("pre", "onset", "end", "post")
 
 
 def find_marks(
-    run: str | Path, run_name: str | None = None, wanted: Collection[str] = MARKS
+    run: str | Path, run_name: str | None = None, needed: Collection[str] = MARKS
 ) -> dict[str, int]:
-    """Returns the step of each mark that is wanted.
+    """Returns the step of each mark that there is; with the default arguments, of all four.
 
     ``pre`` lies well inside the plateau (of the steps before the onset, the one nearest to a quarter of it;
     step 0 only if there is no other), ``onset`` and ``end`` are the stored steps either side of the detected
@@ -35,19 +35,19 @@ def find_marks(
     takes those steps instead.
 
     Raises:
-        UserError: if the run has no drop (yet), no checkpoint on a side of it that a wanted mark is on, or no metrics.
+        UserError: if the run has no drop (yet), no checkpoint on a side of it that a needed mark is on, or no metrics.
     """
     folder = Path(run)
     name = run_name or folder.as_posix()
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{name} has no {RUN_FILE}, so its drop is unknown: give steps, or @last")
-    return marks_of(folder, read_run(folder), name, wanted)
+    return marks_of(folder, read_run(folder), name, needed)
 
 
 def marks_of(
-    folder: Path, described: dict[str, Any], name: str, wanted: Collection[str] = MARKS
+    folder: Path, described: dict[str, Any], name: str, needed: Collection[str] = MARKS
 ) -> dict[str, int]:
-    """Returns the step of each wanted mark of a run that is described by the content of its ``run.json``.
+    """Returns the step of each mark that there is of a run that is described by the content of its ``run.json``.
 
     Raises:
         UserError: as :func:`find_marks`.
@@ -56,10 +56,8 @@ def marks_of(
     given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
     if set(given) == set(MARKS):
         return given
-    around = marks_around(
-        find_drop(folder, described, name), stored_steps(folder), name, set(wanted) - set(given)
-    )
-    return {**around, **{mark: step for mark, step in given.items() if mark in wanted}}
+    drop, lacking = find_drop(folder, described, name), set(needed) - set(given)
+    return {**marks_around(drop, stored_steps(folder), name, lacking), **given}
 
 
 def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
@@ -127,11 +125,11 @@ def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
         return None
 
 
-def marks_around(drop: Drop, steps: list[int], name: str, wanted: Collection[str] = MARKS) -> dict[str, int]:
-    """Returns the wanted marks of a drop among stored steps.
+def marks_around(drop: Drop, steps: list[int], name: str, needed: Collection[str] = MARKS) -> dict[str, int]:
+    """Returns the marks of a drop among stored steps, of each side that has a checkpoint.
 
     Raises:
-        UserError: if no checkpoint lies on the side that one of them is on.
+        UserError: if a needed one is on a side that has none.
     """
     before = [step for step in steps if step <= drop.onset]
     after = [step for step in steps if step >= drop.end]
@@ -139,7 +137,7 @@ def marks_around(drop: Drop, steps: list[int], name: str, wanted: Collection[str
         (before, "before", f"first is @{steps[0]}", ("pre", "onset")),
         (after, "after", f"last is @{steps[-1]}", ("end", "post")),
     ):
-        if not side and not set(marks).isdisjoint(wanted):
+        if not side and not set(marks).isdisjoint(needed):
             raise UserError(
                 f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
             )
@@ -149,4 +147,4 @@ def marks_around(drop: Drop, steps: list[int], name: str, wanted: Collection[str
         found |= {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
     if after:
         found |= {"end": after[0], "post": steps[-1]}
-    return {mark: found[mark] for mark in MARKS if mark in wanted}
+    return found

@@ -245,7 +245,7 @@ def test_marks_never_fall_on_the_wrong_side(place: Path) -> None:
     assert [step for mark in ("end", "post") for step in steps_of(f"late@{mark}")] == [3000, 4000]
     with pytest.raises(UserError, match="late has no checkpoint before its drop"):
         find_marks(late)
-    assert find_marks(late, wanted=["post"]) == {"post": 4000}
+    assert find_marks(late, needed=["post"]) == {"end": 3000, "post": 4000}
     assert [row["marks"] for row in describe_run(late)] == [["end"], ["post"]]
     early = write_run(place / "early", [0, 500], drop_metric=metric)
     write_metrics(early)
