@@ -8,7 +8,7 @@ after them, as in the authors' code; that of the embeddings, there trained with 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp_tasks.checkpoints.load import read_parameters
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.refs import resolve
+from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 from tasks.hooked import is_post_norm
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PATTERNS: Mapping[str, str] = {
     "attn": r"blocks\.\d+\.(attn|ln1)\..+",
+    "qk": r"blocks\.\d+\.attn\.[Wb]_[QK]",
     "mlp": r"blocks\.\d+\.(mlp|ln2)\..+",
     "embed": r"(embed|ln_embed)\..+",
     "pos_embed": r"pos_embed\..+",
@@ -34,19 +35,23 @@ _PATTERNS: Mapping[str, str] = {
 }
 
 
-def part_of(name: str) -> str:
-    """Returns the part that a parameter belongs to.
+def is_of(name: str, parts: Sequence[str]) -> bool:
+    """Returns whether a parameter belongs to one of some parts.
 
     Raises:
-        UserError: if it belongs to none, as in architectures that the task did not build.
+        UserError: if it belongs to none at all, as in architectures that the task did not build.
     """
-    for part in PARTS:
-        if re.fullmatch(_PATTERNS[part], name):
-            return part
-    raise UserError(
-        f"parameter {name} belongs to none of the parts {', '.join(PARTS)}: "
-        "leave out train.start_from and train.train_parts"
-    )
+    if not any(re.fullmatch(pattern, name) for pattern in _PATTERNS.values()):
+        raise UserError(
+            f"parameter {name} belongs to none of the parts {', '.join(PARTS)}: "
+            "leave out train.start_from and train.train_parts"
+        )
+    return any(re.fullmatch(_PATTERNS[part], name) for part in parts)
+
+
+def starts(name: str, config: TrainConfig) -> bool:
+    """Returns whether a parameter comes from ``train.start_from``: by default those that do not train, or all."""
+    return is_of(name, config.start_parts) if config.start_parts else not is_of(name, config.train_parts)
 
 
 @dataclass(frozen=True)
@@ -78,18 +83,26 @@ def read_source(config: TrainConfig) -> Source | None:
     """
     if config.start_from is None:
         return None
-    resolved = resolve(config.start_from)
+    checkpoint = one_checkpoint(config.start_from, "train.start_from")
+    meta = read_meta(checkpoint.path)
+    stored = read_parameters(checkpoint.path, meta)
+    tensors = {name: tensor for name, tensor in stored.items() if starts(name, config)}
+    return Source(checkpoint.ref, tensors, meta["weights"]["sha256"], meta["model"].get("norm", "pre"))
+
+
+def one_checkpoint(ref: str, setting: str) -> ResolvedCheckpoint:
+    """Returns the one checkpoint that a setting's REF names.
+
+    Raises:
+        UserError: if it names several.
+    """
+    resolved = resolve(ref)
     if len(resolved) > 1:
         raise UserError(
-            f"train.start_from={config.start_from} names {len(resolved)} checkpoints "
+            f"{setting}={ref} names {len(resolved)} checkpoints "
             f"({resolved[0].ref} ... {resolved[-1].ref}): name one"
         )
-    folder = resolved[0].path
-    meta = read_meta(folder)
-    stored = read_parameters(folder, meta)
-    taken = set(config.parts_started())
-    tensors = {name: tensor for name, tensor in stored.items() if part_of(name) in taken}
-    return Source(resolved[0].ref, tensors, meta["weights"]["sha256"], meta["model"].get("norm", "pre"))
+    return resolved[0]
 
 
 def copy_weights(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
@@ -105,8 +118,7 @@ def copy_weights(model: HookedTransformer, source: Source, config: TrainConfig) 
             f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {layer_norm}-norm: "
             f"set model.norm={source.norm}, or start from another"
         )
-    taken = set(config.parts_started())
-    wanted = {name: p for name, p in model.named_parameters() if part_of(name) in taken}
+    wanted = {name: p for name, p in model.named_parameters() if starts(name, config)}
     for name in sorted({*wanted, *source.tensors}):
         shapes = [shape(each.get(name)) for each in (source.tensors, wanted)]
         if shapes[0] != shapes[1]:
@@ -132,7 +144,7 @@ def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
     if not config.train_parts:
         return
     for name, parameter in model.named_parameters():
-        if part_of(name) not in config.train_parts:
+        if not is_of(name, config.train_parts):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(

@@ -17,8 +17,10 @@ from tasks.settings import list_fields, one_line, unknown_key
 
 SECTIONS = ("task", "model", "train")
 #: The parts of a model, see :mod:`interp_tasks.training.components`.
-Part = Literal["attn", "mlp", "embed", "pos_embed", "unembed"]
+Part = Literal["attn", "qk", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
+#: Those that share out all parameters; ``qk`` is within ``attn``.
+WHOLE_PARTS: tuple[Part, ...] = tuple(part for part in PARTS if part != "qk")
 MAX_CHECKPOINTS = 1_000_000
 #: More threads than a machine has; torch crashes where it cannot start them all.
 MAX_THREADS = 1024
@@ -51,7 +53,11 @@ class TrainConfig(BaseModel):
         start_from: a REF of one checkpoint to take weights from.
         start_parts: the parts taken from there, the others are drawn from the seed; none named: those that do not
             train, or all where all do.
-        train_parts: the parts that train, the others keep what they begin with; none named: all.
+        train_parts: the parts that train, the others keep what they begin with; none named: all. ``qk``: the weights
+            and biases of queries and keys, a part of ``attn``.
+        attention_from: a REF of one checkpoint, whose attention patterns on each batch stand in the place of the
+            model's own, in training and in validation.
+        attention_layers: the layers in which they do, counted from 0; none named: all.
         seed: initialisation, batches and dropout; batch s is a function of (seed, "batch", s).
         log_every, eval_samples: every so many steps, metrics on a fixed validation sample and the step's batch
             (``eval_samples = None``: the whole validation split of a finite task).
@@ -93,6 +99,8 @@ class TrainConfig(BaseModel):
     start_from: str | None = Field(None, min_length=1)
     start_parts: tuple[Part, ...] = ()
     train_parts: tuple[Part, ...] = ()
+    attention_from: str | None = Field(None, min_length=1)
+    attention_layers: tuple[NonNegativeInt, ...] = ()
     seed: int = Field(0, ge=0)
     log_every: int = Field(25, ge=1)
     eval_samples: int | None = Field(512, ge=1)
@@ -150,8 +158,12 @@ class TrainConfig(BaseModel):
             raise ValueError(f"momentum belongs to optimizer sgd, {self.optimizer} has betas")
         if self.start_parts and self.start_from is None:
             raise ValueError("start_parts needs start_from, the checkpoint that they come from")
-        if self.start_from is not None and not self.parts_started():
+        if self.start_from is not None and not self.start_parts and {*self.train_parts} >= {*WHOLE_PARTS}:
             raise ValueError("start_from would give nothing: every part trains; name start_parts")
+        if self.attention_layers and self.attention_from is None:
+            raise ValueError(
+                "attention_layers needs attention_from, the checkpoint whose attention they are given"
+            )
         return self
 
     def learning_rate_at(self, step: int) -> float:
@@ -173,12 +185,6 @@ class TrainConfig(BaseModel):
 
     def _fall_start(self) -> int:
         return self.warmup_steps if self.schedule_start is None else self.schedule_start
-
-    def parts_started(self) -> tuple[Part, ...]:
-        """Returns the parts that come from ``start_from``."""
-        return self.start_parts or tuple(
-            part for part in PARTS if not self.train_parts or part not in self.train_parts
-        )
 
     def checkpoint_steps(self, published: tuple[int, ...] = ()) -> list[int]:
         """Returns the steps whose weights are stored: log-spaced, linear, published ones, and the last."""

@@ -193,6 +193,15 @@ class FusedForward:
         return [q, *packed.chunk(2, dim=-1)]
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None) -> Tensor:
+        z = self._attention(layer, q, k, v, rows)
+        weight = self.parameters[f"blocks.{layer}.attn.W_O"].flatten(0, 1)
+        bias = f"blocks.{layer}.attn.b_O"
+        return self._linear(z, weight, None if bias in self.silent else self.parameters[bias])
+
+    def _attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None
+    ) -> Float[Tensor, "batch pos head*d_head"]:
+        """Returns the heads' outputs, before W_O, at the positions that have a query."""
         scale = 1 / float(self.cfg.attn_scale)
         q, k, v = (rearrange(x, "b p (head d) -> b head p d", head=self.cfg.n_heads) for x in (q, k, v))
         visible = self._visible(k.shape[2], rows, k.device)
@@ -200,10 +209,7 @@ class FusedForward:
             z = attend_from_one(q, k, v, scale)
         else:
             z = self._mix(q, k, v, visible, scale)
-        z = rearrange(z, "b head p d -> b p (head d)")
-        weight = self.parameters[f"blocks.{layer}.attn.W_O"].flatten(0, 1)
-        bias = f"blocks.{layer}.attn.b_O"
-        return self._linear(z, weight, None if bias in self.silent else self.parameters[bias])
+        return rearrange(z, "b head p d -> b p (head d)")
 
     def _linear(
         self, x: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_in d_out"], bias: Tensor | None

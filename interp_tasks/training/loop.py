@@ -20,6 +20,7 @@ from interp_tasks.training.dropout import DrawnMasks, Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimizer import GradientWatcher, Updater
+from interp_tasks.training.teacher import taught_forward
 from tasks.base import Batch, Task, pool, pool_parts
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
@@ -74,10 +75,14 @@ class Loop:
             for name, part in (task.parts() or {"": task}).items()
         }
         self.forward: Forward
-        self.forward, reason = fastest_forward(
-            model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
-        )
-        self.forward_reason = reason
+        self.forward_reason: str | None = None
+        if config.attention_from is not None:
+            self.forward = taught_forward(model, task.read_positions, config, device)
+            self.forward_reason = "attention of another model"
+        else:
+            self.forward, self.forward_reason = fastest_forward(
+                model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
+            )
         self.forward = self.processes.forward(self.forward, model)
         kind = "shared" if self.processes.several else self.forward.kind
         self.eager_reason = why_not_captured(device, task, model, config, kind)

@@ -22,7 +22,7 @@ from tasks.base import Task
 
 def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
     """Returns seeds, versions, hardware, git state, start time and command, as plain JSON."""
-    from_scratch = config.start_from is None and not config.train_parts
+    from_scratch = config.start_from is None and config.attention_from is None and not config.train_parts
     published = task.published_marks if from_scratch and is_published(task, preset) else {}
     return {
         "preset": preset,

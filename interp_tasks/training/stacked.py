@@ -243,7 +243,7 @@ class Stack:
         self.runs = runs
         self.task, self.config = runs[0].task, runs[0].config
         self.clock = Clock(runs[0].device)
-        if not isinstance(runs[0].forward, FusedForward):
+        if type(runs[0].forward) is not FusedForward:
             raise UserError(
                 f"seeds of this model cannot be stacked ({runs[0].forward_reason}): train them one after another"
             )

@@ -33,6 +33,7 @@ from interp_tasks.training.loop import Loop, StepProgress
 from interp_tasks.training.observers import Observer
 from interp_tasks.training.precision import float32_products
 from interp_tasks.training.provenance import run_info
+from interp_tasks.training.teacher import describe_teacher
 from tasks.base import Task
 from tasks.registry import get
 from tasks.seeds import derive_seed
@@ -151,6 +152,7 @@ def prepare_model(
         else settings.model_dump(mode="json"),
         "train": config.model_dump(mode="json"),
         **({} if source is None else {"start": source.describe()}),
+        **({} if config.attention_from is None else {"attention": describe_teacher(config.attention_from)}),
     }
     return model, described
 

@@ -15,8 +15,8 @@ from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.checkpoints.run_config import run_json
 from interp_tasks.cli import main
-from interp_tasks.training.components import part_of
-from interp_tasks.training.config import PARTS, train_config
+from interp_tasks.training.components import is_of
+from interp_tasks.training.config import PARTS, WHOLE_PARTS, train_config
 
 TINY = {"d_model": 8, "n_heads": 2, "n_layers": 2}
 CONFIG = {
@@ -34,6 +34,7 @@ NAMES = {
         for layer in (0, 1)
         for name in ("ln1.w", "ln1.b", *(f"attn.{kind}_{one}" for kind in "Wb" for one in "QKVO"))
     },
+    "qk": {f"blocks.{layer}.attn.{kind}_{one}" for layer in (0, 1) for kind in "Wb" for one in "QK"},
     "mlp": {
         f"blocks.{layer}.{name}"
         for layer in (0, 1)
@@ -70,15 +71,16 @@ def started(source: Path, out: Path, matrices, **config):
 
 def test_the_parts_share_out_all_parameters(matrices):
     names = {name for name, _ in matrices.build_model(0, matrices.Model(**TINY)).named_parameters()}
-    assert {part: {name for name in names if part_of(name) == part} for part in PARTS} == NAMES
+    assert set().union(*(NAMES[part] for part in WHOLE_PARTS)) == names
+    assert {part: {name for name in names if is_of(name, [part])} for part in PARTS} == NAMES
     post = matrices.build_model(0, matrices.Model(**TINY, norm="post"))
-    theirs = {part: {name for name, _ in post.named_parameters() if part_of(name) == part} for part in PARTS}
+    theirs = {part: {name for name, _ in post.named_parameters() if is_of(name, [part])} for part in PARTS}
     changed = {"embed": {"embed.W_E", "ln_embed.w", "ln_embed.b"}, "unembed": {"unembed.W_U", "unembed.b_U"}}
     assert theirs == NAMES | changed
     with pytest.raises(
-        UserError, match=r"parameter blocks\.0\.attn2\.W belongs to none of the parts attn, mlp"
+        UserError, match=r"parameter blocks\.0\.attn2\.W belongs to none of the parts attn, qk, mlp"
     ):
-        part_of("blocks.0.attn2.W")
+        is_of("blocks.0.attn2.W", PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -108,7 +110,7 @@ def test_weights_given_to_a_fresh_model_train_on(source, matrices, tmp_path):
     )
     first, last = weights(run, 0), weights(run, 4)
     for name in given:
-        expected = given[name] if part_of(name) in ("embed", "pos_embed") else fresh[name]
+        expected = given[name] if is_of(name, ("embed", "pos_embed")) else fresh[name]
         assert torch.equal(first[name], expected), name
     for name in ("embed.W_E", "pos_embed.W_pos", "unembed.W_U"):
         assert not torch.equal(first[name], last[name])
@@ -201,9 +203,13 @@ def test_only_the_parts_taken_have_to_fit(source, matrices, tmp_path):
         ({"attn_only": True}, {"start_parts": ["embed"], "train_parts": ["mlp"]}, "nothing to train there"),
         ({}, {"start_from": "nowhere@4"}, "no run or checkpoint folder 'nowhere'"),
         ({}, {"start_from": "SOURCE@all"}, "names 4 checkpoints"),
-        ({}, {"train_parts": ["attention"]}, "train.train_parts.0: input should be 'attn', 'mlp', 'embed'"),
+        (
+            {},
+            {"train_parts": ["attention"]},
+            "train.train_parts.0: input should be 'attn', 'qk', 'mlp', 'embed'",
+        ),
         ({}, {"start_from": None, "start_parts": ["attn"]}, "start_parts needs start_from"),
-        ({}, {"train_parts": list(PARTS)}, "every part trains; name start_parts"),
+        ({}, {"train_parts": list(WHOLE_PARTS)}, "every part trains; name start_parts"),
         ({}, {"momentum": 0.9}, "momentum belongs to optimizer sgd"),
     ],
 )
