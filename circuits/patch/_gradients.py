@@ -274,9 +274,9 @@ def difference(base: Tensor, source: Tensor) -> Tensor:
 
 
 def between(base: Tensor, source: Tensor, fraction: float) -> Tensor:
-    """Returns base + fraction · (source − base)."""
+    """Returns base + fraction · (source − base), in the precision of base; a mean is a source in float64."""
     base, source = base.detach(), source.detach()
-    return torch.where(source == base, base, base + fraction * (source - base))
+    return torch.where(source == base, base, base + fraction * (source - base)).to(base.dtype)
 
 
 def midpoints(steps: int) -> list[float]:
