@@ -86,6 +86,8 @@ class CosineFit:
 
 #: Functions are dependent on each other where a combination of them is below this share of their norms.
 _DEPENDENT = 1e-6
+#: A function whose spread is below this share of its norm is constant, up to rounding in float64.
+_CONSTANT = 1e-13
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class ModularSum:
         On the complete grid of q values per coordinate this equals `fourier.clusters`; here any modulus and grid work.
         """
         check_threshold(threshold)
-        centred = neurons.double() - neurons.double().mean(0)
+        centred = _centred(neurons)
         total = centred.square().sum(0)
         blocks = (self.block([key]).to(centred.device) for key in self.frequencies)
         powers = [(block.T @ centred).square().sum(0) for block in blocks]
@@ -236,8 +238,8 @@ def regression(
     values: Float[Tensor, "input feature"], regressors: Float[Tensor, "input regressor"]
 ) -> Float[Tensor, "input feature"]:
     """Returns the least-squares fit of each feature by a constant and the regressors, float64."""
-    mean = values.double().mean(0)
-    return mean + share(values.double() - mean, _orthonormal([regressors.double()]))
+    centred = _centred(values)
+    return values.double() - centred + share(centred, _orthonormal([regressors]))
 
 
 def variance_explained(
@@ -247,23 +249,30 @@ def variance_explained(
 
     The fit is by least squares, in float64; the share is 0 for a feature that does not vary.
     """
-    values = values.double()
-    centred = values - values.mean(0)
+    centred = _centred(values)
     total = centred.square().sum(0)
-    explained = share(centred, _orthonormal([regressors.double()])).square().sum(0)
+    explained = share(centred, _orthonormal([regressors])).square().sum(0)
     return torch.where(total > 0, explained / torch.where(total > 0, total, 1.0), 0.0)
+
+
+def _centred(values: Tensor) -> Tensor:
+    """Returns values less their mean over inputs, float64."""
+    # Less one of them first, so that equal values have no variance, and not that of their mean's rounding.
+    values = values.double() - values[:1].double()
+    return values - values.mean(0)
 
 
 def _orthonormal(functions: Sequence[Tensor]) -> Tensor:
     """Returns an orthonormal basis of the span of some functions [input function], orthogonal to the constant."""
-    constant = functions[0].new_ones(len(functions[0]), 1, dtype=torch.float64)
-    with_constant = torch.cat([constant, *functions], 1)
-    basis, triangle = torch.linalg.qr(with_constant)
-    norms = with_constant.norm(dim=0)
+    together = torch.cat([one.double() for one in functions], 1)
+    centred = _centred(together)
+    norms = centred.norm(dim=0)
+    varies = norms > _CONSTANT * together.norm(dim=0)
+    basis, triangle = torch.linalg.qr(centred[:, varies] / norms[varies])
     rest = triangle.diagonal().abs()
-    if len(rest) == len(norms) and bool((rest > _DEPENDENT * norms).all()):
-        return basis[:, 1:]
+    if len(rest) == triangle.shape[1] and bool((rest > _DEPENDENT).all()):
+        return basis
     # A function that depends on those before it has any direction at all as its column, which may hold a part of those
     # after it: the columns that are left would not span them.
-    within, sizes, _ = torch.linalg.svd(triangle[1:, 1:] / norms[1:].clamp(min=1e-300), full_matrices=False)
-    return basis[:, 1:] @ within[:, sizes > _DEPENDENT]
+    within, sizes, _ = torch.linalg.svd(triangle, full_matrices=False)
+    return basis @ within[:, sizes > _DEPENDENT]

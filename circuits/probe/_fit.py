@@ -107,12 +107,13 @@ def fit(
 ) -> dict[ProbeSite, Fitted]:
     """Fits probes for all sites and targets, in one pass over the examples to fit."""
     columns = _columns(targets)
+    centre_y = torch.cat([target.centre for target in targets])
     sums: dict[ProbeSite, list[NormalEquations]] = {}
 
     def use(site: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
         if site not in sums:
-            empty = (x.shape[1], columns[-1].stop, x.device)
-            sums[site] = [NormalEquations.empty(*empty) for _ in range(max(1, settings.folds))]
+            centres = x.mean(0).nan_to_num(), centre_y.to(x.device)
+            sums[site] = [NormalEquations.empty(*centres) for _ in range(max(1, settings.folds))]
         fold = stream.entries.fold[examples].unsqueeze(1).expand(chosen.shape)[chosen]
         target_values = [target.take(examples, site.positions, chosen) for target in targets]
         for number, part in enumerate(sums[site]):

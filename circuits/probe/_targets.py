@@ -42,6 +42,14 @@ class Target:
     reached: Tensor | None = None
     order: Tensor | None = None
 
+    @property
+    def centre(self) -> Tensor:
+        """Returns the median of each number over examples and positions [width]; 0 for each class."""
+        if self.kind == CLASSIFICATION:
+            return torch.zeros(self.width, dtype=torch.float64)
+        entries = self.values.flatten(0, 1) if self.reached is None else self.values[self.reached]
+        return entries.median(0).values
+
     def take(self, examples: Tensor, positions: slice, chosen: Tensor) -> Tensor:
         """Returns targets [entry d] or classes [entry] where `chosen` [example pos] is true, in row-major order."""
         sources = examples if self.order is None else self.order[examples]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,8 +118,10 @@ class SweepResult:
         self.frame.to_csv(path, index=False)
 
     def to_json(self, path: str | PathLike[str]) -> None:
-        """Writes a list of records; NaN and missing numbers as null."""
-        self.frame.to_json(path, orient="records", indent=2, double_precision=15)
+        """Writes a list of records, all digits of each number; NaN, infinite and missing numbers are null."""
+        finite = self.frame.replace([float("inf"), -float("inf")], float("nan"))
+        records = finite.astype(object).where(finite.notna(), None).to_dict("records")
+        Path(path).write_text(json.dumps(records, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:

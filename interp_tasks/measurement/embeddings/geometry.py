@@ -47,7 +47,8 @@ def ranks(values: Array) -> Array:
 
 def correlation(one: Array, other: Array, weights: Array) -> Array:
     """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
-    one, other = one.reshape(len(one), -1), other.reshape(len(other), -1)
+    # Without the overall mean, as an offset would cost the products below their digits.
+    one, other = (x.reshape(len(x), -1) - x.reshape(len(x), -1).mean(0) for x in (one, other))
     total = weights.sum(1)
     means = [(weights @ x) / total[:, None] for x in (one, other)]
     products = {

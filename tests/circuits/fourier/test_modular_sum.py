@@ -245,6 +245,21 @@ def test_values_on_a_device_meet_coordinates_on_the_cpu(place):
         )
 
 
+@pytest.mark.parametrize("offset", [1e3, 1e7, 1e9])
+def test_a_regressor_far_from_zero_counts(offset):
+    """The mean exceeds the spread; the share is that of the same regressor about 0."""
+    x = torch.arange(9.0, dtype=torch.float64)[:, None]
+    values = (x + torch.tensor([-1.0, 1.0, 0.0] * 3, dtype=torch.float64)[:, None]) + offset
+    slope, intercept = np.polyfit(x[:, 0], values[:, 0] - offset, 1)
+    fitted = slope * x + intercept
+    expected = float(fitted.var() / values.var())
+    assert 0.8 < expected < 0.95
+    assert float(variance_explained(values, x + offset)) == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(fourier.regression(values, x + offset), fitted + offset)
+    # A constant one, whatever its size, explains nothing.
+    assert float(variance_explained(values, 0 * x + offset / 3)) == 0
+
+
 def test_variance_explained_against_numpy():
     stream = np.random.default_rng(0)
     regressors, values = stream.normal(size=(40, 3)), stream.normal(size=(40, 2))

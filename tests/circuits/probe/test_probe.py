@@ -204,37 +204,89 @@ def test_fewer_entries_than_dimensions_gives_the_map_of_least_norm(causal, input
         assert set(found.frame["fit_n"]) == {20}
 
 
+def summed(x, y, eps=2.2e-16):
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    sums = NormalEquations.empty(x[:9].mean(0), y[:9].mean(0))
+    # In two parts, as chunks come.
+    for part in (slice(0, 9), slice(9, None)):
+        sums.add(x[part], eps)
+        sums.add_numbers(slice(0, y.shape[1]), x[part], y[part])
+    return sums
+
+
 def test_the_tolerance_keeps_what_is_above_rounding_and_drops_what_is_not():
-    """A dead feature, a copy, a direction of 1e-5 and one of 1e-10 of the largest."""
+    """A dead feature, a copy, a feature of 1e-6, and one that differs from another by 1e-5."""
     x = noise(500, 6)
     x[:, 1] = 0
     x[:, 2] = x[:, 0]
-    x[:, 3] *= 1e-5
-    x[:, 4] *= 1e-10
+    x[:, 3] = x[:, 5] + 1e-5 * x[:, 3]
+    x[:, 4] *= 1e-6
     target = x @ noise(6, 1, seed=1)
-    sums = NormalEquations.empty(6, 1, x.device)
-    sums.add(x, 2.2e-16)
-    sums.add_numbers(slice(0, 1), x, target)
-    factored = sums.factored(False)
-    assert factored.rank == 3
+    factored = summed(x, target).factored(False)
+    assert factored.rank == 4
     weight, bias = factored.solve(0.0)
-    expected = np.linalg.lstsq(x.numpy(), target.numpy(), rcond=1e-7)[0]
-    assert np.allclose(weight, expected, atol=1e-5)
-    assert float(weight[1].abs()) < 1e-12
-    assert float(weight[0] - weight[2]) == pytest.approx(0, abs=1e-9)
+    scale = np.array([1, 1, 1, 1, 1e-6, 1])
+    expected = np.linalg.lstsq(x.numpy() / scale, target.numpy(), rcond=1e-9)[0] / scale[:, None]
+    assert np.allclose(weight, expected, rtol=1e-3, atol=1e-5)
+    assert float(weight[1].abs()) < 1e-7
+    assert float(weight[0] - weight[2]) == pytest.approx(0, abs=1e-7)
     assert not bool(bias.any())
-    # What came in a lower precision has more of it.
-    for eps, rank in ((1e-4, 2), (1e-6, 3)):
-        sums = NormalEquations.empty(6, 1, x.device)
-        sums.add(x, eps)
-        assert sums.factored(False).rank == rank
+    # What came in a lower precision has more of it; a small feature has its own rounding.
+    assert [summed(x, target, eps).factored(False).rank for eps in (1e-4, 1e-6)] == [3, 4]
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("outlier", [1, 300, 3000])
+@pytest.mark.parametrize("where", ["feature", "two features", "vector"])
+def test_a_massive_activation_hides_no_direction_in_half_precision(outlier, where, intercept):
+    """Against least squares in float64 by numpy; an eighth of the entries have the outlier, as a first token's do."""
+    x = noise(2000, 32) @ torch.linalg.qr(noise(32, 32, seed=1)).Q
+    planted = x @ noise(32, 1, seed=2)
+    first = torch.arange(len(x)) % 8 == 0
+    x[first] = noise(32, seed=3)
+    at = {"feature": [3], "two features": [3, 9], "vector": list(range(32))}[where]
+    x[:, at] *= torch.where(first, outlier, 1)[:, None]
+    y = planted * ~first[:, None] + 4 * noise(2000, 1, seed=4)
+    x = x.bfloat16().double()
+    factored = summed(x[:1500], y[:1500], eps=2**-7).factored(intercept)
+    weight, bias = factored.solve(0.0)
+    oracle = LinearRegression(fit_intercept=intercept).fit(x[:1500], y[:1500])
+    assert factored.rank == 32
+    np.testing.assert_allclose((x @ weight + bias).numpy(), oracle.predict(x), atol=1e-6)
+
+
+def test_what_rounding_to_half_precision_adds_is_no_direction():
+    x = (noise(500, 10) @ noise(10, 32, seed=1)).bfloat16().double()
+    assert summed(x, x[:, :1], eps=2**-7).factored(True).rank == 10
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e8, 1.7e9])
+def test_the_penalty_of_targets_far_from_zero(causal, inputs, offset):
+    """A time stamp's errors and penalty are those of the same target about 0."""
+    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"].double()
+    target = 0.3 * noise(N, 6) + activation @ noise(16, seed=2)
+    kwargs = {"intercept": True, "ridge": (0.01, 1.0, 30.0, 1000.0), "draws": 20}
+    found = probe.linear(causal, inputs, target + offset, "resid_post.0", **kwargs)
+    expected = probe.linear(causal, inputs, target, "resid_post.0", **kwargs)
+    assert found.errors["mse"].to_numpy() == pytest.approx(expected.errors["mse"].to_numpy(), rel=1e-5)
+    assert found.weights["resid_post.0", "target"].ridge == expected.weights["resid_post.0", "target"].ridge
+    assert value(found.frame, "r2") == pytest.approx(value(expected.frame, "r2"), rel=1e-5)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_features_and_targets_far_from_zero(intercept, ridge):
+    x, y = noise(300, 3) + 1e5, noise(300, 2, seed=1) + 1e8
+    sums = summed(x, y)
+    weight, bias = sums.factored(intercept).solve(ridge)
+    model = Ridge(ridge, fit_intercept=intercept, solver="svd").fit(x, y)
+    residual = y.numpy() - model.predict(x)
+    assert sums.squared_error(weight, bias).numpy() == pytest.approx((residual**2).sum(0), rel=1e-5)
 
 
 def test_a_constant_feature_is_no_direction_where_there_is_an_intercept():
     x = torch.cat([noise(300, 3), torch.full((300, 1), 1e3, dtype=torch.float64)], 1)
-    sums = NormalEquations.empty(4, 1, x.device)
-    sums.add(x, 2.2e-16)
-    sums.add_numbers(slice(0, 1), x, x[:, :1] + 5)
+    sums = summed(x, x[:, :1] + 5)
     assert (sums.factored(True).rank, sums.factored(False).rank) == (3, 4)
     weight, bias = sums.factored(True).solve(0.0)
     assert torch.allclose(weight[:, 0], torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), atol=1e-9)

@@ -72,6 +72,13 @@ def test_json_is_a_list_of_records_with_null_for_what_is_missing(result, tmp_pat
     assert records[0]["layer"] == 0
 
 
+def test_json_keeps_all_digits_of_small_numbers(result, tmp_path):
+    frame = result.frame.assign(value=2.1086419725e-14, p_value=float("inf"))
+    dataclasses.replace(result, frame=frame).to_json(tmp_path / "table.json")
+    record = json.loads((tmp_path / "table.json").read_text())[0]
+    assert (record["value"], record["p_value"]) == (2.1086419725e-14, None)
+
+
 def test_interventions_and_settings_are_json(result):
     text = json.loads(json.dumps({"interventions": result.interventions, "settings": result.settings}))
     assert text["interventions"]["0.1"][0]["places"][0]["heads"] == ["0.1"]

@@ -72,6 +72,8 @@ def test_weighted_correlation_is_that_of_the_repeated_points():
     centred = [(plane - plane.mean(0)).ravel() for plane in planes]
     expected = centred[0] @ centred[1] / np.linalg.norm(centred[0]) / np.linalg.norm(centred[1])
     assert correlation(*planes, ONES)[0] == pytest.approx(expected)
+    far = [plane + 1e9 for plane in planes]
+    assert correlation(*far, ONES)[0] == pytest.approx(expected, rel=1e-5)
     assert correlation(np.ones(30), one, ONES)[0] == 0
 
 
