@@ -11,7 +11,7 @@ another name for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -362,20 +362,22 @@ def _resampled(source: Any, seed: int, caller: str) -> Resample:
     return Resample(given, read_seed(seed, caller))
 
 
-def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:
+def each(make: Callable[..., Intervention], items: Any = None, /, **arguments: Any) -> dict[str, Intervention]:
     """Returns one intervention for each item, by name, for `sweep`.
 
         ablate.each(ablate.uniform, heads("all", model))           # {"0.0": ..., "0.1": ..., ...}
-        ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens)
+        ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens, over="batch,pos")
 
+    Other arguments go to `make`; without items, `over=` is the items.
     Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a number (the number alone where
     what is made of it is in another layer, as of neurons), else the item. `circuits.grid` does the same over several
     arguments at once, by their names.
     """
-    items = variants.in_line(over)
+    given_items = arguments.pop("over", None) if items is None else items
+    items = variants.in_line(given_items)
     if items is None:
         raise CircuitsError(
-            f"ablate.each: give a list of items, not {over!r}; heads(spec, model) makes one of heads"
+            f"ablate.each: give a list of items, not {given_items!r}; heads(spec, model) makes one of heads"
         )
     given = [(item, *variants.named("layer" if _is_number(item) else "", item)) for item in items]
     labels: set[str] = set()
