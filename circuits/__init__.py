@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from circuits.interventions.base import Intervention
     from circuits.interventions.custom import edit
     from circuits.interventions.variants import Draws, draws, grid
-    from circuits.logit_lens import Lens, lens
+    from circuits.logit_lens import DirectAttribution, Lens, lens
     from circuits.model.heads import Head, KeyValueGroup, heads
     from circuits.model.inputs import prompts
     from circuits.model.prompts import Prompts
@@ -49,6 +49,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Activations",
     "CircuitsError",
+    "DirectAttribution",
     "Draws",
     "Head",
     "Intervention",
@@ -100,6 +101,7 @@ _MODULES = frozenset(
 _HOMES = {
     "Activations": "circuits.interventions.apply",
     "CircuitsError": "circuits.errors",
+    "DirectAttribution": "circuits.logit_lens",
     "Draws": "circuits.interventions.variants",
     "Head": "circuits.model.heads",
     "Intervention": "circuits.interventions.base",

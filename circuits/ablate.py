@@ -362,7 +362,9 @@ def _resampled(source: Any, seed: int, caller: str) -> Resample:
     return Resample(given, read_seed(seed, caller))
 
 
-def each(make: Callable[..., Intervention], items: Any = None, /, **arguments: Any) -> dict[str, Intervention]:
+def each(
+    make: Callable[..., Intervention], items: Any = None, /, **arguments: Any
+) -> dict[str, Intervention]:
     """Returns one intervention for each item, by name, for `sweep`.
 
         ablate.each(ablate.uniform, heads("all", model))           # {"0.0": ..., "0.1": ..., ...}

@@ -1,14 +1,15 @@
-"""Draws direct contributions, shares of variance explained, cosine coefficients of logits and modular sums."""
+"""Draws direct contributions and their shares of a metric, variance explained, cosines of logits and modular sums."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from circuits.figures.palette import COLOURS
-from circuits.figures.style import finished
+from circuits.figures.style import finished, interval
 
 
 def lens_figure(
@@ -53,6 +54,61 @@ def lens_figure(
     subtitle = "Root mean squares over examples, positions and outputs, in units of the output."
     subtitle += f" Positions: {where}." if where else ""
     return finished(figure, "Direct contributions and read-outs", subtitle)
+
+
+def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -> Any:
+    """Draws the shares of attention and MLP of each layer as bars with intervals, and below them each head's as a map.
+
+    Args:
+        layers, components: rows with `component`, `layer`, `head`, `share`, `share_ci_low`, `share_ci_high`.
+    """
+    from plotly.subplots import make_subplots
+
+    heads = components[components["head"].notna()].pivot(index="layer", columns="head", values="share")
+    across, down = [str(head) for head in heads.columns], [str(layer) for layer in heads.index]
+    bars, cells = 260, max(100, 26 * len(down))
+    gap = 120 / (bars + cells + 120)
+    figure = make_subplots(rows=2, cols=1, row_heights=[bars, cells], vertical_spacing=gap)
+    figure.add_bar(
+        x=list(layers["component"]),
+        y=list(layers["share"]),
+        error_y=interval(layers["share"], layers["share_ci_low"], layers["share_ci_high"]),
+        marker_color=COLOURS["light"][0],
+        row=1,
+        col=1,
+    )
+    largest = float(heads.abs().to_numpy(dtype=float).max()) or 1.0
+    figure.add_heatmap(
+        x=across,
+        y=down,
+        z=heads.to_numpy(dtype=float),
+        autocolorscale=True,
+        zmin=-largest,
+        zmax=largest,
+        colorbar={
+            "title": "share",
+            "thickness": 12,
+            "len": 1.1 * figure.layout.yaxis2.domain[1],
+            "y": 0,
+            "yanchor": "bottom",
+        },
+        xgap=1,
+        ygap=1,
+        hovertemplate="head %{y}.%{x}<br>share %{z:.4g}<extra></extra>",
+        row=2,
+        col=1,
+    )
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_xaxes(title_text="head", row=2, col=1)
+    figure.update_yaxes(title_text=f"share of {metric}", row=1, col=1)
+    figure.update_yaxes(
+        title_text="layer", type="category", autorange="reversed", showgrid=False, row=2, col=1
+    )
+    figure.update_layout(height=bars + cells + 120 + 80, margin={"t": 20, "b": 60}, showlegend=False)
+    subtitle = (
+        "What each part adds to the metric directly, with the 95% interval over examples; below, each head."
+    )
+    return finished(figure, f"Direct attribution of {metric}", subtitle)
 
 
 def partition_figure(names: Sequence[str], alone: Tensor, unique: Tensor, together: float) -> Any:

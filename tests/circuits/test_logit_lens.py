@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, lens, run
+from circuits import CircuitsError, ablate, edit, intervene, lens, patch, run
 from circuits.model.surface import Surface
 
 
@@ -308,12 +308,124 @@ def test_rounding_of_long_sums_is_no_part_of_its_own(hooked_only, make_model, to
     lens(model, tokens)
 
 
-def test_what_is_printed_is_short_and_a_mask_of_another_shape_is_refused(make_model, tokens):
+def test_what_is_printed_is_short(make_model, tokens):
     found = lens(make_model(), tokens)
     shape = " × ".join(map(str, found.output.shape))
     assert repr(found).startswith(f"Lens of output [{shape}]: .readouts of embed to layer ")
     assert "tensor" not in repr(found)
-    mask = torch.ones(len(tokens) + 1, tokens.shape[1], dtype=torch.bool)
-    with pytest.raises(CircuitsError, match=r"plot, positions: a mask .* is needed; got"):
-        found.plot(mask)
-    assert found.plot(mask[1:]).data
+
+
+# ---- A few positions, in several forwards, and shares of a metric
+
+
+@pytest.mark.parametrize("given", [(), (ablate.zero("0.1"), edit("resid_post.0", lambda x: x + 0.1))])
+def test_a_few_positions_in_several_forwards_are_those_of_all(causal, tokens, given):
+    whole, part = lens(causal, tokens, *given), lens(causal, tokens, *given, positions=[-1, 2], batch_size=3)
+    assert list(part.contributions) == list(whole.contributions)
+    pairs = [(part.output, whole.output)]
+    for name in ("contributions", "readouts"):
+        pairs += zip(getattr(part, name).values(), getattr(whole, name).values(), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected[:, [-1, 2]], rtol=0, atol=1e-12)
+
+
+def difference(output):
+    """The logit of 3 less that of 5 at the last position, and twice that at position 1."""
+    return output[:, -1, 3] - output[:, -1, 5] + 2 * (output[:, 1, 3] - output[:, 1, 5])
+
+
+def test_shares_of_a_logit_difference_against_the_residual_stream_by_hand(featured, tokens, by_hand):
+    if getattr(featured.cfg, "norm", "pre") == "post" or featured.cfg.d_vocab_out < 6:
+        pytest.skip("test_post_norm.py")
+    output, seen = streams(by_hand, featured, tokens)
+    found = lens(featured, tokens, difference, batch_size=3)
+    cap, last = (
+        getattr(featured.cfg, "output_logits_soft_cap", 0),
+        seen["resid_post", featured.cfg.n_layers - 1],
+    )
+    slope = 1 - (output / cap).square() if cap > 0 else torch.ones_like(output)
+    single = Surface.of(featured).bridged and (
+        "RMS" in str(featured.cfg.normalization_type) or featured.cfg.final_rms
+    )
+    close = {"rtol": 0, "atol": 1e-4 if single else 1e-10}
+    for name, part in parts_by_hand(featured, seen).items():
+        expected = difference(read_out(featured, last, part) * slope)
+        torch.testing.assert_close(found.shares[name], expected, **close)
+    torch.testing.assert_close(found.metric, difference(output), **close)
+    torch.testing.assert_close(sum(found.shares.values()), found.metric, **close)
+    # A soft cap is the one thing that is not linear.
+    assert ("nonlinear" in found.shares) == (cap > 0)
+
+
+@pytest.mark.parametrize("norm", ["LN", "LNPre", "RMS", None])
+def test_the_constant_share_is_that_of_the_biases_of_the_read_out(family, make_model, tokens, norm):
+    model = make_model(family=family, normalization_type=norm)
+    found, raw = lens(model, tokens, difference), lens(model, tokens)
+    biases = difference(raw.constant.expand_as(raw.output))
+    torch.testing.assert_close(found.shares["constant"], biases, rtol=0, atol=1e-12)
+    assert float(biases.abs().max()) > 1e-3
+
+
+def test_shares_of_a_metric_that_is_not_linear_are_of_first_order(causal, tokens):
+    """The loss is −logit + logsumexp; of the second term the shares take Σ p·logit, and the rest is the entropy."""
+
+    def loss(output, rows):
+        return -output[:, -1].log_softmax(-1).gather(1, rows[:, :1])[:, 0]
+
+    found, output = lens(causal, tokens, metric=loss, batch=tokens), run(causal, tokens)[:, -1]
+    entropy = -(output.softmax(-1) * output.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(found.shares["nonlinear"], entropy, rtol=0, atol=1e-12)
+    torch.testing.assert_close(sum(found.shares.values()), found.metric, rtol=0, atol=1e-12)
+    assert found.frame["share"].sum() == pytest.approx(float(loss(run(causal, tokens), tokens).mean()))
+
+
+def test_tables_of_shares_have_a_row_for_each_component_and_each_sublayer(causal, tokens):
+    def pooled(output):
+        return difference(output), torch.arange(1.0, 9.0)
+
+    found = lens(causal, tokens, pooled)
+    frame = found.frame.set_index("component")
+    row = frame.loc["1.2"]
+    assert (row["layer"], row["head"], row["n"]) == (1, 2, len(tokens))
+    assert row["share"] == pytest.approx(float(found.shares["1.2"].sum() / 36))
+    assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
+    layers = found.layers.set_index("component")["share"]
+    assert list(layers.index) == [
+        "embed",
+        "pos_embed",
+        "attention 0",
+        "mlp 0",
+        "attention 1",
+        "mlp 1",
+        "constant",
+    ]
+    heads = [f"1.{head}" for head in range(4)]
+    assert layers["attention 1"] == pytest.approx(frame.loc[[*heads, "b_O.1"], "share"].sum())
+    assert layers.sum() == pytest.approx(float(found.metric.sum() / 36))
+    assert list(found.plot().data[0].y) == list(layers)
+    assert repr(found).startswith("Direct shares of pooled, ")
+
+
+def test_interventions_of_several_forwards_get_their_own_rows(causal, tokens, other_tokens):
+    given = patch.activations("z.0", source=other_tokens, heads="0.1"), ablate.resample("mlp_out.1", tokens)
+    whole, parts = (lens(causal, tokens, difference, *given, batch_size=size) for size in (8, 3))
+    torch.testing.assert_close(whole.metric, difference(run(causal, tokens, *given)), rtol=0, atol=1e-12)
+    for name, share in whole.shares.items():
+        torch.testing.assert_close(parts.shares[name], share, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric": lambda output: output[:, -1, 0].detach()}, "has no gradient"),
+        ({"metric": lambda output: {"a": output[:, 0, 0], "b": output[:, 0, 0]}}, "one metric at a time"),
+        ({"batch": [1]}, "batch= goes with metric="),
+        ({"batch_size": 0}, "batch_size=0; give the number of examples"),
+        ({"positions": [6]}, "no position 6"),
+        ({"positions": torch.ones(8, 6, dtype=torch.bool)}, "whole numbers, the same in every example"),
+    ],
+)
+def test_what_lens_cannot_take(causal, tokens, given, message):
+    with pytest.raises(CircuitsError, match=message):
+        lens(causal, tokens, **given)

@@ -182,7 +182,8 @@ def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, p
         classes.plot(),
         patterns.movement(model, tokens, other_tokens, draws=20).plot(),
         lens(model, tokens).plot(),
-        lens(model, tokens).plot(positions=[-1]),
+        lens(model, tokens, positions=[-1]).plot(),
+        lens(model, tokens, lambda output: output[:, -1, 0]).plot(),
         cosines.plot(keys=[2]),
         split.plot(),
     ]
@@ -197,10 +198,10 @@ def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, p
 
 
 def test_the_lens_figure_has_the_size_of_every_contribution(model, tokens):
-    found = lens(model, tokens)
-    parts, away = found.plot(positions=[2]).data
+    found = lens(model, tokens, positions=[2])
+    parts, away = found.plot().data
     for name, value in zip(parts.x, parts.y, strict=True):
-        assert value == pytest.approx(float(found.contributions[name][:, 2].square().mean().sqrt()), rel=1e-5)
+        assert value == pytest.approx(float(found.contributions[name].square().mean().sqrt()), rel=1e-5)
     assert away.y[-1] == pytest.approx(0, abs=1e-5)
 
 

@@ -158,6 +158,10 @@ def test_contributions_are_what_is_missing_without_them_and_add_up(post_norm, to
         expected = output - output_without(post_norm, seen, name)
         assert float(expected.abs().max()) > 1e-4, name
         torch.testing.assert_close(part, expected, rtol=0, atol=1e-12, msg=name)
+    shares = lens(post_norm, tokens, lambda output: output[:, 1, 0] - output[:, -1, 2], batch_size=3).shares
+    assert "nonlinear" not in shares
+    for name, part in found.contributions.items():
+        torch.testing.assert_close(shares[name], part[:, 1, 0] - part[:, -1, 2], rtol=0, atol=1e-12, msg=name)
 
 
 def test_read_outs_are_the_unembedding_of_what_is_handed_on(post_norm, tokens):

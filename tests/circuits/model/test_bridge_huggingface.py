@@ -303,6 +303,12 @@ def test_the_lens_adds_up(hf_model, name, mode):
     total = total if cap is None else cap * torch.tanh(total / cap)
     assert float((total - seen.output).abs().max()) <= 1e-5 * float(seen.output.std())
     assert {"0.0", "1.3", "mlp_out.1"} <= set(seen.contributions)
+    shares = lens(model, TOKENS, lambda output: output[:, -1, 5] - output[:, -1, 7], batch_size=1)
+    assert float((sum(shares.shares.values()) - shares.metric).abs().max()) <= 1e-5 * float(seen.output.std())
+    if cap is None:
+        for name, part in seen.contributions.items():
+            expected = part[:, -1, 5] - part[:, -1, 7]
+            torch.testing.assert_close(shares.shares[name], expected, rtol=0, atol=1e-5)
 
 
 def test_sweeps_are_those_of_the_forward_by_hand(model):

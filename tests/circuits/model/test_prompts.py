@@ -533,6 +533,16 @@ def test_lens(model, side):
             value = value.expand_as(found.output)
             same(value, [getattr(one, part)[name].expand_as(one.output) for one in alone], made)
 
+    last = lens(model, made, positions=[-1], batch_size=2)
+    shares = lens(model, made, logit_difference(3, 5), batch_size=2).shares
+    for name, part in last.contributions.items():
+        expected = torch.cat([one.contributions[name][:, -1:] for one in alone])
+        torch.testing.assert_close(part, expected, rtol=0, atol=1e-10)
+        if last.soft_cap is None:
+            torch.testing.assert_close(
+                shares[name], (expected[..., 3] - expected[..., 5])[:, 0], rtol=0, atol=1e-10
+            )
+
 
 def test_patterns(model, side):
     rows = drawn(LENGTHS)
@@ -828,7 +838,7 @@ def test_plots_name_positions_with_their_words(make_model, family):
     texts = [text for trace in screened.plot().data if trace.text for text in trace.text]
     assert texts
     assert all(text.split("position ")[1] in names for text in texts)
-    assert "Positions: 0 w5, 1" in str(lens(model, made).plot([0, 1]).layout.title)
+    assert "Positions: 0 w5, 1" in str(lens(model, made, positions=[0, 1]).plot().layout.title)
 
 
 WORDS = ["[pad]", "[bos]", "the", "cat", "dog", "sat", "ran", "on", "mat", "big", "a"]
