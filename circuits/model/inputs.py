@@ -43,9 +43,10 @@ def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
 
     Args:
         given: a text or texts, which the model tokenises as in `model(text)`, with the first token (BOS) that it puts
-            first by default, and never cut off; lists or tensors of token ids, of any lengths; a mapping with
-            `input_ids` and `attention_mask`, such as a tokenizer returns; or a tensor [batch pos], in which what the
-            model's tokenizer calls padding, at `side`, is padding (a first token that has the same id is not).
+            first by default, and never cut off (a text that begins with it, such as a chat template's, gets no
+            second one); lists or tensors of token ids, of any lengths; a mapping with `input_ids` and
+            `attention_mask`, such as a tokenizer returns; or a tensor [batch pos], in which what the model's tokenizer
+            calls padding, at `side`, is padding (a first token that has the same id is not).
         side: "left" or "right", where padding goes; by default the `padding_side` of the model's tokenizer, else right.
     """
     surface = Surface.of(model)
@@ -55,7 +56,7 @@ def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
     mask = found.mask
     if mask is None:
         mask = mask_of_tokenizer(surface, found.tokens, side)
-    made = Prompts(found.tokens, mask, found.words or _words(surface, found.tokens, mask))
+    made = Prompts(found.tokens, mask, found.words or _words(surface, found.tokens, mask), found.texts)
     surface.check_prompts(made, "prompts: tokens")
     return made
 
@@ -95,7 +96,7 @@ def with_model(given: Given, surface: Surface, caller: str, side: str | None = N
     """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
     if isinstance(given, Prompts):
         mask = mask_of_model(surface, given.tokens) if given.mask is None else None
-        return given if mask is None else Prompts(given.tokens, mask, given.words)
+        return given if mask is None else Prompts(given.tokens, mask, given.words, given.texts)
     model: Any = surface.model
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None or not (callable(tokenizer) or hasattr(model, "to_tokens")):
@@ -104,10 +105,39 @@ def with_model(given: Given, surface: Surface, caller: str, side: str | None = N
     pad = getattr(tokenizer, "pad_token_id", None)
     side = side or getattr(tokenizer, "padding_side", None) or "right"
     found = _padded(rows, f"{caller}: texts", 0 if pad is None else int(pad), side)
-    return Prompts(found.tokens, found.mask, _words(surface, found.tokens, found.mask))
+    words = _words(surface, found.tokens, found.mask)
+    return Prompts(found.tokens, found.mask, words, given.texts)
 
 
-def _tokens_of(model: Any, tokenizer: Any, text: str) -> Any:
+def continuation(surface: Surface, prompts: Prompts, row: int, length: int, text: str) -> list[int] | None:
+    """Returns the ids of a text that follows the first tokens of a prompt: of both together, what comes after these.
+
+    None where prompt and text together do not begin with these tokens.
+
+    Args:
+        length: how many of the prompt's own tokens; after none, the text stands alone.
+    """
+    model: Any = surface.model
+    own = prompts.tokens[row][prompts.real[row].to(prompts.tokens.device)].tolist()
+    before = _without_bos(model.tokenizer, own[:length])
+    if prompts.texts is not None and length == len(own):
+        start = prompts.texts[row]
+    else:
+        start = model.tokenizer.decode(before, clean_up_tokenization_spaces=False)
+    both = _without_bos(model.tokenizer, _tokens_of(model, model.tokenizer, start + text, special=False))
+    return both[len(before) :] if both[: len(before)] == before else None
+
+
+def _without_bos(tokenizer: Any, ids: Any) -> list[int]:
+    ids = list(ids)
+    return ids[1:] if ids and ids[0] == getattr(tokenizer, "bos_token_id", None) else ids
+
+
+def _tokens_of(model: Any, tokenizer: Any, text: str, special: bool = True) -> Any:
+    """Returns the ids of a text, with the tokens that model or tokenizer put around it, unless it begins with them."""
+    first = [getattr(tokenizer, name, None) for name in ("bos_token", "cls_token")]
+    if not special or text.startswith(tuple(one for one in first if one)):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
     if hasattr(model, "to_tokens"):
         # Too long a text is refused later, and not cut off.
         return model.to_tokens(text, truncate=False)[0].cpu()

@@ -23,14 +23,22 @@ class Prompts:
         mask: bool [batch pos], true at tokens and false at padding, which stands before or after a row's tokens; None
             where nothing is known of padding, and all are taken for tokens.
         words: by row, the text of each of its tokens, padding left out; None without a tokenizer.
+        texts: by row, the text that its tokens were made of; None where tokens were given.
     """
 
-    def __init__(self, tokens: Tensor, mask: Tensor | None = None, words: Words | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        words: Words | None = None,
+        texts: tuple[str, ...] | None = None,
+    ) -> None:
         if mask is not None:
             check_mask(mask, tokens)
         self._tokens = Snapshot(tokens)
         self._mask = None if mask is None else Snapshot(mask.bool().cpu())
         self._words = words
+        self.texts = texts
 
     @property
     def tokens(self) -> Tensor:
@@ -106,7 +114,7 @@ class Prompts:
         rows = self[torch.zeros(len(other), dtype=torch.long)] if len(self) == 1 else self
         tokens = other.tokens.to(self.tokens).clone()
         tokens[other.real] = rows.tokens[rows.real]
-        return Prompts(tokens, other.real, rows.words)
+        return Prompts(tokens, other.real, rows.words, rows.texts)
 
     def describe(self) -> dict[str, Any]:
         described = self._tokens.describe()
@@ -120,10 +128,11 @@ class Prompts:
         rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
-        words = self.words
-        if words is not None:
-            words = tuple(words[int(row)] for row in torch.arange(len(words))[rows])
-        return Prompts(self.tokens[rows], None if self.mask is None else self.mask[rows], words)
+        words, texts = (
+            None if given is None else tuple(given[row] for row in torch.arange(len(given))[rows].tolist())
+            for given in (self.words, self.texts)
+        )
+        return Prompts(self.tokens[rows], None if self.mask is None else self.mask[rows], words, texts)
 
     def _key(self) -> tuple[Any, ...]:
         return self._tokens, self._mask

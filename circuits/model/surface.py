@@ -298,7 +298,10 @@ class Surface:
     @property
     def causal(self) -> bool:
         """Whether no query sees a key behind it."""
-        return getattr(self.model.cfg, "attention_dir", "causal") == "causal"
+        cfg: Any = self.model.cfg
+        # transformer-lens 3 calls a BERT causal.
+        masked = str(getattr(cfg, "architecture", "")).endswith("ForMaskedLM")
+        return getattr(cfg, "attention_dir", "causal") == "causal" and not masked
 
     def call(self, prompts: Prompts) -> Any:
         """Returns the model's output on inputs, with the arguments that make each row what the prompt alone gives."""

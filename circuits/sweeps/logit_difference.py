@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.model.inputs import Texts, read_given
+from circuits.model.inputs import Texts, continuation, read_given
 from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
 from circuits.tensors import as_dense_tensor, columns_of
@@ -43,30 +43,28 @@ class LogitDifference:
         """Returns the difference [n] for an output [n pos vocabulary], differentiable.
 
         Args:
-            prompts: the inputs of the run, where they have padding; without it positions count in the whole output.
-            model: the model, where answers are texts or the inputs are not made yet.
+            prompts: the inputs of the run, where they have padding or answers are texts; without it positions count in
+                the whole output.
+            model: the model, where answers are texts.
         """
         if not isinstance(output, Tensor) or output.ndim != 3 or not output.is_floating_point():
             got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
         surface = None if model is None else Surface.of(model)
-        if prompts is None:
-            real = torch.ones(output.shape[:2], dtype=torch.bool)
-        else:
-            prompts = read_given(prompts, CALLER, "prompts")
-            if isinstance(prompts, Texts):
-                raise CircuitsError(
-                    f"{CALLER}: give the prompts that were run, of circuits.prompts(model, texts)"
-                )
-            real = prompts.real
+        prompts = None if prompts is None else read_given(prompts, CALLER, "prompts")
+        if isinstance(prompts, Texts):
+            raise CircuitsError(
+                f"{CALLER}: give the prompts that were run, of circuits.prompts(model, texts)"
+            )
+        real = torch.ones(output.shape[:2], dtype=torch.bool) if prompts is None else prompts.real
         if tuple(real.shape) != tuple(output.shape[:2]):
             raise CircuitsError(
                 f"{CALLER}: the prompts are {list(real.shape)}, the output {list(output.shape)}"
             )
-        return _difference(output, self.answers(real, surface))
+        return _difference(output, self.answers(real, surface, prompts))
 
-    def answers(self, real: Tensor, surface: Surface | None) -> Answers:
-        """Returns the answers of a batch whose tokens the mask [n pos] tells."""
+    def answers(self, real: Tensor, surface: Surface | None, prompts: Prompts | None) -> Answers:
+        """Returns the answers of a batch whose tokens the mask [n pos] tells; texts need its prompts, too."""
         batch = len(real)
         self.check_count(batch)
         positions = torch.tensor(self.positions).expand(batch)
@@ -79,7 +77,15 @@ class LogitDifference:
             )
         each = zip(real.cpu(), positions.tolist(), strict=True)
         columns = torch.stack([columns_of((position,), row[None])[0, 0] for row, position in each])
-        right, wrong = (_ids(given, batch, surface) for given in (self.right, self.wrong))
+        sides: tuple[tuple[Answer, ...], ...] = self.right, self.wrong
+        if any(isinstance(token, str) for side in sides for answer in side for token in answer):
+            if surface is None or prompts is None:
+                raise CircuitsError(
+                    f"{CALLER}: answers that are texts need the prompts and the model; give token ids"
+                )
+            lengths = (positions % counts + 1).tolist()
+            sides = _first_tokens(sides, surface, prompts, lengths)
+        right, wrong = (_ids(side, batch) for side in sides)
         return Answers(columns, *right, *wrong)
 
     def check_count(self, batch: int) -> None:
@@ -135,11 +141,11 @@ def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDiffere
         metric(run(model, prompts), prompts, model)          # [n], by example
 
     Args:
-        right: the answer, one for all examples or a list with one for each: a token id, a text that is one token of
-            the model's tokenizer (a space before a word belongs to it), or a list of several of these, of whose logits
-            the mean is taken, as auto-circuit does (Miller, Chughtai, Saunders 2024, arXiv:2407.08734). A flat list has
-            one answer for each example: [5, 7] for two of them, [[5, 6], [7]] where the first has two tokens; [[5, 6]]
-            for all.
+        right: the answer, one for all examples or a list with one for each: a token id; a text that
+            continues the prompt (with the space before a word), of which the first token is read; or a list of several
+            of these, of whose logits the mean is taken, as auto-circuit does (Miller, Chughtai, Saunders 2024,
+            arXiv:2407.08734). A flat list has one answer for each example: [5, 7] for two of them, [[5, 6], [7]] where
+            the first has two tokens; [[5, 6]] for all.
         wrong: the same for the wrong answer.
         position: where the logits are read, one for all examples or a list; counted in each prompt's own tokens, −1 is
             its last.
@@ -182,7 +188,7 @@ def bound(metric: Any, batch: Any, inputs: tuple[Surface, Prompts] | None, calle
     read = (
         None if prompts.padded and len(set(metric.positions)) > 1 else tuple(dict.fromkeys(metric.positions))
     )
-    return BoundDifference(read), metric.answers(prompts.real, surface)
+    return BoundDifference(read), metric.answers(prompts.real, surface, prompts)
 
 
 def _difference(output: Tensor, answers: Answers) -> Tensor:
@@ -234,37 +240,63 @@ def _read_positions(given: Any) -> tuple[int, ...]:
     return tuple(map(int, given))
 
 
-def _ids(answers: tuple[Answer, ...], batch: int, surface: Surface | None) -> tuple[Tensor, Tensor]:
+def _ids(answers: tuple[Answer, ...], batch: int) -> tuple[Tensor, Tensor]:
     """Returns ids [batch k] and their weights in the mean of each answer."""
-    found = {
-        text: _id(text, surface)
-        for text in {one for answer in answers for one in answer if isinstance(one, str)}
-    }
     widest = max(map(len, answers))
     ids = torch.zeros(len(answers), widest, dtype=torch.long)
     weights = torch.zeros(len(answers), widest, dtype=torch.float64)
     for row, answer in enumerate(answers):
-        ids[row, : len(answer)] = torch.tensor(
-            [found[one] if isinstance(one, str) else one for one in answer]
-        )
+        ids[row, : len(answer)] = torch.tensor(answer)
         weights[row, : len(answer)] = 1 / len(answer)
     return ids.expand(batch, -1), weights.expand(batch, -1)
 
 
-def _id(text: str, surface: Surface | None) -> int:
-    """Returns the id of an answer given as text, which must be one token."""
-    model: Any = None if surface is None else surface.model
-    tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is None:
+def _first_tokens(
+    sides: tuple[tuple[Answer, ...], ...], surface: Surface, prompts: Prompts, lengths: list[int]
+) -> tuple[tuple[Answer, ...], ...]:
+    """Returns the answers of each example as ids: of a text, its first token after so many of the prompt's."""
+    if getattr(surface.model, "tokenizer", None) is None or prompts.tokens.is_floating_point():
+        raise CircuitsError(f"{CALLER}: answers that are texts need the model's tokenizer; give token ids")
+    found: list[list[Answer]] = [[] for _ in sides]
+    for row, length in enumerate(lengths):
+        answers = [side[row if len(side) > 1 else 0] for side in sides]
+        tokens: dict[str, list[int]] = {}
+        for text in dict.fromkeys(one for answer in answers for one in answer if isinstance(one, str)):
+            tokens[text] = _continued(text, surface, prompts, row, length)
+            for other in tokens:
+                if other != text and tokens[other][0] == tokens[text][0]:
+                    raise CircuitsError(_alike(row, (other, text), (tokens[other], tokens[text]), surface))
+        for answer, ids in zip(answers, found, strict=True):
+            ids.append(tuple(tokens[one][0] if isinstance(one, str) else one for one in answer))
+    return tuple(map(tuple, found))
+
+
+def _continued(text: str, surface: Surface, prompts: Prompts, row: int, length: int) -> list[int]:
+    """Returns the tokens of an answer after a prompt's; in bidirectional attention, where it is not read after its
+    prompt but in its place, the one token that it is by itself.
+    """
+    tokens = continuation(surface, prompts, row, length if surface.causal else 0, text)
+    if not tokens:
         raise CircuitsError(
-            f"{CALLER}: the answer {text!r} needs the tokenizer of a model, and there is none; give token ids"
+            f"{CALLER}: example {row}: the tokens of prompt and answer {text!r} together do not begin with the "
+            "prompt's; begin the answer, and not end the prompt, with the space between them, or give token ids"
         )
-    if hasattr(model, "to_tokens"):
-        tokens = model.to_tokens(text, prepend_bos=False, truncate=False)[0].tolist()
-    else:
-        tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if len(tokens) != 1:
-        raise CircuitsError(
-            f"{CALLER}: the answer {text!r} is {len(tokens)} tokens, {tokens}; give one, such as the id of the first"
-        )
-    return int(tokens[0])
+    if len(tokens) > 1 and not surface.causal:
+        raise CircuitsError(f"{CALLER}: the answer {text!r} is {len(tokens)} tokens, {tokens}; give one")
+    return tokens
+
+
+def _alike(row: int, texts: tuple[str, str], tokens: tuple[list[int], list[int]], surface: Surface) -> str:
+    """Says which token two answers begin with, and which ones first tell them apart."""
+    model: Any = surface.model
+    same = 0
+    while same < min(map(len, tokens)) and tokens[0][same] == tokens[1][same]:
+        same += 1
+    first, one, two = (
+        f"{ids[0]} ({model.tokenizer.convert_ids_to_tokens(ids[0])!r})" if ids else "no token"
+        for ids in (tokens[0], tokens[0][same:], tokens[1][same:])
+    )
+    return (
+        f"{CALLER}: example {row}: the answers {texts[0]!r} and {texts[1]!r} begin with the same token, {first}; {one} "
+        f"and {two} first tell them apart; put what comes before these into the prompt"
+    )

@@ -735,7 +735,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: logit_difference(clean, 0), "right is an id or text", "[8, 6, 11]"),
     (lambda: logit_difference(1, -1), "wrong is an id or text", "got -1"),
     (lambda: logit_difference(1, 0, position="last"), "position is a whole number", "'last'"),
-    (lambda: logit_difference(" Mary", 0)(clean), "' Mary' needs the tokenizer of a model"),
+    (lambda: logit_difference(" Mary", 0)(clean), "answers that are texts need the prompts and the model"),
     (lambda: run(model, ["Mary"]), "no tokenizer, which texts need"),
     (lambda: run(model, [[1, 2], []]), "prompt 1 is empty"),
     (lambda: run(model, [[1, 2], ["a"]]), "a prompt is a text or a list of token ids", "prompt 1"),

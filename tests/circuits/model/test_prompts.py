@@ -929,7 +929,7 @@ def test_texts_wherever_tokens_are(with_words):
         assert text != tokens
         assert isinstance(text.describe(), dict)
         assert torch.equal(run(model, TEXTS, text), run(model, made, tokens))
-    metric = logit_difference(["cat", "dog", "mat"], "ran", [-1, 1, 2])
+    metric = logit_difference([" cat", " dog", " mat"], " ran", [-1, 1, 2])
     by_id = logit_difference([3, 4, 8], 6, [-1, 1, 2])
     for call in (
         lambda given, source, metric: sweep(model, given, {"a": ablate.zero("0.1")}, metric, **FEW),
@@ -940,8 +940,10 @@ def test_texts_wherever_tokens_are(with_words):
         assert one.equals(two)
     output = run(model, TEXTS)
     assert torch.equal(metric(output, made, model), by_id(output, made))
-    with pytest.raises(CircuitsError, match="the answer 'the cat' is 2 tokens"):
-        sweep(model, TEXTS, {"a": ablate.zero("0.1")}, logit_difference("the cat", "ran"))
+    with pytest.raises(
+        CircuitsError, match="example 0: the tokens of prompt and answer 'cat' together do not"
+    ):
+        sweep(model, TEXTS, {"a": ablate.zero("0.1")}, logit_difference("cat", " ran"))
     assert patterns.attention(model, TEXTS).labels[0] == "0 [bos]"
     assert torch.equal(lens(model, TEXTS).output, output)
     probe.linear(model, TEXTS * 3, torch.arange(9.0), test=[7, 8], draws=2)

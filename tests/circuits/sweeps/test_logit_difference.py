@@ -1,0 +1,128 @@
+"""Answers given as texts are the tokens that follow their prompts; prompts have one BOS."""
+
+import os
+
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, logit_difference, prompts, run, sweep
+
+families = pytest.importorskip("tests.circuits.families")
+
+PIECES = [
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "\u2581",
+    "\u2581One",
+    "\u2581day",
+    "\u2581She",
+    "\u2581He",
+    "lly",
+    "ck",
+]
+PIECES += ["(", ".", "Paris", "Rome", "\u2581Paris", "\u2581Rome"]
+ID = {piece.replace("\u2581", " "): number for number, piece in enumerate(PIECES)}
+TEXTS = ["One day.", "One day. One ("]
+
+
+@pytest.fixture(scope="module")
+def spelled(tmp_path_factory):
+    """A bridge whose tokenizer has pieces of words, with the space before them, and puts a BOS first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(PIECES)], unk_id=3))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    folder = families.save("llama", tmp_path_factory.mktemp("spelled"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    return families.boot(folder)
+
+
+def test_an_answer_is_what_follows_its_prompt(spelled):
+    made = prompts(spelled, TEXTS)
+    encoded = prompts(spelled, spelled.tokenizer(TEXTS, padding=True, return_tensors="pt"))
+    assert encoded.texts is None
+    assert torch.equal(encoded.tokens, made.tokens)
+    answers = [" She", "Paris"], [" He", "Rome"]
+    ids = [ID[" She"], ID["Paris"]], [ID[" He"], ID["Rome"]]
+    for right, wrong, position in (
+        (answers, ids, -1),
+        # Not at the end, the prompt is what is read so far; of longer answers, the first token is read.
+        ((" Paris.", [[" One", " He day"]]), (ID[" Paris"], [[ID[" One"], ID[" He"]]]), [3, 2]),
+    ):
+        text, number = logit_difference(*right, position), logit_difference(*wrong, position)
+        for given in (made, encoded, made[[0, 1]]):
+            output = run(spelled, given)
+            assert torch.equal(text(output, given, spelled), number(output, given))
+        zero = {"a": ablate.zero("0.1")}
+        frames = [sweep(spelled, TEXTS, zero, one, flips=9).frame for one in (text, number)]
+        assert frames[0].equals(frames[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong", "message"),
+    [
+        ("One day.", " She", " Shelly", r"same token, 7 .*; no token and 9 \('lly'\) first tell them apart"),
+        (
+            "One day.",
+            [[" Shelly", " One"]],
+            " Sheck",
+            r"7 \('.She'\); 9 \('lly'\) and 10 \('ck'\) first tell",
+        ),
+        ("One day ", "She", "He", "example 0: the tokens of prompt and answer 'She' together do not begin"),
+    ],
+)
+def test_answers_that_no_token_tells_apart(spelled, text, right, wrong, message):
+    made = prompts(spelled, text)
+    with pytest.raises(CircuitsError, match=message):
+        logit_difference(right, wrong)(run(spelled, made), made, spelled)
+
+
+def test_an_answer_in_a_masks_place(hf_model):
+    """Of a model that fills in, an answer is not read after its prompt."""
+    bert = hf_model("bert")
+    made = prompts(bert, "w4 w9 w7")
+    output = run(bert, made)
+    assert torch.equal(
+        logit_difference("w3", "w5", 1)(output, made, bert), logit_difference(6, 8, 1)(output, made)
+    )
+    with pytest.raises(CircuitsError, match=r"the answer 'w3 w4' is 2 tokens, \[6, 7\]; give one"):
+        logit_difference("w3 w4", "w5")(output, made, bert)
+
+
+def test_a_text_that_begins_with_bos_gets_no_second(spelled, hf_model):
+    for model, text in ((spelled, TEXTS[1]), (hf_model("gpt2"), "w4 w9"), (hf_model("llama"), "w4 w9")):
+        made = prompts(model, text)
+        assert int(made.tokens[0, 0]) == 1
+        again = prompts(model, [f"<s>{text}", text])
+        assert torch.equal(again.tokens, made.tokens.expand(2, -1))
+        assert torch.equal(run(model, f"<s>{text}"), run(model, made))
+
+
+@pytest.mark.skipif("INTERP_REAL_MODEL" not in os.environ, reason="needs the folder of the real model")
+def test_answers_of_a_trained_model():
+    from transformer_lens.model_bridge import TransformerBridge
+
+    model = TransformerBridge.boot_transformers(os.environ["INTERP_REAL_MODEL"], device="cpu")
+    texts = [
+        "One day, a little girl named Lily went out.",
+        "One day, a little boy named Tim went to the park.",
+    ]
+    made = prompts(model, texts)
+    output = run(model, made)
+    assert torch.equal(output, run(model, [f"<s>{text}" for text in texts]))
+    found = logit_difference([" She", " He"], [" He", " She"])(output, made, model)
+    she, he = (model.tokenizer.convert_tokens_to_ids(f"\u2581{word}") for word in ("She", "He"))
+    last = [output[row, kept.nonzero()[-1, 0]] for row, kept in enumerate(made.real)]
+    assert found.tolist() == [float(last[0][she] - last[0][he]), float(last[1][he] - last[1][she])]
+    assert bool((found > 1).all())
