@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -88,10 +88,13 @@ class Snapshot:
 
 
 def as_dense_tensor(given: Any, label: str) -> Any:
-    """Returns an array or tensor as a dense tensor that has values; returns anything else unchanged.
+    """Returns an array or tensor as a dense tensor that has values; another sequence, such as a column of `datasets`,
+    as a list; anything else unchanged.
 
     It is copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
     """
+    if isinstance(given, Sequence) and not isinstance(given, list | tuple | str | bytes | range):
+        return list(given)
     if isinstance(given, np.ndarray):
         if np.ma.is_masked(given):
             raise CircuitsError(

@@ -45,11 +45,7 @@ _SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of whi
 
 def read_batch(batch: Any, caller: str) -> Any:
     """Reads the batch of a metric, anything with a length that takes a slice of rows; None stays None."""
-    batch = (
-        batch
-        if batch is None or isinstance(batch, np.ndarray)
-        else as_dense_tensor(batch, f"{caller}: batch")
-    )
+    batch = as_dense_tensor(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
     is_sliceable = (
         hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
     )

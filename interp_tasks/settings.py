@@ -57,7 +57,7 @@ def read_seeds(text: str | None) -> list[int] | None:
 
 
 def import_file(path: Path) -> None:
-    """Runs a user's Python file once, so that the tasks it registers are known.
+    """Runs a user's Python file once, so that the tasks it registers are known; it may import the modules beside it.
 
     Raises:
         UserError: for a file that is not there, or that fails or exits, with the line it does so on.
@@ -71,6 +71,9 @@ def import_file(path: Path) -> None:
         raise UserError(f"--import {path}: not a Python file (.py)")
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last, so that a module beside it takes no installed one's place
     try:
         specification.loader.exec_module(module)
     except BaseException as error:

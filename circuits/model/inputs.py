@@ -74,12 +74,13 @@ def read_given(given: Any, caller: str, name: str, side: str | None = None) -> G
     if isinstance(given, str):
         return Texts((given,))
     if is_encoding(given):
-        ids, mask = given["input_ids"], given.get("attention_mask")
+        ids, mask = (as_dense_tensor(given.get(name), what) for name in ("input_ids", "attention_mask"))
         if _is_list(ids):
             rows = _padded(ids, what, 0, side or "right")
             # A tokenizer that did not pad returns lists of ones beside it.
             return rows if mask is None or _all_ones(mask) else _masked(rows.tokens, mask, what)
         return _masked(read_inputs(ids, what), mask, what)
+    given = as_dense_tensor(given, what)
     if _is_list(given):
         if given and all(isinstance(text, str) for text in given):
             return Texts(tuple(given))

@@ -128,11 +128,16 @@ class Prompts:
         rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
-        words, texts = (
-            None if given is None else tuple(given[row] for row in torch.arange(len(given))[rows].tolist())
-            for given in (self.words, self.texts)
-        )
-        return Prompts(self.tokens[rows], None if self.mask is None else self.mask[rows], words, texts)
+
+        def chosen(given: tuple[Any, ...] | None) -> Any:
+            return (
+                None
+                if given is None
+                else tuple(given[row] for row in torch.arange(len(given))[rows].tolist())
+            )
+
+        mask = None if self.mask is None else self.mask[rows]
+        return Prompts(self.tokens[rows], mask, chosen(self.words), chosen(self.texts))
 
     def _key(self) -> tuple[Any, ...]:
         return self._tokens, self._mask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,7 +153,8 @@ def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
 
 def _as_array(values: Any) -> Any:
     """Returns a list or a column of a table as an array, anything else as it is."""
-    if isinstance(values, list | tuple):
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        values = list(values)  # a column of `datasets`, too
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of texts, or of unequal lengths
             made = torch.as_tensor(values)
             return torch.as_tensor(values, dtype=torch.float64) if made.is_floating_point() else made

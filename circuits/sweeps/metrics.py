@@ -38,6 +38,7 @@ class Metric:
         kept: bool [n pos], where the output is read; None: everywhere.
         aligned: whether that is the same in all examples, which then have no padding.
         model: what runs; the function must leave it as it is. None where outputs come from elsewhere.
+        examples: how many there are in all; None where that is not known.
     """
 
     function: Callable[..., Any] | None
@@ -47,6 +48,7 @@ class Metric:
     kept: Tensor | None = None
     aligned: bool = True
     model: nn.Module | None = None
+    examples: int | None = None
 
     @classmethod
     def of(
@@ -89,7 +91,14 @@ class Metric:
             refuse_padding(surface, prompts, used, f"{caller}, without metric=")
         if self.batch is not None:
             check_batch_length(self.batch, len(prompts), caller)
-        return replace(self, positions=positions, kept=kept, aligned=not prompts.padded, model=surface.model)
+        return replace(
+            self,
+            positions=positions,
+            kept=kept,
+            aligned=not prompts.padded,
+            model=surface.model,
+            examples=len(prompts),
+        )
 
     @property
     def name(self) -> str:
@@ -160,7 +169,23 @@ class Metric:
         batch = self.batch.to(output.device) if isinstance(self.batch, Tensor) else self.batch
         given = () if batch is None else (private(batch),)
         with self.watched():
-            return by_name(self.function(copy, *given), self.name)
+            try:
+                return by_name(self.function(copy, *given), self.name)
+            except (IndexError, RuntimeError, ValueError) as error:
+                if (known := self._advice_on(error, copy)) is None:
+                    raise
+                raise CircuitsError(f"{in_errors(self.name)}: {known}") from error
+
+    def _advice_on(self, error: Exception, output: Tensor) -> str | None:
+        """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""
+        if output.requires_grad and "numpy" in str(error):
+            return "numpy has no gradient; compute it with torch"
+        if isinstance(error, CircuitsError | torch.OutOfMemoryError) or self.examples in (None, len(output)):
+            return None
+        return (
+            f"{type(error).__name__} on {len(output)} of {self.examples} examples, which run in parts; give what it "
+            "reads of each example (answers, labels) as batch=, whose rows come with those of the output"
+        )
 
     @contextmanager
     def watched(self) -> Iterator[Metric]:

@@ -115,6 +115,10 @@ def accuracy(output):
     return (output[:, -1].argmax(-1) == 3).float()
 
 
+def in_numpy(output: torch.Tensor) -> Any:
+    return output.numpy()[:, -1, 3]
+
+
 def overwritten(output):
     squares = output[:, -1].square().sum(-1)
     output *= 2
@@ -624,6 +628,8 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: attribute(site="resid_pre", by="head"), "resid_pre has no heads", "position, neuron or layer"),
     (lambda: attribute(by="neuron"), "site z has no neurons", "mlp_pre and mlp_post"),
     (lambda: attribute(metric=accuracy), "accuracy has no gradient"),
+    (lambda: attribute(metric=in_numpy), "in_numpy: numpy has no gradient; compute it with torch"),
+    (lambda: patch.edges(model, tokens, other, metric=in_numpy), "in_numpy: numpy has no gradient"),
     (lambda: attribute(metric=overwritten), "overwritten has no gradient"),
     (lambda: patch.attribution(build(d_vocab_out=1), tokens, other), "one column", "metric="),
     (silent_output, "output is tuple"),
@@ -696,6 +702,22 @@ REFUSALS: list[tuple[Any, ...]] = [
     ),
     (lambda: sweep(model, tokens, zero, metric="accuracy"), "metric", "function", "'accuracy'"),
     (lambda: sweep(model, tokens, zero, metric=logit, batch=other), "logit", "(output, batch)"),
+    *(
+        (
+            lambda metric=metric: sweep(model, tokens, zero, metric=metric, chunk=4),
+            error,
+            "of 8 examples",
+            "batch=",
+        )
+        for metric, error in (
+            (lambda x: x[torch.arange(8), -1, tokens[:, 0]], "IndexError"),
+            (lambda x: x[:, -1].gather(1, tokens[:, :1])[:, 0], "RuntimeError"),
+            (
+                lambda x: -torch.nn.functional.cross_entropy(x[:, -1], tokens[:, 0], reduction="none"),
+                "ValueError",
+            ),
+        )
+    ),
     (lambda: sweep(model, tokens, zero, metric=mean), "metric mean", "returned []", "8 examples"),
     (lambda: sweep(model, tokens, zero, metric=lambda output: {}), "empty dict"),
     (

@@ -950,6 +950,30 @@ def test_texts_wherever_tokens_are(with_words):
     assert torch.equal(cache(model, TEXTS, "z.0")["z.0"], cache(model, made, "z.0")["z.0"])
 
 
+@pytest.mark.parametrize("kind", [None, "torch", "numpy"])
+def test_columns_of_a_dataset(kind, make_model):
+    datasets = pytest.importorskip("datasets")
+    model, rows = make_model(family=BRIDGE), [row.tolist() for row in drawn((5, 3, 4))]
+    answers = {"right": [1, 2, 3], "wrong": [4, 5, 6]}
+    table = datasets.Dataset.from_dict({"ids": rows, "mask": [[1] * len(row) for row in rows], **answers})
+    table.set_format(kind)
+    for given in (table["ids"], {"input_ids": table["ids"], "attention_mask": table["mask"]}):
+        assert prompts(model, given) == prompts(model, rows)
+        assert torch.equal(
+            run(model, given, ablate.mean("0.1", table["ids"])), run(model, rows, ablate.mean("0.1", rows))
+        )
+    plain = table.with_format(None)
+    assert logit_difference(plain["right"], plain["wrong"]) == logit_difference(*answers.values())
+    found, expected = (
+        probe.linear(model, one * 3, target, test=[7, 8], draws=1).frame
+        for one, target in (
+            (list(table["ids"]), datasets.concatenate_datasets([table] * 3)["right"]),
+            (rows, [1, 2, 3] * 3),
+        )
+    )
+    assert found.equals(expected)
+
+
 @pytest.mark.parametrize("model", ["bridge, learned", "bridge, rotary"], indirect=True)
 @pytest.mark.parametrize("method", ["gradient", "integrated"])
 def test_a_screen_from_a_source_of_another_length(model, method):

@@ -478,10 +478,14 @@ def test_imported_task_gets_every_command(call, tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.registry._CLASSES", dict(tasks.registry._CLASSES))
     monkeypatch.setattr("tasks.catalog.registered", set())
     (tmp_path / "mine.py").write_text(
-        "from tasks import register\nfrom tasks.matrix_completion import MatrixCompletion\n"
+        "from tasks import register\nfrom module_beside_it import SIZE, MatrixCompletion\n"
         "@register('mine')\nclass Mine(MatrixCompletion):\n"
-        "    presets = {'cpu': {}}\n    n: int = 2\n    rank: int = 1\n"
+        "    presets = {'cpu': {}}\n    n: int = SIZE\n    rank: int = 1\n"
     )
+    (tmp_path / "module_beside_it.py").write_text(
+        "from tasks.matrix_completion import MatrixCompletion\nSIZE = 2\n"
+    )
+    monkeypatch.setattr("sys.path", list(sys.path))
     arguments = ["--import", tmp_path / "mine.py"]
     assert "mine" in call("tasks", *arguments)[1]
     code, _, err = call("train", "mine", *TINY, *arguments, "--out", tmp_path / "run", "--quiet")
