@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.interrupts import contextmanager
 from circuits.model.locks import exclusive
 from circuits.model.sites import KINDS, Site
 from circuits.model.splices import Autoencoder, Splice, put_in_line, spliced

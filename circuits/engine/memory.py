@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from circuits.errors import CircuitsError
+from circuits.model.interrupts import contextmanager
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
 from circuits.model.state import kept_to_compare, modules_of, parameters_of
@@ -63,6 +64,16 @@ class Meter(TorchDispatchMode):
         self.held = self.peak = 0
         self._on = False
         self._known: dict[int, weakref.ref[Any]] = {}
+
+    @contextmanager
+    def on(self, start: bool = True) -> Iterator[None]:
+        """Leaves it off at the end of the block; it may be started, and stopped, in there."""
+        try:
+            if start:
+                self.start()
+            yield
+        finally:
+            self.stop()
 
     def start(self) -> None:
         if not self._on:
@@ -279,11 +290,7 @@ def _forward_bytes(surface: Surface, prompts: Prompts) -> int:
     key = (forward_sizes(surface), prompts.shape, prompts.padded)
     if key not in known:
         meter = Meter()
-        with evaluating(surface.model), torch.no_grad():
-            meter.start()
-            try:
-                surface.call(prompts)
-            finally:
-                meter.stop()
+        with evaluating(surface.model), torch.no_grad(), meter.on():
+            surface.call(prompts)
         known[key] = meter.peak
     return known[key]

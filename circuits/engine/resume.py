@@ -13,7 +13,7 @@ example as it is, must make what it makes in a whole run; and an unedited copy a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -30,7 +30,8 @@ from circuits.interventions.apply import attached, own_memory
 from circuits.interventions.cuts.blocks import collecting
 from circuits.interventions.forward_pass import ForwardPass
 from circuits.interventions.reference_runs import References
-from circuits.model.hooks import Handle
+from circuits.model.hooks import Function, Handle
+from circuits.model.interrupts import contextmanager
 from circuits.model.prompts import Prompts
 from circuits.model.record import recording
 from circuits.model.sites import KINDS
@@ -271,12 +272,10 @@ class Resume:
             for one in member.tail.paths.heard
         ]
         hearing = Hearing(self.surface, len(prompts), places, changes)
-        with ExitStack() as stack:
-            stack.callback(hearing.put_on().remove)
-            for hook in hooks:
-                edit = hearing.unless_busy(partial(edited_rows, hook, members, len(prompts)))
-                stack.callback(self.surface.on_forward(hook, edit).remove)
-            stack.enter_context(self._resuming(start, clean, len(members)))
+        edits = {
+            hook: hearing.unless_busy(partial(edited_rows, hook, members, len(prompts))) for hook in hooks
+        }
+        with self._edited(hearing, edits), self._resuming(start, clean, len(members)):
             output = self._called(_repeated(prompts, len(members)))
         for member in members:
             if member.unseen:
@@ -291,6 +290,14 @@ class Resume:
             )
         changed = [member.changed or at in hearing.changed for at, member in enumerate(members)]
         return list(zip(tails, changed, strict=True)), output
+
+    @contextmanager
+    def _edited(self, hearing: Hearing, edits: Mapping[str, Function]) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.callback(hearing.put_on().remove)
+            for hook, edit in edits.items():
+                stack.callback(self.surface.on_forward(hook, edit).remove)
+            yield
 
     @contextmanager
     def _resuming(self, start: int, clean: CleanPass, copies: int) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from circuits.interventions.reference_runs import Reference, References
 from circuits.model.generation import unreached, watching
 from circuits.model.hooks import Handle
 from circuits.model.inputs import read_prompts
+from circuits.model.interrupts import Undisturbed, contextmanager
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
@@ -57,20 +58,20 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
     return tuple(plan)
 
 
-class Block(ContextDecorator, AbstractContextManager[Any]):
+class Block(ContextDecorator, Undisturbed[Any]):
     """A block in which a model is edited; entered as often as is liked, inside itself as well."""
 
     def __init__(self, model: Any, interventions: tuple[Intervention, ...]) -> None:
         self.model, self.interventions = model, interventions
         self._open: list[AbstractContextManager[Any]] = []
 
-    def __enter__(self) -> Any:
+    def _enter(self) -> Any:
         block = _edited(self.model, self.interventions)
         model = block.__enter__()
         self._open.append(block)
         return model
 
-    def __exit__(self, *error: Any) -> bool | None:
+    def _leave(self, *error: Any) -> bool | None:
         return self._open.pop().__exit__(*error)
 
 

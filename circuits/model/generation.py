@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.interrupts import contextmanager
 from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
 

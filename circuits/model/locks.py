@@ -6,12 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.interrupts import contextmanager
 
 #: Seconds that a thread waits for another that holds a model and runs nothing.
 PATIENCE = 120.0

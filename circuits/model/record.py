@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from circuits.model.hooks import Function
+from circuits.model.interrupts import contextmanager
 from circuits.model.locks import exclusive
 from circuits.model.state import modules_of
 from circuits.model.surface import Surface
@@ -17,7 +19,8 @@ from circuits.model.surface import Surface
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included.
+    """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included; that of
+    gradients too, which Ctrl-C may leave off in `no_grad`.
 
     Modes belong to the model and not to a thread, so other threads wait for it.
     """
@@ -28,6 +31,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     before = [(module, module.training) for module in modules_of(model)]
+    gradients = torch.is_grad_enabled()
     try:
         # Set only where it changes, as setting an attribute of a module is slow.
         for module, training in before:
@@ -38,6 +42,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         for module, training in before:
             if module.training != training:
                 module.training = training
+        torch.set_grad_enabled(gradients)
 
 
 @contextmanager

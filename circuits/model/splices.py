@@ -10,7 +10,6 @@ Marks et al. 2024 (arXiv:2403.19647), where the error is a node too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Handle
+from circuits.model.interrupts import contextmanager
 from circuits.model.sites import ERROR, FEATURES, Site, part_of
 
 

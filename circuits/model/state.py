@@ -5,7 +5,6 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.interrupts import contextmanager
 from circuits.model.locks import exclusive
 
 
@@ -301,12 +301,7 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
         yield
     finally:
         others += state.others()
-        try:
-            _end(state, new_values, others)
-        except BaseException:
-            # Ctrl-C while a large model is copied back must not leave it half replaced.
-            _end(state, new_values, others)
-            raise
+        _end(state, new_values, others)
     _refuse_others(
         model,
         [one for one in new_values if any(one is other for other in others)],
@@ -367,12 +362,7 @@ def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.P
         _copy(wanted)
         yield before
     finally:
-        try:
-            _copy(before)
-        except BaseException:
-            # Ctrl-C while a large model is copied back must not leave it half replaced.
-            _copy(before)
-            raise
+        _copy(before)
 
 
 def same_bits(parameter: nn.Parameter, value: Tensor) -> bool:
@@ -405,13 +395,5 @@ def substituted(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None
             parameters[leaf] = value
         yield
     finally:
-        try:
-            _put_back(slots)
-        except BaseException:
-            _put_back(slots)
-            raise
-
-
-def _put_back(slots: list[tuple[dict[str, Any], str, Any]]) -> None:
-    for parameters, leaf, parameter in slots:
-        parameters[leaf] = parameter
+        for parameters, leaf, parameter in slots:
+            parameters[leaf] = parameter

@@ -31,6 +31,7 @@ from circuits.model.hooks import (
     on_hook_point,
     passed,
 )
+from circuits.model.interrupts import interruptible
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS, Site, SiteKind
 from circuits.model.splices import splices_of
@@ -307,14 +308,14 @@ class Surface:
         """Returns the model's output on inputs, with the arguments that make each row what the prompt alone gives."""
         tokens = prompts.tokens.to(self.device, copy=True)
         if prompts.mask is None:
-            return self.model(tokens)
+            return interruptible(self.model, tokens)
         mask = prompts.mask.to(self.device).long()
         arguments: dict[str, Any] = {"attention_mask": mask}
         if self._bridge is not None and self._takes_positions():
             arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
         bridge = self.huggingface
         with nullcontext() if bridge is None else bridge.without_empty_queries():
-            return self.model(tokens, **arguments)
+            return interruptible(self.model, tokens, **arguments)
 
     def _takes_positions(self) -> bool:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""

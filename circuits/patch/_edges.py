@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from circuits.interventions.edges import MAX_CHANGE_ENTRIES
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
+from circuits.model.interrupts import contextmanager
 from circuits.model.sites import Site
 from circuits.model.state import unwritten
 from circuits.patch._edge_estimates import estimated
@@ -167,10 +169,15 @@ def _refuse_edited_streams(piece: Pair) -> None:
                 "senders change as it is, and patch.path would not; take it off"
             )
 
-    with torch.no_grad(), ExitStack() as stack:
-        for hook in names:
-            stack.callback(surface.before(hook, partial(arrive, hook)).remove)
-            stack.callback(surface.on_forward(hook, partial(leave, hook)).remove)
+    @contextmanager
+    def looking() -> Iterator[None]:
+        with ExitStack() as stack:
+            for hook in names:
+                stack.callback(surface.before(hook, partial(arrive, hook)).remove)
+                stack.callback(surface.on_forward(hook, partial(leave, hook)).remove)
+            yield
+
+    with torch.no_grad(), looking():
         surface.call(piece.base)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -19,6 +18,7 @@ from circuits.interventions.reference_runs import MeanOver, Reference, Reference
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import at_own_positions, read_source
 from circuits.model.inputs import read_prompts
+from circuits.model.interrupts import contextmanager
 from circuits.model.prompts import Prompts, by_row
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,6 +16,7 @@ from circuits.engine.engine import Engine
 from circuits.engine.memory import copied_weights
 from circuits.engine.replay import NotReplayed
 from circuits.errors import CircuitsError
+from circuits.model.interrupts import contextmanager
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating
 from circuits.model.state import holding, inside_block, same_bits, state_of

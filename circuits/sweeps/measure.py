@@ -5,7 +5,6 @@ plain hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,12 +67,8 @@ class ModelSweep:
             # What was measured was so with the engines of that time; where there are others now it is measured again.
             for measure in (sizes not in known, True):
                 meter = Meter()
-                try:
-                    if measure:
-                        meter.start()
+                with meter.on(measure):
                     parts = assign_engines(surface, variants, inputs, engine, checkpoint)
-                finally:
-                    meter.stop()
                 references = inputs.references(surface)
                 job = cls(surface, inputs, variants, engine, references, parts, meter, sizes)
                 if measure or job._peak is not None:
@@ -82,14 +77,13 @@ class ModelSweep:
 
     def run(self) -> list[Measurements]:
         """Returns the measurements, those of plain forwards last."""
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(self.surface.model))
-            stack.enter_context(torch.no_grad())
-            if self._peak is None:
-                # What is kept to notice writes to the model counts too.
-                stack.callback(self.meter.stop)
-                self.meter.start()
-            stack.enter_context(unwritten(self.surface.model, "sweep"))
+        with (
+            evaluating(self.surface.model),
+            torch.no_grad(),
+            # What is kept to notice writes to the model counts too.
+            self.meter.on(self._peak is None),
+            unwritten(self.surface.model, "sweep"),
+        ):
             failed: dict[str, str] = {}
             while True:
                 try:
@@ -124,14 +118,11 @@ class ModelSweep:
         measure = self._peak is None
         for rows in self.inputs.pieces():
             for part in self.parts:
-                if measure and rows == self.inputs.first:
-                    self.meter.start()
-                    if part.engine is not None:
-                        part.engine.meter = self.meter
-                try:
+                first = measure and rows == self.inputs.first
+                if first and part.engine is not None:
+                    part.engine.meter = self.meter
+                with self.meter.on(first):
                     _run(self, part, rows)
-                finally:
-                    self.meter.stop()
 
     def another(self, checkpoint: str | None) -> ModelSweep:
         """Returns the same sweep, to be measured on other weights of the model."""
@@ -179,10 +170,7 @@ def measure_stacked(
     rows, branches = slice(0, len(inputs.tokens)), _of_type(Branch, first.parts[0])
     tokens = inputs.tokens.to(first.surface.device)
     meter, peaks = Meter(), known_peaks(first.surface.model).setdefault(first.sizes, {})
-    with torch.no_grad(), ExitStack() as stack:
-        stack.callback(meter.stop)
-        if len(jobs) not in peaks:
-            meter.start()
+    with evaluating(first.surface.model), torch.no_grad(), meter.on(len(jobs) not in peaks):
         outputs, cache = engine.clean(tokens, branches, rows)
         own_output = engine.output
         assert own_output is not None
@@ -193,7 +181,6 @@ def measure_stacked(
             tokens, rows, branches, references, cache, inputs.chunk, inputs.outputs
         ):
             edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
-        stack.enter_context(evaluating(first.surface.model))
         for at, (job, clean) in enumerate(zip(jobs, outputs.split(len(tokens)), strict=True)):
             load_into_model(at)
             part = replace(job.parts[0], engine=engine)

@@ -17,7 +17,7 @@ for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
 from tests.campaigns import __doc__ as about  # noqa: E402
 from tests.campaigns.frame import Campaign, Unknown, perform, shown  # noqa: E402
 
-NAMES = ("kill", "mangle", "disk", "grid", "bits", "threads", "options", "device")
+NAMES = ("kill", "mangle", "disk", "grid", "bits", "threads", "interrupts", "options", "device")
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -228,7 +229,7 @@ def test_an_interrupt_while_weights_are_copied_leaves_the_models_own(causal, mon
     def copy_or_interrupt(self, value):
         copies.append(self)
         if len(copies) == interrupted:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return copy_(self, value)
 
     given = transplant.weights(another(causal), "mlp")

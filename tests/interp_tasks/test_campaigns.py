@@ -69,6 +69,14 @@ def test_eight_threads_on_one_model_find_what_each_finds_alone():
 
 
 @pytest.mark.slow
+def test_an_interrupt_at_any_instant_leaves_the_model_as_it_was():
+    summary = campaign("interrupts", 100)
+    assert summary["failures"] == {}
+    assert summary["n"] == 100
+    assert sum(count for kind, count in summary["kinds"].items() if kind.endswith("interrupted")) > 50
+
+
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bits():
     """Trained runs; every experiment, and executors, in the long form."""
     summary = campaign("bits", 4)

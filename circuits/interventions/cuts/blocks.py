@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from circuits.interventions.cuts.hooks import CutHooks
 from circuits.interventions.cuts.plan import CutBlock, Group
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import ForwardPass
+from circuits.model.interrupts import contextmanager
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 

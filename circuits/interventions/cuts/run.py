@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.cuts.plan import CutPlan, Group
 from circuits.interventions.forward_pass import replacement_for
+from circuits.model.interrupts import contextmanager
 from circuits.tensors import Span
 
 _WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]

@@ -7,7 +7,7 @@ model outside of it `qualification`, says which sites are supported; the hook po
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from circuits.model.bridges.attention import AttentionHooks, apply_in_order, pat
 from circuits.model.bridges.base import Bridge
 from circuits.model.bridges.families import AT_SOFTMAX, Family
 from circuits.model.hooks import Function, Handle, Handles
+from circuits.model.interrupts import contextmanager
 from circuits.model.sites import KINDS
 
 # Sites inside the MLP and around it.

@@ -17,7 +17,7 @@ import copy
 import json
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from importlib import import_module
@@ -30,6 +30,7 @@ from circuits.errors import CircuitsError
 from circuits.model.bridges.base import BRIDGE
 from circuits.model.bridges.compared_sites import BridgeSites, HuggingFaceSites
 from circuits.model.bridges.families import AT_SOFTMAX, Family, unproved_version
+from circuits.model.interrupts import contextmanager
 from circuits.model.sites import KINDS
 
 # Sizes of the small model, by the names that Hugging Face's configs share.

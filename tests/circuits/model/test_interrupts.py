@@ -1,0 +1,80 @@
+"""Ctrl-C waits while a block is entered or left; random instants of every verb: the campaign `interrupts`."""
+
+import signal
+import threading
+
+import pytest
+
+from circuits import ablate, intervene, run
+from circuits.model.interrupts import contextmanager, interruptible
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@contextmanager
+def block(log, entering=lambda: None, leaving=lambda: None):
+    entering()
+    log.append("on")
+    try:
+        yield
+    finally:
+        leaving()
+        log.append("off")
+
+
+@pytest.mark.parametrize("when", ["entering", "leaving"])
+def test_an_interrupt_at_an_edge_comes_when_all_is_put_off(log, when):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), block(log), block(log, **{when: press}):
+        log.append("body")
+    assert log == ["on", "on", *(["body"] if when == "leaving" else []), "off", "off"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("call", [press, lambda: interruptible(press)])
+def test_an_interrupt_in_the_body_or_in_a_run_comes_at_once(log, call):
+    with pytest.raises(KeyboardInterrupt), block(log):
+        log.append(call())
+    with pytest.raises(KeyboardInterrupt), block(log, lambda: log.append(interruptible(press))):
+        pass
+    assert log == ["on", "off"]
+
+
+def test_a_handler_that_raises_nothing_is_called_once_and_the_block_goes_on(log):
+    before = signal.signal(signal.SIGINT, lambda *_: log.append("handled"))
+    try:
+        with block(log, press):
+            log.append("body")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert log == ["on", "handled", "body", "off"]
+
+
+def test_a_handler_set_inside_a_block_stays(log):
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with block(log):
+            ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.signal(signal.SIGINT, ours)
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_and_ended_blocks_leave_the_handler_alone(make_model, tokens):
+    model, before = make_model(0), signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=lambda: run(model, tokens, ablate.zero("0.1")))
+    thread.start()
+    thread.join()
+    with intervene(model, ablate.zero("0.1")):
+        model(tokens)
+    assert signal.getsignal(signal.SIGINT) is before
