@@ -43,7 +43,8 @@ class _Handler:
     def end(self) -> None:
         """Ends one block; with the last, the handler of before is back."""
         self.blocks = max(0, self.blocks - 1)
-        if not self.blocks and signal.getsignal(signal.SIGINT) is self:
+        current: Any = signal.getsignal(signal.SIGINT)
+        if not self.blocks and current is self:
             signal.signal(signal.SIGINT, self.before)
 
 
