@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.interrupts import contextmanager
-from circuits.model.locks import exclusive
+from circuits.model.owner import exclusive
 from circuits.model.sites import KINDS, Site
 from circuits.model.splices import Autoencoder, Splice, put_in_line, spliced
 from circuits.model.surface import Surface

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
-from circuits.model.locks import exclusive
+from circuits.model.owner import exclusive
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_indices
@@ -155,7 +155,7 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
         problem = f"no component {unknown[0]!r}" if unknown else "no component given"
         raise CircuitsError(f"{caller}: {problem}; choose from {', '.join(COMPONENTS)}")
     chosen = read_indices(layers, caller, "layers")
-    # The lock waits until no other thread has replaced weights of the source.
+    # Another thread may have replaced weights of the source.
     with exclusive(source) if isinstance(source, nn.Module) else nullcontext():
         return _snapshot(_tensors(source, caller), names, chosen, caller)
 

@@ -22,7 +22,7 @@ from circuits.model.generation import unreached, watching
 from circuits.model.hooks import Handle
 from circuits.model.inputs import read_prompts
 from circuits.model.interrupts import Undisturbed, contextmanager
-from circuits.model.locks import exclusive
+from circuits.model.owner import exclusive
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.splices import put_in_line
@@ -88,8 +88,8 @@ def intervene(model: Any, *interventions: Intervention) -> Block:
     it was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
     are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
 
-    The block holds the model for its thread alone: other threads that use it through `circuits`, or a model that
-    shares modules or parameters with it, wait until the block ends. A direct run of it in another thread is an error.
+    The block has the model for its thread and task of asyncio alone: in another a call of it, or of a model that shares
+    modules or parameters with it, is an error until the block ends.
 
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.

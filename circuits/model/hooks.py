@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.locks import refuse_other_thread, this_user
+from circuits.model.owner import User
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -34,8 +34,8 @@ class Handles:
 
 
 class Revocable:
-    """A function that can be switched off: after `remove` it does nothing. In any thread but the one that made it a
-    call is an error, or (`silent`) does nothing.
+    """A function that can be switched off: after `remove` it does nothing. In any thread or task but the one that made
+    it a call is an error, or (`silent`) does nothing.
 
     A copy of a model made while our hooks are on it has them too, and nobody can remove them there.
     """
@@ -43,17 +43,17 @@ class Revocable:
     def __init__(self, function: Callable[..., Any], silent: bool = False) -> None:
         """
         Args:
-            silent: return without an error in another thread, for a function called at the end of a run, which has been
+            silent: return without an error in another, for a function called at the end of a run, which has been
                 refused at its start already.
         """
         self._silent = silent
         self._function: Callable[..., Any] | None = function
-        self._owner = this_user()
+        self._owner = User()
 
     def __call__(self, *given: Any) -> Any:
-        if self._function is None or (self._silent and this_user() is not self._owner):
+        if self._function is None or (self._silent and not self._owner.here()):
             return None
-        refuse_other_thread(self._owner)
+        self._owner.refuse_others()
         return self._function(*given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Revocable:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from circuits.model.hooks import Function
 from circuits.model.interrupts import contextmanager
-from circuits.model.locks import exclusive
+from circuits.model.owner import exclusive
 from circuits.model.state import modules_of
 from circuits.model.surface import Surface
 
@@ -22,7 +22,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included; that of
     gradients too, which Ctrl-C may leave off in `no_grad`.
 
-    Modes belong to the model and not to a thread, so other threads wait for it.
+    Modes belong to the model and not to a thread, so another is refused meanwhile.
     """
     with exclusive(model), _evaluating(model):
         yield

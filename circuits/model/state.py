@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.interrupts import contextmanager
-from circuits.model.locks import exclusive
+from circuits.model.owner import exclusive
 
 
 @dataclass
@@ -182,38 +182,35 @@ class Contents:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         groups: dict[Any, list[Tensor]] = {}
-        # Another thread may have a block open that replaces weights.
-        with exclusive(model):
-            self._version = {tensor: _version(tensor) for tensor in _versions(model)[0]}
-            small: dict[torch.device, int] = {}
-            for tensor in self._version:
-                key: Any = id(tensor)
-                if tensor.nbytes < _FEW:
-                    small[tensor.device] = small.get(tensor.device, 0) + tensor.nbytes
-                    key = tensor.device, small[tensor.device] // _GROUP
-                groups.setdefault(key, []).append(tensor)
-            self._held = [
-                (group, [tensor.nbytes for tensor in group], _summary(group)) for group in groups.values()
-            ]
+        self._version = {tensor: _version(tensor) for tensor in _versions(model)[0]}
+        small: dict[torch.device, int] = {}
+        for tensor in self._version:
+            key: Any = id(tensor)
+            if tensor.nbytes < _FEW:
+                small[tensor.device] = small.get(tensor.device, 0) + tensor.nbytes
+                key = tensor.device, small[tensor.device] // _GROUP
+            groups.setdefault(key, []).append(tensor)
+        self._held = [
+            (group, [tensor.nbytes for tensor in group], _summary(group)) for group in groups.values()
+        ]
 
     def refuse_writes(self, who: str) -> None:
         """Raises `CircuitsError` if a tensor holds something else than it did; blocks of ours put back what they
         replace.
         """
-        with exclusive(self._model):
-            for group, sizes, summary in self._held:
-                if all(map(torch.equal, _summary(group), summary)):
-                    continue
-                parts = summary[0].view(torch.uint8).tensor_split(list(accumulate(sizes)))
-                for tensor, part in zip(group, parts, strict=False):
-                    same = len(group) > 1 and torch.equal(_memory(tensor), part)
-                    # A forward may keep something in a buffer.
-                    kept = not isinstance(tensor, nn.Parameter) and _version(tensor) != self._version[tensor]
-                    if not same and not kept:
-                        raise CircuitsError(
-                            f"{who}: a metric, the function of an edit or a hook has written to the model's weights "
-                            f"({_name_of(self._model, tensor)}), and what ran after it had them"
-                        )
+        for group, sizes, summary in self._held:
+            if all(map(torch.equal, _summary(group), summary)):
+                continue
+            parts = summary[0].view(torch.uint8).tensor_split(list(accumulate(sizes)))
+            for tensor, part in zip(group, parts, strict=False):
+                same = len(group) > 1 and torch.equal(_memory(tensor), part)
+                # A forward may keep something in a buffer.
+                kept = not isinstance(tensor, nn.Parameter) and _version(tensor) != self._version[tensor]
+                if not same and not kept:
+                    raise CircuitsError(
+                        f"{who}: a metric, the function of an edit or a hook has written to the model's weights "
+                        f"({_name_of(self._model, tensor)}), and what ran after it had them"
+                    )
 
 
 def _memory(tensor: Tensor) -> Tensor:
@@ -259,7 +256,7 @@ def editing(model: nn.Module) -> Iterator[None]:
 
 
 def inside_block(model: nn.Module) -> bool:
-    """Tells whether a block of this thread edits the model; those of other threads are waited for."""
+    """Tells whether a block edits the model; one of another thread or task is an error."""
     with exclusive(model):
         return state_of(model).blocks > 0
 

@@ -17,7 +17,6 @@ from circuits.engine.memory import copied_weights
 from circuits.engine.replay import NotReplayed
 from circuits.errors import CircuitsError
 from circuits.model.interrupts import contextmanager
-from circuits.model.locks import exclusive
 from circuits.model.record import evaluating
 from circuits.model.state import holding, inside_block, same_bits, state_of
 from circuits.model.surface import Surface
@@ -148,11 +147,6 @@ class Checkpoint:
     @contextmanager
     def loaded(self) -> Iterator[Surface]:
         """Yields the model with these parameters, which its clean passes see too."""
-        with exclusive(self.surface.model), self._replaced() as surface:
-            yield surface
-
-    @contextmanager
-    def _replaced(self) -> Iterator[Surface]:
         if self.values is None:
             yield self.surface
             return
@@ -220,8 +214,7 @@ class Weights:
 
     def first(self, count: int) -> dict[str, Tensor]:
         """Returns a state_dict of the first `count` checkpoints, stacked, buffers included."""
-        with exclusive(self._surface.model):
-            model_weights = self._surface.model.state_dict()
+        model_weights = self._surface.model.state_dict()
         expanded = {name: value.expand(count, *value.shape) for name, value in model_weights.items()}
         return {**expanded, **self.parameters(count)}
 
@@ -245,25 +238,22 @@ def read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model into which state_dicts are loaded, with its names read once, in its turn among threads."""
+    """A model into which state_dicts are loaded, with its names read once."""
 
     surface: Surface
 
     @cached_property
     def weights(self) -> dict[str, nn.Parameter]:
-        with exclusive(self.surface.model):
-            return self.surface.named_weights()
+        return self.surface.named_weights()
 
     @cached_property
     def state_dict(self) -> dict[str, Tensor]:
-        with exclusive(self.surface.model):
-            return self.surface.model.state_dict()
+        return self.surface.model.state_dict()
 
     @cached_property
     def shared(self) -> frozenset[str]:
         weights = self.weights
-        with exclusive(self.surface.model):
-            memory = {name: weight.untyped_storage().data_ptr() for name, weight in weights.items()}
+        memory = {name: weight.untyped_storage().data_ptr() for name, weight in weights.items()}
         counts = Counter(memory.values())
         return frozenset(name for name, address in memory.items() if counts[address] > 1)
 

@@ -15,7 +15,7 @@ from circuits.interventions.apply import planned, wanted
 from circuits.interventions.reference_runs import kept_bytes
 from circuits.interventions.variants import Draws
 from circuits.model.inputs import read_prompts
-from circuits.model.locks import exclusive
+from circuits.model.owner import exclusive
 from circuits.model.prompts import Prompts
 from circuits.model.state import inside_block, parameters_of
 from circuits.model.surface import Surface
@@ -138,9 +138,9 @@ def swept(
     across: Across | None = None,
 ) -> SweepResult:
     """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
-    read, bound = _read_variants(variants), _read_memory(memory)
-    beside: dict[str, Any] = {}
-    with exclusive(surface.model):  # another thread may have replaced weights, or be tracing them
+    with exclusive(surface.model):
+        read, bound = _read_variants(variants), _read_memory(memory)
+        beside: dict[str, Any] = {}
         if bound is not None:
             sources = (one for each in _planned(read, surface) for one in wanted(each.plan))
             beside = {"sources": kept_bytes(surface, sources), "of_metric": metric.nbytes}
@@ -149,47 +149,49 @@ def swept(
                 beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
         most = read_chunk(chunk, more_on_device(surface, AUTO_CHUNK), "sweep")
         division = divided(surface, prompts, most, bound, chunk != "auto", **beside)
-    per_pass = None if bound is None else min(division.tokens, division.outputs)
-    inputs = SweepInputs(
-        prompts,
-        metric,
-        division.step,
-        division.tokens,
-        division.outputs,
-        division.not_replayed,
-        per_pass,
-        memory=bound,
-    )
-    settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
-    settings |= {"words": prompts.labels()} if prompts.words is not None else {}
-    settings |= {"positions": None if metric.positions is None else list(metric.positions), "engine": engine}
-    naive: dict[str, str] = {}
-    engines: dict[str, dict[str, str]] = {}
-    settings |= {"naive": naive, "engines": engines, "bytes": 0, "stacked": 1}
-
-    if checkpoints is not None:
-        # Before one is loaded, so that what does not fit the model shows at once.
-        with exclusive(surface.model):
-            _planned(read, surface)
-    table = Table(resampling, metric.untested)
-    if across is None:
-        found = measure_checkpoints(
-            read_checkpoints(checkpoints, surface), partial(_planned, read), inputs, engine
+        per_pass = None if bound is None else min(division.tokens, division.outputs)
+        inputs = SweepInputs(
+            prompts,
+            metric,
+            division.step,
+            division.tokens,
+            division.outputs,
+            division.not_replayed,
+            per_pass,
+            memory=bound,
         )
-    else:
-        found = across.measure(surface, variants, _read_and_planned, inputs, engine)
-    for together in found:
-        table.add(together)
-        for one in together:
-            naive |= one.naive
-            engines |= {name: refused for name, refused in one.refused.items() if refused}
-            settings["bytes"] = max(settings["bytes"], one.bytes_held)
-            settings["stacked"] = max(settings["stacked"], one.stacked)
-        if keep is not None:
-            keep += together
-    if not table.rows:
-        raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
-    return table.result(_described(read), settings)
+        settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
+        settings |= {"words": prompts.labels()} if prompts.words is not None else {}
+        settings |= {
+            "positions": None if metric.positions is None else list(metric.positions),
+            "engine": engine,
+        }
+        naive: dict[str, str] = {}
+        engines: dict[str, dict[str, str]] = {}
+        settings |= {"naive": naive, "engines": engines, "bytes": 0, "stacked": 1}
+
+        if checkpoints is not None:
+            # Before one is loaded, so that what does not fit the model shows at once.
+            _planned(read, surface)
+        table = Table(resampling, metric.untested)
+        if across is None:
+            found = measure_checkpoints(
+                read_checkpoints(checkpoints, surface), partial(_planned, read), inputs, engine
+            )
+        else:
+            found = across.measure(surface, variants, _read_and_planned, inputs, engine)
+        for together in found:
+            table.add(together)
+            for one in together:
+                naive |= one.naive
+                engines |= {name: refused for name, refused in one.refused.items() if refused}
+                settings["bytes"] = max(settings["bytes"], one.bytes_held)
+                settings["stacked"] = max(settings["stacked"], one.stacked)
+            if keep is not None:
+                keep += together
+        if not table.rows:
+            raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
+        return table.result(_described(read), settings)
 
 
 _Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interventions that act together
