@@ -564,8 +564,8 @@ REFUSALS: list[tuple[Any, ...]] = [
         "got [8, 6, 4]",
     ),
     (hook_around_a_forward, "a hook runs the model's forward"),
-    (another_thread, "in use by thread", "take turns"),
-    (thread_that_has_ended, "held by thread", "has ended inside a block"),
+    (another_thread, "in use by thread", "leave the block there first"),
+    (thread_that_has_ended, "in use by thread", "(ended)"),
     # Ablations.
     (
         lambda: run(model, tokens, ablate.uniform("all", keys=[2, 3])),
