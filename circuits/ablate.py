@@ -104,7 +104,12 @@ def mean_pattern(
             f'{caller}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of queries, '
             f"{list(query_positions.shape)}, does not fit"
         )
-    return Edit(caller, places, EditedMean(tokens, "batch", caller, places, query_positions), query_positions)
+    return Edit(
+        caller,
+        places,
+        EditedMean(tokens, name=caller, places=places, positions=query_positions),
+        query_positions,
+    )
 
 
 def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
@@ -118,13 +123,23 @@ def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
 
 
 def mean(
-    what: Any, reference: Inputs, over: str = "batch", *, queries: Any = None, positions: Any = None
+    what: Any,
+    reference: Inputs,
+    over: str = "batch",
+    *,
+    reference_positions: Any = None,
+    queries: Any = None,
+    positions: Any = None,
 ) -> Edit:
     """Replaces activations by their mean over the `reference` examples [batch pos], position by position.
 
     `over="batch,pos"` pools positions too, and then the reference may have another length than the run (not
     at pattern or scores, where queries see different keys). The mean is taken in float64, on the model without
     the edits of open blocks.
+
+    Args:
+        reference_positions: the positions of the reference that are pooled, whole numbers or a slice, in each example's
+            own tokens; `slice(1, None)` leaves the first token out. Default: all.
     """
     caller = "ablate.mean"
     places, optional = read_what(what, caller)
@@ -134,7 +149,12 @@ def mean(
             f'{caller}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
             'use over="batch"'
         )
-    replacement = Mean(read_given(reference, caller, "reference"), over)
+    at = read_queries(None, reference_positions, f"{caller}, reference_positions")
+    if at is not None and (over == "batch" or isinstance(at, Snapshot)):
+        raise CircuitsError(
+            f'{caller}: reference_positions= are whole numbers or a slice, and go with over="batch,pos"'
+        )
+    replacement = Mean(read_given(reference, caller, "reference"), over, at)
     return Edit(caller, places, replacement, read_queries(queries, positions, caller), optional)
 
 

@@ -17,6 +17,7 @@ from circuits.model.record import evaluating, listening, recording
 from circuits.model.sites import SiteKind
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
+from circuits.tensors import Positions, Span
 
 # Large references are run in pieces of this many tokens, which bounds the memory of one forward.
 TOKENS_PER_PASS = 65536
@@ -36,19 +37,33 @@ class Reduction(ABC):
 
 @dataclass(frozen=True)
 class MeanOver(Reduction):
-    """The mean over examples, for each position of their own tokens over those that have it; or (`pooled`) over all
-    tokens of all examples. Both axes keep extent 1.
+    """The mean over examples, for each position of their own tokens over those that have it; or (`pooled`) over the
+    tokens at `positions` (None: all) of all examples. Both axes keep extent 1.
     """
 
     pooled: bool = False
+    positions: Positions | Span | None = None
+
+    def chosen(self, prompts: Prompts) -> Tensor:
+        """Returns which of its own positions of each example are in the mean, bool [batch pos], tokens first."""
+        own, lengths = torch.arange(prompts.shape[1]), prompts.lengths[:, None]
+        if self.positions is None:
+            return prompts.reached
+        if isinstance(self.positions, Span):
+            first, end = self.positions.bounds(lengths)
+            return (own >= first) & (own < end) & prompts.reached
+        wanted = torch.tensor(self.positions)
+        wanted = torch.where(wanted < 0, wanted + lengths, wanted)
+        return (own[:, None] == wanted[:, None]).any(-1) & prompts.reached
 
     def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         activation, axis = activation.double(), kind.query_axis
         if prompts.padded:
             activation = prompts.in_order(activation, kind.position_axes, lowest=True)
-            reached = by_row(prompts.reached.to(activation.device), axis, activation.ndim)
+        if prompts.padded or self.positions is not None:
+            chosen = by_row(self.chosen(prompts).to(activation.device), axis, activation.ndim)
             # Not multiplied by the mask, as there may be anything at padding.
-            activation = torch.where(reached, activation, torch.zeros_like(activation))
+            activation = torch.where(chosen, activation, torch.zeros_like(activation))
         if self.pooled:
             activation = activation.sum(axis, keepdim=True)
         # In some models position embeddings have a batch of 1, shared by all examples.
@@ -56,7 +71,7 @@ class MeanOver(Reduction):
 
     def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         if self.pooled:
-            return total / int(prompts.lengths.sum())
+            return total / int(self.chosen(prompts).sum())
         if not prompts.padded:
             return total / len(prompts)
         counts = prompts.reached.sum(0, keepdim=True).clamp(min=1).to(total.device)

@@ -30,8 +30,10 @@ from circuits.model.surface import Surface
 from circuits.tensors import (
     Positions,
     Snapshot,
+    Span,
     as_dense_tensor,
     describe_positions,
+    select_positions,
 )
 
 # The direction of every patch, as descriptions give it.
@@ -87,17 +89,24 @@ class Mean(_FromPrompts):
     role = "reference"
 
     over: str = "batch"
+    at: Positions | Span | None = None  # the positions of the reference that are pooled; None: all
+
+    @property
+    def reduction(self) -> MeanOver:
+        return MeanOver(self.over == "batch,pos", self.at)
 
     def check(self, surface: Surface, label: str) -> None:
         prompts = self.prompts
+        if isinstance(self.at, tuple):
+            select_positions(self.at, prompts.shape[1], f"{label}, reference_positions", prompts.real)
+        if not bool(self.reduction.chosen(prompts).any()):
+            raise CircuitsError(f"{label}: the reference has no tokens at reference_positions={self.at}")
         # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones(prompts.shape[:2], dtype=torch.bool) if self.over == "batch,pos" else None
         refuse_padding(surface, prompts, used, f"{label}, reference")
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        return {
-            "mean": Reference(self.prompts, write.hook, write.kind, MeanOver(pooled=self.over == "batch,pos"))
-        }
+        return {"mean": Reference(self.prompts, write.hook, write.kind, self.reduction)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         mean = context.reference("mean", current)
@@ -131,7 +140,8 @@ class Mean(_FromPrompts):
         return at_own_positions(mean, own_positions(real), known.max()[None], current, real, context)
 
     def describe(self) -> dict[str, Any]:
-        return {"value": "mean", "over": self.over, "reference": self.given.describe()}
+        described = {"value": "mean", "over": self.over, "reference": self.given.describe()}
+        return described | ({} if self.at is None else {"reference_positions": describe_positions(self.at)})
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,22 @@ KINDS: dict[str, SiteKind] = {
     )
 }
 
+# Hooks that only some models have, or call; they are sites where a model has them, and have heads to name.
+_HEAD_INPUT = ("batch", "pos", "head", "d_model")
+_OPTIONAL = {
+    kind.name: kind
+    for kind in (
+        SiteKind("rot_q", "blocks.{}.attn.hook_rot_q", _HEAD),
+        SiteKind("rot_k", "blocks.{}.attn.hook_rot_k", _HEAD),
+        SiteKind("q_input", "blocks.{}.hook_q_input", _HEAD_INPUT),
+        SiteKind("k_input", "blocks.{}.hook_k_input", _HEAD_INPUT),
+        SiteKind("v_input", "blocks.{}.hook_v_input", _HEAD_INPUT),
+        SiteKind("result", "blocks.{}.attn.hook_result", _HEAD_INPUT),
+    )
+}
+#: Sites whose head axis holds key-value groups where heads share these.
+GROUPED = ("k", "v", "rot_k", "k_input", "v_input")
+
 #: What an entry of these axes is called.
 UNITS = {"d_mlp": "neuron", "feature": "feature"}
 
@@ -126,7 +142,7 @@ class Site:
                 raise CircuitsError(
                     f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"
                 ) from error
-        if self.name not in KINDS and self.name not in _PARTS:
+        if self.name not in KINDS and self.name not in _PARTS and self.name not in _OPTIONAL:
             short, layer = _from_hook(self.name)
             if self.name.startswith(_PREFIXES):
                 raise CircuitsError(
@@ -158,7 +174,8 @@ class Site:
 
     @property
     def kind(self) -> SiteKind:
-        return KINDS.get(self.name) or _PARTS.get(self.name) or SiteKind(self.name, self.name, _UNLISTED_AXES)
+        listed = KINDS.get(self.name) or _PARTS.get(self.name) or _OPTIONAL.get(self.name)
+        return listed or SiteKind(self.name, self.name, _UNLISTED_AXES)
 
     def hook(self, layer: int | None = None) -> str:
         """Returns the full hook name, at `layer` where the site itself names none."""
@@ -171,13 +188,13 @@ class Site:
 def closest_sites(name: str, among: Iterable[str] = KINDS) -> list[str]:
     """Returns the three sites of `among` that look most like `name` (its last part, without "hook_")."""
     tail = name.split(".")[-1].removeprefix("hook_")
-    # `result`, the output of each head in d_model, is edited at z, however close other names are.
+    # `result`, the output of each head in d_model, is edited at z where it is off, however close other names are.
     tail = "z" if tail == "result" else tail
     return difflib.get_close_matches(tail, list(among), n=3, cutoff=0.0)
 
 
 def _from_hook(hook: str) -> tuple[str | None, int | None]:
-    for kind in (*KINDS.values(), *_PARTS.values()):
+    for kind in (*KINDS.values(), *_PARTS.values(), *_OPTIONAL.values()):
         match = re.fullmatch(re.escape(kind.hook).replace(r"\{\}", r"(\d+)"), hook)
         if match:
             return kind.name, int(match[1]) if kind.per_layer else None

@@ -33,7 +33,7 @@ from circuits.model.hooks import (
 )
 from circuits.model.interrupts import interruptible
 from circuits.model.prompts import Prompts
-from circuits.model.sites import KINDS, Site, SiteKind
+from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.splices import splices_of
 from circuits.model.state import parameters_of
 from circuits.model.supported import (
@@ -120,7 +120,7 @@ class Surface:
             "d_model": cfg.d_model,
             "d_mlp": getattr(cfg, "d_mlp", None),
         }
-        self.heads_at: dict[str, int] = {"k": key_heads, "v": key_heads}
+        self.heads_at: dict[str, int] = dict.fromkeys(GROUPED, key_heads)
 
     @classmethod
     def of(cls, model: Any) -> Surface:

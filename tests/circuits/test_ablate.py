@@ -300,6 +300,39 @@ def test_mean_per_position_and_pooled(model, tokens, other_tokens, by_hand, asse
         )
 
 
+@pytest.mark.parametrize(
+    ("at", "columns"), [(slice(1, None), range(1, 6)), (slice(-2, None), [4, 5]), ([-1, 1], [1, 5])]
+)
+def test_a_pooled_mean_leaves_positions_of_the_reference_out(
+    causal, tokens, other_tokens, by_hand, assert_same, at, columns
+):
+    z = values_at(by_hand, causal, other_tokens, ("z", 0))
+    mean = z[:, list(columns)].mean([0, 1], keepdim=True)
+    expected = by_hand(causal, tokens, only("z", 0, of_heads([1, 2], mean.expand_as)))
+    edit = ablate.mean("0.1-2", reference=other_tokens, over="batch,pos", reference_positions=at)
+    assert_same(run(causal, tokens, edit), expected, causal(tokens))
+    # Of prompts of unequal length, the same positions of each.
+    rows = [other_tokens[0].tolist(), other_tokens[1, :4].tolist()]
+    chosen = [
+        z[0, torch.arange(6)[at]],
+        values_at(by_hand, causal, other_tokens[1:2, :4], ("z", 0))[0, torch.arange(4)[at]],
+    ]
+    mean = torch.cat(chosen).mean(0)
+    edit = ablate.mean("0.1-2", reference=rows, over="batch,pos", reference_positions=at)
+    expected = by_hand(causal, tokens, only("z", 0, of_heads([1, 2], lambda x: mean.expand_as(x))))
+    assert_same(run(causal, tokens, edit), expected, causal(tokens))
+
+
+def test_positions_of_a_reference_that_cannot_be_pooled(causal, tokens):
+    for over, at, message in (
+        ("batch", slice(1, None), 'go with over="batch,pos"'),
+        ("batch,pos", [6], "no position 6"),
+        ("batch,pos", slice(6, None), "no tokens at reference_positions=6:"),
+    ):
+        with pytest.raises(CircuitsError, match=message):
+            run(causal, tokens, ablate.mean("0.1", tokens, over, reference_positions=at))
+
+
 def test_mean_with_a_reference_of_another_length(causal, tokens):
     with pytest.raises(CircuitsError, match=r"reference is \[1, 4, 4, 4\], the run \[8, 6, 4, 4\]"):
         run(causal, tokens, ablate.mean("all", reference=tokens[:, :4]))

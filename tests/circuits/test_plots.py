@@ -203,6 +203,10 @@ def test_the_lens_figure_has_the_size_of_every_contribution(model, tokens):
     for name, value in zip(parts.x, parts.y, strict=True):
         assert value == pytest.approx(float(found.contributions[name].square().mean().sqrt()), rel=1e-5)
     assert away.y[-1] == pytest.approx(0, abs=1e-5)
+    shares = lens(model, tokens, lambda output: output[:, -1, 0])
+    bars, cells = shares.plot().data
+    assert list(bars.y) == list(shares.layers["share"])
+    assert cells.z[1][2] == pytest.approx(float(shares.shares["1.2"].mean()))
 
 
 def test_figures_are_drawn_in_the_palette(per_head):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from circuits import CircuitsError, Site, ablate, cache, edit, heads, intervene, patch, run
+from circuits import CircuitsError, Site, ablate, cache, edit, heads, intervene, patch, run, sweep
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 
@@ -134,6 +134,50 @@ def test_every_hook_point_of_the_class_is_written_through(make_model, hooked_onl
         name = f"blocks.0.{hook}"
         expected = model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook: x.flip(-1) * 1.5)])
         assert_same(run(model, tokens, edit(name, lambda x: x.flip(-1) * 1.5)), expected, clean)
+
+
+@pytest.mark.parametrize("groups", [None, 2])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "attn.hook_rot_q",
+        "attn.hook_rot_k",
+        "attn.hook_result",
+        "hook_q_input",
+        "hook_k_input",
+        "hook_v_input",
+    ],
+)
+def test_heads_at_hooks_that_only_some_models_have(
+    make_model, hooked_only, tokens, assert_same, hook, groups
+):
+    """Under grouped-query attention keys and values have a head for each group."""
+    switched_on = {
+        "use_attn_result": True,
+        "use_split_qkv_input": True,
+        "positional_embedding_type": "rotary",
+    }
+    model = make_model(family=hooked_only, **switched_on, n_key_value_heads=groups)
+    clean, name = model(tokens).detach(), f"blocks.1.{hook}"
+    grouped = groups is not None and hook.rpartition("hook_")[2] in ("rot_k", "k_input", "v_input")
+    _, seen = model.run_with_cache(tokens)
+    assert seen[name].shape == Surface.of(model).shape(Site(name).kind, *tokens.shape)
+
+    def flipped(x, hook):
+        x = x.clone()
+        x[:, :, 1] = 1.5 * x[:, :, 1].flip(-1)
+        return x
+
+    expected = model.run_with_hooks(tokens, fwd_hooks=[(name, flipped)]).detach()
+    one = edit(name, lambda x: 1.5 * x.flip(-1), heads="1.k1" if grouped else "1.1")
+    assert_same(run(model, tokens, one), expected, clean)
+    for engine in ("auto", "naive"):
+        found = sweep(model, tokens, {"one": one}, lambda output: output[:, -1, 3], engine=engine).frame
+        assert found["value"][0] == pytest.approx(float(expected[:, -1, 3].mean()), abs=1e-12)
+    wrong = "1.1" if grouped else "1.k1"
+    if groups is not None:
+        with pytest.raises(CircuitsError, match="key-value group"):
+            run(model, tokens, edit(name, lambda x: 2 * x, heads=wrong))
 
 
 def test_named_weights_are_all_parameters_and_nothing_else(model):
