@@ -2,8 +2,9 @@
 
 A template is bool [query key], or [batch query key] where it depends on the example. Templates are combined with `&`,
 `|` and `~`: `row(7, 7, itself=False) & marked(observed)` marks the observed entries of the query's row. Queries without
-a key in a template are not scored against it. `induction` and `duplicate` are functions of tokens, and so templates
-themselves: `{"induction": patterns.induction}`. All are on the CPU, so that they combine whatever they are made from.
+a key in a template are not scored against it. `induction`, `duplicate`, `previous` and `identity` take tokens, and so
+are templates themselves: `{"induction": patterns.induction}`. All are on the CPU, so that they combine whatever they
+are made from.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from circuits.tensors import as_dense_tensor, select_positions
 from circuits.validate import by_text, is_whole
 
 
-def identity(length: int) -> Bool[Tensor, "query key"]:
-    """Marks the query's own position."""
-    return torch.eye(_whole(length, "identity", "length"), dtype=torch.bool)
+def identity(length: Any) -> Bool[Tensor, "query key"]:
+    """Marks the query's own position; of a length, or of tokens [batch pos]."""
+    return torch.eye(_length(length, "identity"), dtype=torch.bool)
 
 
-def previous(length: int, by: int = 1) -> Bool[Tensor, "query key"]:
-    """Marks the position `by` before the query's; none for the first `by` queries."""
-    positions = torch.arange(_whole(length, "previous", "length"))
+def previous(length: Any, by: int = 1) -> Bool[Tensor, "query key"]:
+    """Marks the position `by` before the query's, none for the first `by` queries; of a length, or of tokens [batch
+    pos].
+    """
+    positions = torch.arange(_length(length, "previous"))
     return positions[:, None] - positions == _whole(by, "previous", "by")
 
 
@@ -126,6 +129,12 @@ def _ids(tokens: Any, caller: str) -> Tensor:
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
         raise CircuitsError(f"patterns.{caller}: expected token ids [batch pos], got {_shown(ids)}")
     return ids.cpu()
+
+
+def _length(given: Any, caller: str) -> int:
+    if isinstance(given, Tensor) and given.ndim > 1:
+        return given.shape[1]
+    return _whole(given, caller, "length")
 
 
 def _whole(number: Any, caller: str, name: str) -> int:

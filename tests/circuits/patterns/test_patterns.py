@@ -688,6 +688,13 @@ def test_duplicate_and_induction_by_loops():
             patterns.induction(wrong)
 
 
+def test_templates_of_a_length_are_functions_of_tokens_too(causal, tokens):
+    for make in (patterns.previous, patterns.identity):
+        found = patterns.scores(causal, tokens, {"tokens": make, "length": make(LENGTH)}, draws=2).frame
+        one, other = (found[found["template"] == name]["score"].tolist() for name in ("tokens", "length"))
+        assert one == other
+
+
 def test_an_induction_head_scores_one(causal, tokens):
     there = patterns.induction(tokens)
     nowhere = ~there.any(-1, keepdim=True) & patterns.identity(LENGTH)
