@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import pandas as pd
 
@@ -38,20 +37,14 @@ def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame"
 
 
 def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with the bounds of each number in its column; `ci_low` and `ci_high` are of the column before."""
-    names = list(frame.columns)
-    low_of = {
-        low.removesuffix("ci_low").removesuffix("_") or before: low
-        for before, low in pairwise(names)
-        if low.endswith("ci_low")
-    }
+    """Returns a table with the bounds of each number, `NAME_ci_low` and `NAME_ci_high`, in its column."""
     columns: dict[str, pd.Series] = {}
-    for name in names:
-        if name in low_of:
-            bounds = [low_of[name], low_of[name].removesuffix("low") + "high"]
+    for name in map(str, frame.columns):
+        bounds = [f"{name}_ci_low", f"{name}_ci_high"]
+        if bounds[0] in frame:
             texts = [interval_text(*row) for row in frame[[name, *bounds]].itertuples(index=False)]
             columns[f"{name} [{LEVEL:.0%} CI]"] = pd.Series(texts, frame.index, dtype=object)
-        elif not name.endswith(("ci_low", "ci_high")):
+        elif not name.endswith(("_ci_low", "_ci_high")):
             columns[name] = frame[name]
     return pd.DataFrame(columns)
 

@@ -102,8 +102,8 @@ def test_the_stored_claims_are_the_published_ones(name):
     for key, entry in stored.items():
         assert entry["outcomes"]
         for outcome in entry["outcomes"]:
-            if outcome["verdict"] in ("held", "failed") and "ci_low" in outcome:
-                inside = claims[key].holds.contains_between(outcome["ci_low"], outcome["ci_high"])
+            if outcome["verdict"] in ("held", "failed") and "value_ci_low" in outcome:
+                inside = claims[key].holds.contains_between(outcome["value_ci_low"], outcome["value_ci_high"])
                 assert inside is (outcome["verdict"] == "held"), f"{key} on {outcome['run']}"
 
 
@@ -160,7 +160,7 @@ def rounded_as(text, value):
 
 def as_said(numbers, outcome):
     """Returns whether these are an outcome's number and interval: as they are, in per cent, or without the sign."""
-    value, low, high = (outcome.get(name) for name in ("value", "ci_low", "ci_high"))
+    value, low, high = (outcome.get(name) for name in ("value", "value_ci_low", "value_ci_high"))
     if value is None or low is None:
         return False
     forms = ((value, low, high), (100 * value, 100 * low, 100 * high), (-value, -high, -low))
@@ -243,7 +243,7 @@ def row(**changes):
 
 
 ROWS = [
-    row(value=0.123456789, ci_low=-1 / 3, ci_high=2e-9, verdict="held", p_holm=0.04321, untrained=1.5),
+    row(value=0.123456789, value_ci_low=-1 / 3, value_ci_high=2e-9, verdict="held", p_holm=0.04321, untrained=1.5),
     row(run="b", at_least=0.25, at_most=0.75, reason="a|b", runs=[{"run": "b", "value": None}], n_runs=1),
     row(claim="stays", value=123456.7, shuffled=0.0, runs=[{"run": "a", "value": 0.1}, {"run": "b", "value": 2.0}]),
     row(claim="stays", run="c", verdict="not run", n_runs=0, hours=2.5, reason="not trained"),
@@ -406,4 +406,6 @@ def test_what_a_command_wrote_is_what_the_page_shows(tmp_path):
         ("clean", "accuracy", "baseline"),
     ):
         assert one[key] == pytest.approx(rows.loc[metric, column], rel=1e-5)
-    assert one["ci"] == pytest.approx(rows.loc["faithfulness", ["ci_low", "ci_high"]].tolist(), rel=1e-5)
+    assert one["ci"] == pytest.approx(
+        rows.loc["faithfulness", ["value_ci_low", "value_ci_high"]].tolist(), rel=1e-5
+    )

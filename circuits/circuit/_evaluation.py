@@ -184,12 +184,12 @@ def evaluate(
 
 # fmt: off
 _COLUMNS = {
-    "frame": ["circuit", "metric", "size", "share", "value", "ci_low", "ci_high", "faithfulness",
+    "frame": ["circuit", "metric", "size", "share", "value", "value_ci_low", "value_ci_high", "faithfulness",
               "faithfulness_ci_low", "faithfulness_ci_high", "random_mean", "random_low", "random_high", "p_random",
               "n"],
-    "completeness": ["circuit", "metric", "subset", "size", "without", "model_without", "difference", "ci_low",
-                     "ci_high", "removed"],
-    "minimality": ["circuit", "metric", "member", "share", "ci_low", "ci_high", "p_value", "p_adjusted"],
+    "completeness": ["circuit", "metric", "subset", "size", "without", "model_without", "difference",
+                     "difference_ci_low", "difference_ci_high", "removed"],
+    "minimality": ["circuit", "metric", "member", "share", "share_ci_low", "share_ci_high", "p_value", "p_adjusted"],
 }
 # fmt: on
 
@@ -265,8 +265,8 @@ class _Test:
                     "size": len(self.circuit),
                     "share": self.measurement.share_of(own, len(candidates)),
                     "value": measured.value[0],
-                    "ci_low": low[0],
-                    "ci_high": high[0],
+                    "value_ci_low": low[0],
+                    "value_ci_high": high[0],
                     "faithfulness": measured.share[0],
                     "faithfulness_ci_low": share_low[0],
                     "faithfulness_ci_high": share_high[0],
@@ -309,8 +309,8 @@ class _Test:
                     "without": measured.share[2 * index],
                     "model_without": measured.share[2 * index + 1],
                     "difference": difference[index],
-                    "ci_low": low[index],
-                    "ci_high": high[index],
+                    "difference_ci_low": low[index],
+                    "difference_ci_high": high[index],
                     "removed": "; ".join(map(str, part)),
                 }
                 for index, (subset, part) in enumerate(removed)
@@ -363,8 +363,8 @@ class _Test:
                     "metric": metric,
                     "member": f"{member}{where[member].suffix}",
                     "share": measured.share[0] - measured.share[1 + index],
-                    "ci_low": low[index],
-                    "ci_high": high[index],
+                    "share_ci_low": low[index],
+                    "share_ci_high": high[index],
                     "p_value": p_values[index],
                     "p_adjusted": adjusted[index],
                 }

@@ -42,8 +42,8 @@ def curve(
         data: a table, with a series per value of the columns `by`, in order of `x`, or of the rows where that is text.
             Or name -> y, (x, y) or (x, y, low, high); where y is [run x], the line is the median over runs, and the
             band goes from the smallest run to the largest.
-        low: the column of a table that bounds y from below. "auto": that of y in tables of ours, effect_ci_low for
-            effect and ci_low for value, where there is one. None: no band.
+        low: the column of a table that bounds y from below. "auto": `Y_ci_low`, where there is one, such as
+            value_ci_low for value. None: no band.
         high: that which bounds it from above, likewise.
     """
     if isinstance(data, pd.DataFrame):
@@ -146,10 +146,8 @@ def _of_table(
     # As text, step 100 comes before step 16.
     if not pd.api.types.is_string_dtype(table[x]):
         rows = rows.sort_values(x, kind="stable")
-    own = f"{y}_ci_low" in table or (y != "value" and "value" in table)
-    bounds_of_y = f"{y}_ci_" if own else "ci_"
     low, high = (
-        bounds_of_y + end if named == "auto" else named for named, end in ((low, "low"), (high, "high"))
+        f"{y}_ci_{end}" if named == "auto" else named for named, end in ((low, "low"), (high, "high"))
     )
     bounded = low in table and high in table
     series: dict[str, Sequence[Any]] = {}

@@ -120,7 +120,7 @@ def minimality_figure(minimality: pd.DataFrame, metric: str) -> Any:
         figure.add_scatter(
             x=list(rows["share"]),
             y=list(rows["member"]),
-            error_x=interval(rows["share"], rows["ci_low"], rows["ci_high"]),
+            error_x=interval(rows["share"], rows["share_ci_low"], rows["share_ci_high"]),
             mode="markers",
             marker={
                 "color": COLOURS["light"][index % len(COLOURS["light"])],

@@ -101,7 +101,7 @@ def _points(part: pd.DataFrame, name: str, colour: str, symbol: str) -> list[dic
     common: dict[str, Any] = {"type": "scatter", "mode": "markers", "legendgroup": name, "offsetgroup": name}
     common["x"] = _layers(part)
     marker = {"symbol": symbol, "size": 9, "color": colour}
-    bars = interval(part["value"], part["ci_low"], part["ci_high"])
+    bars = interval(part["value"], part["value_ci_low"], part["value_ci_high"])
     value_trace = {
         "y": part["value"].tolist(),
         "error_y": bars,
@@ -148,8 +148,8 @@ def _traces(part: pd.DataFrame, name: str, colour: str, symbol: str, single: boo
         "line": {"color": colour},
     }
     traces: list[dict[str, Any]] = [
-        {**edge, "y": part["ci_high"].tolist()},
-        {**edge, **band, "y": part["ci_low"].tolist()},
+        {**edge, "y": part["value_ci_high"].tolist()},
+        {**edge, **band, "y": part["value_ci_low"].tolist()},
         {**line, **value_style, "y": part["value"].tolist()},
     ]
     for control, dash in _DASHES.items():

@@ -87,7 +87,7 @@ def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
                     y=list(points["value"]),
                     error_y=None
                     if is_draw
-                    else interval(points["value"], points["ci_low"], points["ci_high"]),
+                    else interval(points["value"], points["value_ci_low"], points["value_ci_high"]),
                     mode="markers",
                     # Single draws are placed beside the point that pools them, and checkpoints beside each other.
                     offsetgroup=f"{label}, draws" if is_draw else str(label),

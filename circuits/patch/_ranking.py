@@ -174,7 +174,14 @@ def _unmeasured(
     columns = ["variant", "metric", *EXACT]
     nothing = SweepResult(pd.DataFrame(columns=columns), pd.DataFrame({"metric": list(tables)}), {}, {})
     rows = [
-        {"metric": metric, "spearman": np.nan, "ci_low": np.nan, "ci_high": np.nan, "n": 0, "of": len(table)}
+        {
+            "metric": metric,
+            "spearman": np.nan,
+            "spearman_ci_low": np.nan,
+            "spearman_ci_high": np.nan,
+            "n": 0,
+            "of": len(table),
+        }
         for metric, table in tables.items()
     ]
     settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "level": LEVEL}
@@ -264,7 +271,7 @@ def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[
         ]
         bounds = interval(spearman(resampled[0], resampled[1] - resampled[2])[:, None], LEVEL)
         low, high = float(bounds[0][0]), float(bounds[1][0])
-    return {"spearman": float(correlation), "ci_low": low, "ci_high": high}
+    return {"spearman": float(correlation), "spearman_ci_low": low, "spearman_ci_high": high}
 
 
 def refuse_inside_blocks(pair: Pair) -> None:

@@ -44,7 +44,7 @@ class Following:
 
     def heads(self, at_least: int | float = 0.5) -> tuple[Head, ...]:
         """Returns the heads that follow at this share of queries or more, by the lower end of the interval."""
-        sure = self.frame[self.frame["ci_low"] >= at_least]
+        sure = self.frame[self.frame["share_ci_low"] >= at_least]
         return tuple(Head(int(row.layer), int(row.head)) for row in sure.itertuples())
 
 
@@ -151,8 +151,8 @@ def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
             "layer": [head.layer for head in pairs.heads],
             "head": [head.head for head in pairs.heads],
             "share": paired,
-            "ci_low": low,
-            "ci_high": high,
+            "share_ci_low": low,
+            "share_ci_high": high,
             "unpaired": unpaired,
             "effect": paired - unpaired,
             "effect_ci_low": effect_low,

@@ -41,7 +41,7 @@ class Movement:
 
     def static(self, at_most: float = 0.05) -> tuple[Head, ...]:
         """Returns the heads of whose attention at most this share moves, by the upper end of the interval."""
-        still = self.frame[self.frame["ci_high"] <= at_most]
+        still = self.frame[self.frame["distance_ci_high"] <= at_most]
         return tuple(Head(int(row.layer), int(row.head)) for row in still.itertuples())
 
 
@@ -126,6 +126,5 @@ def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
     ):
         table_columns[name] = values
         if resampled is not None:
-            prefix = "" if name == "distance" else f"{name}_"
-            table_columns[f"{prefix}ci_low"], table_columns[f"{prefix}ci_high"] = interval(resampled, LEVEL)
+            table_columns[f"{name}_ci_low"], table_columns[f"{name}_ci_high"] = interval(resampled, LEVEL)
     return pd.DataFrame(table_columns | {"n": len(pairs.prompts)})

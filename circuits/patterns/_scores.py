@@ -30,7 +30,7 @@ class Scores:
         frame: one row per head and template. `score`: the share of attention on the template's keys, mean over examples
             and queries; `chance`: the share that uniform attention to the visible keys would put there; `effect` =
             score − chance; `corrected` = (score − chance) / (1 − chance), 1 where all attention is on the template and
-            0 at chance; all with 95% intervals (`ci_low`, ...), bootstrap over examples. `bits`: how informative
+            0 at chance; all with 95% intervals (`score_ci_low`, ...), bootstrap over examples. `bits`: how informative
             the template is, see `patterns.bits`. `queries`: the number scored; `n`: the number of examples.
         mass: [head template example], float64, the attention on the template's keys, summed over an example's queries.
         chance: [head template example], the same sum for uniform attention.
@@ -49,7 +49,9 @@ class Scores:
     draws: int
 
     def __repr__(self) -> str:
-        return short_table(self.frame, [*_KEYS, "score", "ci_low", "ci_high", "chance", "corrected", "bits"])
+        return short_table(
+            self.frame, [*_KEYS, "score", "score_ci_low", "score_ci_high", "chance", "corrected", "bits"]
+        )
 
     def plot(self, column: str = "score") -> Any:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
@@ -191,16 +193,16 @@ def _frame(
     columns: dict[str, np.ndarray] = {"score": score, "chance": chance, "effect": score - chance}
     columns |= {"corrected": _corrected(score, chance), "bits": bits(score, chance)}
     columns["queries"] = queries.astype(int)
-    for prefix, values in (
-        ("", score_resamples),
-        ("effect_", score_resamples - chance_resamples),
-        ("corrected_", _corrected(score_resamples, chance_resamples)),
+    for name, values in (
+        ("score", score_resamples),
+        ("effect", score_resamples - chance_resamples),
+        ("corrected", _corrected(score_resamples, chance_resamples)),
     ):
         bounds = interval(values.reshape(len(values), -1), LEVEL)
         for end, bound in zip(("low", "high"), bounds, strict=True):
             # With one example there is no estimate of how much examples differ.
             shown = bound if measured.shape[-1] > 1 else np.full_like(bound, np.nan)
-            columns[f"{prefix}ci_{end}"] = shown.reshape(score.shape)
+            columns[f"{name}_ci_{end}"] = shown.reshape(score.shape)
     rows = [
         {"layer": head.layer, "head": head.head, "template": name}
         | {column: columns[column][i, j] for column in _ORDER}
@@ -213,7 +215,7 @@ def _frame(
 
 _KEYS = ("layer", "head", "template")
 _ORDER = (
-    *("score", "ci_low", "ci_high", "chance", "effect", "effect_ci_low", "effect_ci_high"),
+    *("score", "score_ci_low", "score_ci_high", "chance", "effect", "effect_ci_low", "effect_ci_high"),
     *("corrected", "corrected_ci_low", "corrected_ci_high", "bits", "queries"),
 )
 

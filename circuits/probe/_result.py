@@ -18,15 +18,15 @@ from circuits.tables import short_table
 
 # fmt: off
 COLUMNS = (
-    "site", "layer", "head", "position", "target", "split", "metric", "value", "ci_low", "ci_high",
+    "site", "layer", "head", "position", "target", "split", "metric", "value", "value_ci_low", "value_ci_high",
     "shuffled", "selectivity", "selectivity_ci_low", "selectivity_ci_high",
     "untrained", "over_untrained", "over_untrained_ci_low", "over_untrained_ci_high",
     "n", "entries", "fit_n", "ridge", "rank",
 )
 #: What `print` shows.
 SHOWN = (
-    "site", "layer", "head", "position", "target", "split", "metric", "value", "ci_low", "ci_high", "shuffled",
-    "untrained",
+    "site", "layer", "head", "position", "target", "split", "metric", "value", "value_ci_low", "value_ci_high",
+    "shuffled", "untrained",
 )
 # fmt: on
 _WHOLE = ("layer", "head", "position", "n", "entries", "fit_n", "rank")
@@ -111,7 +111,7 @@ def tabulate(measured: Sequence[Measured], n: int, fit_n: int, seed: int, draws:
     value = ratio(sums.sum(1), counts.sum(1)).reshape(-1, 3)
     resampled = bootstrap(sums, counts, seed, draws).reshape(draws, -1, 3)
     estimates = {"value": value[:, 0], "shuffled": value[:, 1], "untrained": value[:, 2]}
-    estimates["ci_low"], estimates["ci_high"] = interval(resampled[..., 0], LEVEL)
+    estimates["value_ci_low"], estimates["value_ci_high"] = interval(resampled[..., 0], LEVEL)
     for control, name in ((1, "selectivity"), (2, "over_untrained")):
         estimates[name] = value[:, 0] - value[:, control]
         bounds = interval(resampled[..., 0] - resampled[..., control], LEVEL)

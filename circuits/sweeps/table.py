@@ -22,10 +22,10 @@ from circuits.validate import is_whole, read_seed
 # fmt: off
 COLUMNS = (
     "variant", "draw", "checkpoint", "intervention", "site", "layer", "head", "position", "metric", "value",
-    "ci_low", "ci_high", "n", "baseline", "effect", "effect_ci_low", "effect_ci_high", "ratio", "ratio_ci_low",
-    "ratio_ci_high", "p_value", "p_adjusted", "engine", "null_effect",
+    "value_ci_low", "value_ci_high", "n", "baseline", "effect", "effect_ci_low", "effect_ci_high", "ratio",
+    "ratio_ci_low", "ratio_ci_high", "p_value", "p_adjusted", "engine", "null_effect",
 )
-BASELINE_COLUMNS = ("checkpoint", "metric", "value", "ci_low", "ci_high", "n")
+BASELINE_COLUMNS = ("checkpoint", "metric", "value", "value_ci_low", "value_ci_high", "n")
 #: What `print` shows of a result.
 SHOWN = (
     "variant", "draw", "checkpoint", "metric", "baseline", "value", "effect", "effect_ci_low", "effect_ci_high",
@@ -272,7 +272,11 @@ def _with_pooled(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]
 
 
 def _estimate(summary: Summary, index: int) -> Row:
-    return {"value": summary.value[index], "ci_low": summary.low[index], "ci_high": summary.high[index]}
+    return {
+        "value": summary.value[index],
+        "value_ci_low": summary.low[index],
+        "value_ci_high": summary.high[index],
+    }
 
 
 def _unchanged(sums: np.ndarray, counts: np.ndarray) -> list[bool]:

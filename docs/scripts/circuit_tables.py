@@ -106,14 +106,14 @@ def circuit_of(rows: list[dict[str, str]]) -> dict[str, Any]:
         "n": int(rows[0]["n"]),
         "metric": metric,
         "clean": read(metric, "baseline"),
-        "gap": [read("gap", column) for column in ("value", "ci_low", "ci_high")],
+        "gap": [read("gap", column) for column in ("value", "value_ci_low", "value_ci_high")],
         "size": read("size"),
         "of": read("size", "baseline"),
     }
     if found["size"] is not None:
         found |= {
             "faithfulness": read("faithfulness"),
-            "ci": [read("faithfulness", end) for end in ("ci_low", "ci_high")],
+            "ci": [read("faithfulness", end) for end in ("value_ci_low", "value_ci_high")],
             "random": read("faithfulness", "baseline"),
             "best": read("faithfulness, best of random"),
             "finding": read("faithfulness, finding half"),

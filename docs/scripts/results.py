@@ -18,7 +18,17 @@ from interp_tasks.reproduction.page import paper_markdown
 
 RESULTS = Path(__file__).parents[1] / "results"
 #: What of an outcome the tables show; entries that are empty are left out of the file.
-NUMBERS = ("value", "ci_low", "ci_high", "at_least", "at_most", "untrained", "shuffled", "p_holm", "hours")
+NUMBERS = (
+    "value",
+    "value_ci_low",
+    "value_ci_high",
+    "at_least",
+    "at_most",
+    "untrained",
+    "shuffled",
+    "p_holm",
+    "hours",
+)
 EMPTY: dict[str, Any] = {**dict.fromkeys(NUMBERS, math.nan), "reason": "", "command": "", "runs": []}
 
 

@@ -62,7 +62,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             for index, variant in enumerate((FORCED, GREEDY)[: len(pairs)]):
                 row: dict[str, Any] = {"variant": variant, "intervention": variant, "metric": name}
                 row |= {"value": summary.value[index], "n": len(batch), "engine": "naive"}  # type: ignore[arg-type]
-                row |= {"ci_low": summary.low[index], "ci_high": summary.high[index]}
+                row |= {"value_ci_low": summary.low[index], "value_ci_high": summary.high[index]}
                 if index:
                     row |= {"baseline": summary.value[0], "effect": summary.effect[index]}
                     row |= {

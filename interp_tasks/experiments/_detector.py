@@ -154,8 +154,8 @@ def scores(
             yield {
                 "metric": f"{measure_of} for {name}",
                 "value": value,
-                "ci_low": low[0],
-                "ci_high": high[0],
+                "value_ci_low": low[0],
+                "value_ci_high": high[0],
                 "baseline": baseline,
                 "effect": value - baseline,
                 "effect_ci_low": below[0],

@@ -25,7 +25,7 @@ IDENTITY = (
 #: Of a row that pools seeds: how many the grid has of them, with the number or without.
 SEEDS = "n_seeds"
 #: What the seeds of a configuration are pooled in.
-POOLED = (("value", "ci_low", "ci_high"), ("effect", "effect_ci_low", "effect_ci_high"))
+POOLED = (("value", "value_ci_low", "value_ci_high"), ("effect", "effect_ci_low", "effect_ci_high"))
 
 
 def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:

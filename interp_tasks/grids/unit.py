@@ -16,6 +16,7 @@ from interp_tasks.checkpoints.run_files import checkpoint_folder, read_json, sto
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 from interp_tasks.grids.units import MeasureUnit, TrainUnit, Unit
+from interp_tasks.measurement.table import OLD_NAMES
 
 if TYPE_CHECKING:
     import pandas
@@ -214,7 +215,8 @@ def read_result(root: Path, key: str) -> pandas.DataFrame | None:
     import pandas
 
     try:
-        return pandas.read_parquet(io.BytesIO(read_file(result_file(root, key), "the rows of a unit")))
+        stored = io.BytesIO(read_file(result_file(root, key), "the rows of a unit"))
+        return pandas.read_parquet(stored).rename(columns=OLD_NAMES)
     # A mangled file makes Arrow and pandas raise whatever their code runs into first.
     except Exception:
         return None

@@ -135,8 +135,10 @@ def lines_panel(part: pandas.DataFrame, names: list[str], metric: str, title: st
         series, texts = baselines(chosen), {}
         for name in names:
             rows = chosen[chosen["line"] == name]
-            bounds = [rows[bound].to_numpy(dtype=float) for bound in ("ci_low", "ci_high")]
-            known = len(names) <= MOST_BANDS and rows[["ci_low", "ci_high"]].notna().all(axis=None)
+            bounds = [rows[bound].to_numpy(dtype=float) for bound in ("value_ci_low", "value_ci_high")]
+            known = len(names) <= MOST_BANDS and rows[["value_ci_low", "value_ci_high"]].notna().all(
+                axis=None
+            )
             series[name] = (
                 rows["step"].to_numpy(),
                 rows["value"].to_numpy(dtype=float),
@@ -282,8 +284,8 @@ def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str,
         trace["error_y"] = {
             "type": "data",
             "symmetric": False,
-            "array": (part["ci_high"] - part["value"]).tolist(),
-            "arrayminus": (part["value"] - part["ci_low"]).tolist(),
+            "array": (part["value_ci_high"] - part["value"]).tolist(),
+            "arrayminus": (part["value"] - part["value_ci_low"]).tolist(),
         }
     trace["customdata"] = hover_texts(part, "draw " if kind == "draws" else "")
     return trace
@@ -293,7 +295,7 @@ def hover_texts(part: pandas.DataFrame, draw: str = "") -> list[str]:
     """Returns each row's value and effect with their intervals, after the number of its draw where that has a name."""
     return [
         (f"{draw}{row['draw']}: " if draw else "")
-        + f"value {row['value']:.6g} [{row['ci_low']:.4g}, {row['ci_high']:.4g}]"
+        + f"value {row['value']:.6g} [{row['value_ci_low']:.4g}, {row['value_ci_high']:.4g}]"
         f"<br>unedited {row['baseline']:.6g}<br>effect {row['effect']:+.4g} "
         f"[{row['effect_ci_low']:.4g}, {row['effect_ci_high']:.4g}]"
         for row in part.to_dict("records")
@@ -313,7 +315,7 @@ def powers_apart(part: pandas.DataFrame) -> int:
 
 
 def extremes(part: pandas.DataFrame) -> tuple[float, float]:
-    numbers = part[["value", "baseline", "ci_low"]].to_numpy(dtype=float)
+    numbers = part[["value", "baseline", "value_ci_low"]].to_numpy(dtype=float)
     return float(numbers.min()), float(numbers.max())
 
 

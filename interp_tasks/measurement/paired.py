@@ -34,7 +34,7 @@ def paired(
         resampled = ratio(weights @ sums.T, weights @ counts.T)
         low, high = interval(resampled, LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
-        row |= {"ci_low": low[0], "ci_high": high[0]}
+        row |= {"value_ci_low": low[0], "value_ci_high": high[0]}
         if baselines is not None:
             row |= {"baseline": pooled[1]} | paired_columns(pooled, resampled)
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))

@@ -32,7 +32,7 @@ from interp_tasks.measurement.table import HOLM, of_metric, shown_columns, shown
 FILES = (".parquet", ".csv", ".json", ".config.json")
 PAGE = ".html"
 #: What ``print`` shows of a result.
-SHOWN_ALONE = ("ref", "variant", "draw", "metric", "value", "ci_low", "ci_high")
+SHOWN_ALONE = ("ref", "variant", "draw", "metric", "value", "value_ci_low", "value_ci_high")
 SHOWN_COMPARED = (
     *("ref", "variant", "draw", "metric", "baseline", "value", "effect", "effect_ci_low", "effect_ci_high"),
     "p_adjusted",

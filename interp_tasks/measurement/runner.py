@@ -133,8 +133,8 @@ def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
     of_ratios = frame.assign(
         metric=frame["metric"] + RATIO,
         value=frame["ratio"],
-        ci_low=low,
-        ci_high=high,
+        value_ci_low=low,
+        value_ci_high=high,
         baseline=1.0,
         effect=frame["ratio"] - 1,
         effect_ci_low=low - 1,

@@ -30,8 +30,8 @@ COLUMNS = (
     "position",
     "metric",
     "value",
-    "ci_low",
-    "ci_high",
+    "value_ci_low",
+    "value_ci_high",
     "n",
     "n_runs",
     "baseline",
@@ -43,6 +43,8 @@ COLUMNS = (
     "engine",
     "null_effect",
 )
+#: Columns by their names up to 0.2.
+OLD_NAMES = {"ci_low": "value_ci_low", "ci_high": "value_ci_high"}
 #: The sentence about p-values below a table; its family are the rows that the table shows.
 HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} tests of these rows."
 #: What the name of a ratio's metric ends with.
@@ -58,7 +60,7 @@ def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def value_text(row: Mapping[str, Any]) -> str:
-    return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+    return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
 
 
 def effect_text(row: Mapping[str, Any]) -> str:

@@ -108,5 +108,10 @@ def rows_with_untrained(
         return [row]
     low, high = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
     other = {"variant": variant, "intervention": BESIDE + about, "metric": metric, "value": middle}
-    other |= {"site": row["site"], "ci_low": float(low), "ci_high": float(high), "n": len(baseline)}
+    other |= {
+        "site": row["site"],
+        "value_ci_low": float(low),
+        "value_ci_high": float(high),
+        "n": len(baseline),
+    }
     return [row, {**other, "engine": "exact"}]

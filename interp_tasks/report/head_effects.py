@@ -192,7 +192,7 @@ def common_axis(metric: str, views: Sequence[View], marks: Sequence[Mark]) -> di
     rows = [view.unedited() for view in views]
     rows += [effects[effects["variant"] == ALL] for effects in (view.effects() for view in views)]
     frame = pandas.concat([each[each["metric"] == metric] for each in rows])
-    columns = [name for name in ("value", "ci_low", "ci_high") if name in frame]
+    columns = [name for name in ("value", "value_ci_low", "value_ci_high") if name in frame]
     values = [value for name in columns for value in frame[name].dropna().tolist()]
     values += [mark.value for mark in marks]
     axis = value_axis(metric, values)
@@ -241,9 +241,9 @@ def value_axis(metric: str, values: Sequence[int | float]) -> dict[str, Any]:
 def add_line(figure: Any, name: str, rows: pandas.DataFrame, colour: str, symbol: str) -> None:
     """Draws a line through the checkpoints, with its interval as a band and in the hover text."""
     steps, values = rows["step"].tolist(), rows["value"].tolist()
-    known = "ci_low" in rows and bool(rows["ci_low"].notna().all())
-    lows = rows["ci_low"].tolist() if known else values
-    highs = rows["ci_high"].tolist() if known else values
+    known = "value_ci_low" in rows and bool(rows["value_ci_low"].notna().all())
+    lows = rows["value_ci_low"].tolist() if known else values
+    highs = rows["value_ci_high"].tolist() if known else values
     if known and len(steps) > 1:
         figure.add_scatter(
             x=[*steps, *reversed(steps)],

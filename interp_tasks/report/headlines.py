@@ -78,7 +78,7 @@ def level_text(row: Mapping[str, Any]) -> str:
     """Returns the value of a row with its interval."""
     if not is_share(row["metric"]):
         return value_text(row)
-    return with_interval(percent(row["value"]), row["ci_low"], row["ci_high"], percent)
+    return with_interval(percent(row["value"]), row["value_ci_low"], row["value_ci_high"], percent)
 
 
 def change_text(row: Mapping[str, Any], metric: str) -> str:
@@ -228,7 +228,7 @@ def circuit_text(found: FoundCircuit) -> str:
 
     if found.circuit is None:
         return "none: clean and source run do not differ"
-    columns = {"": "value", "_ci_low": "ci_low", "_ci_high": "ci_high"}
+    columns = {"": "value", "_ci_low": "value_ci_low", "_ci_high": "value_ci_high"}
     row = {f"{FAITHFULNESS}{end}": found.value(FAITHFULNESS, column) for end, column in columns.items()}
     return f"{found.value(SIZE):.0f} of {found.total} edges, faithfulness {faithfulness_text(row)}"
 

@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 
 #: Columns of a download; the others of the tidy table are empty here, or the same in every row.
 COLUMNS = (
-    *("run", "step", "variant", "intervention", "layer", "head", "metric", "value", "ci_low", "ci_high", "n"),
+    *(
+        "run",
+        "step",
+        "variant",
+        "intervention",
+        "layer",
+        "head",
+        "metric",
+        "value",
+        "value_ci_low",
+        "value_ci_high",
+        "n",
+    ),
     *("baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value", "p_adjusted", "null_effect"),
 )
 
@@ -153,7 +165,7 @@ def metrics_table(frame: pandas.DataFrame) -> Section:
         Column("metric", "metric"),
         Column("value [95% CI]", "value", value_text),
     ]
-    if "ci_low" not in frame:
+    if "value_ci_low" not in frame:
         return Text("No metrics: the checkpoints name no task.", "Metrics at every checkpoint")
     kept_columns = [name for name in COLUMNS if name in frame]
     return Table(

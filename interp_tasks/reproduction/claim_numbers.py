@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: The interval that goes with a column.
 INTERVAL_COLUMNS: Mapping[str, tuple[str, str]] = {
-    "value": ("ci_low", "ci_high"),
+    "value": ("value_ci_low", "value_ci_high"),
     "effect": ("effect_ci_low", "effect_ci_high"),
 }
 

@@ -47,7 +47,7 @@ def seeds(row: Mapping[str, Any]) -> str:
 
 
 def interval_text(row: Mapping[str, Any]) -> str:
-    return interval(row["ci_low"], row["ci_high"]) or "–"
+    return interval(row["value_ci_low"], row["value_ci_high"]) or "–"
 
 
 def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
@@ -86,7 +86,7 @@ RESULT = (
     Column("condition", "run"),
     Column("ours", "value", our_number),
     Column("seeds", "n_runs", seeds),
-    Column("95% interval", "ci_low", interval_text),
+    Column("95% interval", "value_ci_low", interval_text),
     Column("verdict", "verdict", sentences=True),
     Column("untrained", "untrained", controls),
 )

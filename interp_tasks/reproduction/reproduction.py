@@ -103,8 +103,8 @@ class Reproduction:
                     "run": each.run,
                     "n_runs": each.n_runs,
                     "value": each.value,
-                    "ci_low": each.low,
-                    "ci_high": each.high,
+                    "value_ci_low": each.low,
+                    "value_ci_high": each.high,
                     "at_least": at_least if math.isfinite(at_least) else None,
                     "at_most": at_most if math.isfinite(at_most) else None,
                     "what": each.claim.what,
@@ -194,7 +194,18 @@ def summary(reproduction: Reproduction) -> str:
 
 COLUMNS = (
     *("row", "experiment", "claim", "headline", "says", "source", "published", "published_number", "rule"),
-    *("run", "n_runs", "value", "ci_low", "ci_high", "at_least", "at_most", "what", "interval", "runs"),
+    *(
+        "run",
+        "n_runs",
+        "value",
+        "value_ci_low",
+        "value_ci_high",
+        "at_least",
+        "at_most",
+        "what",
+        "interval",
+        "runs",
+    ),
     *(
         "untrained",
         "shuffled",
@@ -210,7 +221,16 @@ COLUMNS = (
 )
 #: Columns of numbers, NaN where there is none.
 NUMBERS = (
-    *("published_number", "value", "ci_low", "ci_high", "at_least", "at_most", "untrained", "shuffled"),
+    *(
+        "published_number",
+        "value",
+        "value_ci_low",
+        "value_ci_high",
+        "at_least",
+        "at_most",
+        "untrained",
+        "shuffled",
+    ),
     *("p", "p_holm", "hours"),
 )
 

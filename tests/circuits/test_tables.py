@@ -102,13 +102,13 @@ def test_what_fits_and_the_number_of_rows_are_as_before(monkeypatch):
 
 
 def test_an_interval_stands_beside_its_number():
-    """That of `share_ci_low` is of `share`; that of `ci_low` of the column before; without bounds there is none."""
+    """That of `share_ci_low` is of `share`; without bounds there is none."""
     frame = pd.DataFrame(
         {
             "head": ["0.1", "1.0"],
             "score": [0.12346, 0.5],
-            "ci_low": [0.1, np.nan],
-            "ci_high": [0.2, np.nan],
+            "score_ci_low": [0.1, np.nan],
+            "score_ci_high": [0.2, np.nan],
             "share": [1.0, 0.25],
             "share_ci_low": [0.98765, 0.2],
             "share_ci_high": [1.0, 0.3],
@@ -125,7 +125,7 @@ def test_an_interval_stands_beside_its_number():
 def test_of_many_rows_the_first_and_the_last_are_made_and_shown(monkeypatch):
     made = []
     monkeypatch.setattr(tables, "interval_text", lambda *row: made.append(row) or f"{row[0]:.0f}")
-    frame = pd.DataFrame({"value": range(1000), "ci_low": 0.0, "ci_high": 1.0})
+    frame = pd.DataFrame({"value": range(1000), "value_ci_low": 0.0, "value_ci_high": 1.0})
     shown = short_table(frame, list(frame)).splitlines()
     assert [line.strip() for line in shown[1:-1]] == [
         *map(str, range(20)),

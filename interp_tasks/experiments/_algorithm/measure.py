@@ -177,7 +177,7 @@ def correlation(
     # [draws series]
     resampled = np.stack([pearson(weights @ series) for series in moments], axis=1)
     low, high = interval(resampled, LEVEL)
-    row = {"value": pooled[0], "ci_low": low[0], "ci_high": high[0], "n": len(one)}
+    row = {"value": pooled[0], "value_ci_low": low[0], "value_ci_high": high[0], "n": len(one)}
     if control is not None:
         bottom, top = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
         row |= {"baseline": pooled[1], "effect": pooled[0] - pooled[1]}

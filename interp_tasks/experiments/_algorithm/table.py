@@ -29,7 +29,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         of = output[output["metric"] == metric].set_index(keys)
         columns = zip(*(rows[key] for key in keys), strict=True)
         rows[metric] = [
-            tuple(of.loc[key, ["value", "ci_low", "ci_high"]].tolist()) if key in of.index else None
+            tuple(of.loc[key, ["value", "value_ci_low", "value_ci_high"]].tolist())
+            if key in of.index
+            else None
             for key in columns
         ]
     return rows

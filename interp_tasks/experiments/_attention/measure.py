@@ -246,21 +246,18 @@ def table(head_classes: HeadClasses) -> pandas.DataFrame:
     """Returns a checkpoint's rows: each head's templates, movements and relocations, then counts of heads."""
     import pandas
 
-    shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "ci_low", "ci_high", "n"]
-    of_templates = head_classes.scores.frame[[*shared, "template", "score", "chance"]]
-    parts = [of_templates.rename(columns={"template": "metric", "score": "value", "chance": "baseline"})]
+    shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "n"]
+
+    def measured(frame: pandas.DataFrame, number: str, baseline: str) -> pandas.DataFrame:
+        names = {f"{number}{end}": f"value{end}" for end in ("", "_ci_low", "_ci_high")}
+        return frame[[*shared, *names, baseline]].rename(columns=names | {baseline: "baseline"})
+
+    scores = head_classes.scores.frame
+    parts = [measured(scores, "score", "chance").assign(metric=scores["template"])]
     for change, movement in head_classes.moves.items():
-        part = movement.frame[[*shared, "distance", "unpaired"]]
-        parts.append(
-            part.rename(columns={"distance": "value", "unpaired": "baseline"}).assign(
-                metric=f"{MOVED}{change}"
-            )
-        )
+        parts.append(measured(movement.frame, "distance", "unpaired").assign(metric=f"{MOVED}{change}"))
     for name, following in head_classes.followed.items():
-        part = following.frame[[*shared, "share", "unpaired"]]
-        parts.append(
-            part.rename(columns={"share": "value", "unpaired": "baseline"}).assign(metric=f"{FOLLOWS}{name}")
-        )
+        parts.append(measured(following.frame, "share", "unpaired").assign(metric=f"{FOLLOWS}{name}"))
     frame = pandas.concat(parts, ignore_index=True).sort_values(
         ["layer", "head"], kind="stable", ignore_index=True
     )
@@ -333,5 +330,5 @@ def distribution(head_classes: HeadClasses) -> pandas.DataFrame:
         # A resample in which the template has no query says nothing of it.
         known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
         low, high = interval(known, LEVEL) if examples > 1 else ([np.nan], [np.nan])
-        rows.append({"metric": metric, "value": value, "ci_low": low[0], "ci_high": high[0]})
+        rows.append({"metric": metric, "value": value, "value_ci_low": low[0], "value_ci_high": high[0]})
     return pandas.DataFrame(rows).assign(variant=ALL_HEADS, n=examples)

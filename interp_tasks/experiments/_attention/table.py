@@ -51,7 +51,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         of = frame[frame["metric"] == change].set_index(["ref", "variant"])
         keys = list(zip(rows["ref"], rows["variant"], strict=True))
         rows[change] = [
-            tuple(of.loc[key, ["value", "ci_low", "ci_high"]].tolist()) if key in of.index else None
+            tuple(of.loc[key, ["value", "value_ci_low", "value_ci_high"]].tolist())
+            if key in of.index
+            else None
             for key in keys
         ]
     return rows.reset_index(drop=True)
@@ -84,7 +86,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column("class", "intervention", _words("intervention")),
         Column("template", "metric", _words("metric")),
         Column("chance", "baseline"),
-        Column("score [95% CI]", "value", _interval("value", "ci_low", "ci_high")),
+        Column("score [95% CI]", "value", _interval("value", "value_ci_low", "value_ci_high")),
     ]
     moves = [name for name in rows.columns if str(name).startswith((MOVED, FOLLOWS))]
     return [*columns, *(Column(_in_lines(str(name)), str(name), _moved(str(name))) for name in moves)]

@@ -25,19 +25,19 @@ def over_steps(frame: pandas.DataFrame, metric: str) -> plotly.graph_objects.Fig
         "share of members": sizes.assign(value=sizes["value"] / sizes["baseline"]),
         FAITHFULNESS: own[own["metric"] == FAITHFULNESS],
         f"{metric}, clean": own[own["metric"] == metric].assign(
-            value=lambda rows: rows["baseline"], ci_low=float("nan")
+            value=lambda rows: rows["baseline"], value_ci_low=float("nan")
         ),
     }
     height = PANEL * len(panels) + GAP * (len(panels) - 1)
     figure = make_subplots(rows=len(panels), cols=1, shared_xaxes=True, vertical_spacing=GAP / height)
     for row, (name, rows) in enumerate(panels.items(), start=1):
         for index, (run, part) in enumerate(rows.groupby("run", sort=False, dropna=False)):
-            known = part["ci_low"].notna().any()
+            known = part["value_ci_low"].notna().any()
             bars = {
                 "type": "data",
                 "symmetric": False,
-                "array": (part["ci_high"] - part["value"]).tolist(),
-                "arrayminus": (part["value"] - part["ci_low"]).tolist(),
+                "array": (part["value_ci_high"] - part["value"]).tolist(),
+                "arrayminus": (part["value"] - part["value_ci_low"]).tolist(),
             }
             figure.add_scatter(
                 x=part["step"].tolist(),

@@ -81,11 +81,11 @@ def numbers(rows: pandas.DataFrame) -> dict[str, Any]:
         "metric": metric,
         "clean": of_metric["baseline"],
         "value": of_metric["value"],
-        "ci_low": of_metric["ci_low"],
-        "ci_high": of_metric["ci_high"],
+        "value_ci_low": of_metric["value_ci_low"],
+        "value_ci_high": of_metric["value_ci_high"],
         "faithfulness": faithfulness["value"],
-        "faithfulness_ci_low": faithfulness["ci_low"],
-        "faithfulness_ci_high": faithfulness["ci_high"],
+        "faithfulness_ci_low": faithfulness["value_ci_low"],
+        "faithfulness_ci_high": faithfulness["value_ci_high"],
     }
 
 
@@ -116,7 +116,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column(
             f"{metric} [95% CI]",
             "value",
-            lambda row: with_interval(number(row["value"]), row["ci_low"], row["ci_high"]),
+            lambda row: with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"]),
         ),
         Column("", "mark"),
     ]
@@ -138,4 +138,4 @@ def share(value: float) -> str:
 
 def gap_text(row: Mapping[str, Any]) -> str:
     gap = row["gap"]
-    return with_interval(number(gap["value"]), gap["ci_low"], gap["ci_high"])
+    return with_interval(number(gap["value"]), gap["value_ci_low"], gap["value_ci_high"])

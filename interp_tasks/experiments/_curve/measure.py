@@ -256,8 +256,8 @@ def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
             "variant": "stored step",
             "metric": f"{name} ({part}" if part else name,
             "value": float(ratio(series.sum(1), entries.sum(1))[0]),
-            "ci_low": float(low[0]),
-            "ci_high": float(high[0]),
+            "value_ci_low": float(low[0]),
+            "value_ci_high": float(high[0]),
         }
         yield row if len(batch) > 1 else without_intervals(row)
 

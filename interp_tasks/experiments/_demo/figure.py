@@ -184,7 +184,7 @@ def bars(
     """Returns bars with their intervals, panels with an axis each, and a dashed line at a level in the first.
 
     Args:
-        panels: title -> name of an edit -> for each moment ``value``, ``ci_low`` and ``ci_high``.
+        panels: title -> name of an edit -> for each moment ``value``, ``value_ci_low`` and ``value_ci_high``.
         moments: names of what stands side by side.
     """
     from plotly.subplots import make_subplots
@@ -221,8 +221,8 @@ def bars(
                 error_y={
                     "type": "data",
                     "symmetric": False,
-                    "array": [whisker(point, "ci_high") for point in points],
-                    "arrayminus": [whisker(point, "ci_low") for point in points],
+                    "array": [whisker(point, "value_ci_high") for point in points],
+                    "arrayminus": [whisker(point, "value_ci_low") for point in points],
                     "thickness": 1.3,
                 },
                 hovertemplate="%{x}, "
@@ -259,7 +259,7 @@ def in_powers(power: int) -> str:
 
 
 def larger(point: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    return {key: factor * point[key] for key in ("value", "ci_low", "ci_high")}
+    return {key: factor * point[key] for key in ("value", "value_ci_low", "value_ci_high")}
 
 
 def label(point: Mapping[str, Any], largest: float, percent: bool) -> str:
@@ -271,13 +271,15 @@ def label(point: Mapping[str, Any], largest: float, percent: bool) -> str:
 
 def top(point: Mapping[str, Any]) -> float:
     """Returns the upper end of a bar with its interval; of one example there is none."""
-    return float(point["value"] if point["ci_high"] != point["ci_high"] else point["ci_high"])
+    return float(
+        point["value"] if point["value_ci_high"] != point["value_ci_high"] else point["value_ci_high"]
+    )
 
 
 def whisker(point: Mapping[str, Any], end: str) -> float | str:
     """Returns how far one end of an interval is from its value; none where all examples agree, or there is one."""
     # Plotly takes what is missing for 0, and draws a flat cap there.
-    return abs(point[end] - point["value"]) if point["ci_high"] > point["ci_low"] else "none"
+    return abs(point[end] - point["value"]) if point["value_ci_high"] > point["value_ci_low"] else "none"
 
 
 def is_low(point: Mapping[str, Any], largest: float) -> bool:

@@ -166,9 +166,11 @@ def judged(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: f
     """Returns one claim: our numbers, the published ones, and whether the whole interval keeps the rule."""
     mark, metric = claim.where["ref"], claim.where["metric"]
     row = row_of(frame, mark, metric, name)
-    ends = ("effect_ci_low", "effect_ci_high") if claim.column == "effect" else ("ci_low", "ci_high")
+    ends = (
+        ("effect_ci_low", "effect_ci_high") if claim.column == "effect" else ("value_ci_low", "value_ci_high")
+    )
     share, low, high = (row[column] / guess for column in (claim.column, *ends))
-    ours = with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+    ours = with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
     return {
         "claim": f"{'before' if mark == 'pre' else 'after'} the drop {metric} {what}",
         "edit": name,

@@ -66,7 +66,7 @@ def line(when: str, *cells: str) -> str:
 
 def ours(row: dict[str, Any], shown: Any) -> str:
     ends = (percent,) if shown is percent else ()
-    return with_interval(shown(row["value"]), row["ci_low"], row["ci_high"], *ends)
+    return with_interval(shown(row["value"]), row["value_ci_low"], row["value_ci_high"], *ends)
 
 
 def history(outcome: Outcome, metric: str, says: str) -> str:

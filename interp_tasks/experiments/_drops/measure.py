@@ -241,8 +241,8 @@ def pooled(
         yield {
             **shared,
             "value": value,
-            "ci_low": low,
-            "ci_high": high,
+            "value_ci_low": low,
+            "value_ci_high": high,
             **({"effect": value - level} if "baseline" in same[0] else {}),
         }
         if quantity in SHARES or not len(values):
@@ -315,8 +315,8 @@ def correlations(
                 "intervention": "none",
                 "metric": f"rank correlation of {quantity}",
                 "value": float(rank_correlation(pairs[None])[0]),
-                "ci_low": low,
-                "ci_high": high,
+                "value_ci_low": low,
+                "value_ci_high": high,
             }
 
 

@@ -35,7 +35,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         # Of several seeds smallest and largest; of a correlation its interval.
         intervals = {
             metric: (low, high)
-            for metric, low, high in zip(part["metric"], part["ci_low"], part["ci_high"], strict=True)
+            for metric, low, high in zip(
+                part["metric"], part["value_ci_low"], part["value_ci_high"], strict=True
+            )
         }
         ranges = {
             f"{name} range": intervals.get(f"{CORRELATION}{name}", (None, None))

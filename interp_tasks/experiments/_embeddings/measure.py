@@ -257,7 +257,7 @@ def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
         "metric": HALF_WAY,
         "site": "embed",
     }
-    row |= {"value": steps_half_way[0], "ci_low": low, "ci_high": high, "engine": "exact"}
+    row |= {"value": steps_half_way[0], "value_ci_low": low, "value_ci_high": high, "engine": "exact"}
     onset = onset_of(run)
     if onset is not None:
         row |= {"baseline": float(onset), "effect": steps_half_way[0] - onset}
@@ -295,8 +295,8 @@ def token_rows(
         row: dict[str, Any] = {"variant": "tokens", "intervention": about, "metric": metric, "site": "embed"}
         row |= {
             "value": value[0],
-            "ci_low": low,
-            "ci_high": high,
+            "value_ci_low": low,
+            "value_ci_high": high,
             "n": len(targets.values),
             "engine": "exact",
         }

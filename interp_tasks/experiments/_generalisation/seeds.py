@@ -45,7 +45,12 @@ def pooled(
             yield {**shared, "value": math.nan}
             continue
         low, high = interval_over_seeds(values, middle, seed)
-        yield {**shared, "value": finite_or_nan(float(middle(values))), "ci_low": low, "ci_high": high}
+        yield {
+            **shared,
+            "value": finite_or_nan(float(middle(values))),
+            "value_ci_low": low,
+            "value_ci_high": high,
+        }
         if not share:
             for word, extreme in (("smallest", values.min()), ("largest", values.max())):
                 yield {**shared, "metric": f"{key[2]}, {word}", "value": finite_or_nan(extreme)}
@@ -131,7 +136,7 @@ def ratio_rows(
             known = (least, lowest, highest) if least == most else (math.nan,) * 3
             for metric, numbers in zip((RATIO, AT_LEAST, AT_MOST), (known, *found), strict=True):
                 value, low, high = map(finite_or_nan, numbers)
-                yield {**row, "metric": metric, "value": value, "ci_low": low, "ci_high": high}
+                yield {**row, "metric": metric, "value": value, "value_ci_low": low, "value_ci_high": high}
     if not any_pair:
         raise UserError(
             f"--against {', '.join(compared)}: none of the runs has an accuracy of that name under the same seed; "

@@ -120,7 +120,7 @@ def ratio_text(cells: Mapping[Any, Mapping[Any, Any]]) -> str:
     if row is None:
         return ""
     if not math.isnan(row["value"]):
-        return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+        return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
     least, most = (cells["validation", name]["value"] for name in (AT_LEAST, AT_MOST))
     if not math.isnan(most):
         return f"{number(least)} to {number(most)}" if least > 0 else f"below {number(most)}"

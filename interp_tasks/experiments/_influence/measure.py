@@ -216,8 +216,8 @@ def rows_of(variant: str, moved: Tensor, declared: Influences, seed: int) -> lis
                 **common,
                 "metric": CHANGE,
                 "value": values[total_index],
-                "ci_low": low[total_index],
-                "ci_high": high[total_index],
+                "value_ci_low": low[total_index],
+                "value_ci_high": high[total_index],
             }
         )
         rows.append(
@@ -225,8 +225,8 @@ def rows_of(variant: str, moved: Tensor, declared: Influences, seed: int) -> lis
                 **common,
                 "metric": PART,
                 "value": values[part],
-                "ci_low": low[part],
-                "ci_high": high[part],
+                "value_ci_low": low[part],
+                "value_ci_high": high[part],
                 "baseline": values[part + 1],
                 "effect": values[part] - values[part + 1],
                 "effect_ci_low": gap_low[index],
@@ -257,7 +257,7 @@ def agreement(
     weights = np.concatenate([np.ones((1, count)), resamples])[:, examples]
     resampled = correlation(one, other, weights)
     low, high = np.nanquantile(resampled[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    row |= {"value": resampled[0], "ci_low": low, "ci_high": high, "n": count}
+    row |= {"value": resampled[0], "value_ci_low": low, "value_ci_high": high, "n": count}
     return row if count > 1 else without_intervals(row)
 
 

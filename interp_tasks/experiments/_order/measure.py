@@ -201,7 +201,12 @@ class RunQuantities:
                 self.curves.setdefault(name, {})[subject.checkpoint.step] = quantity
                 low, high = interval(quantity[1:])
                 row = {"variant": name, "intervention": kind, "metric": VALUE, "value": quantity[0]}
-                row |= {"ci_low": low, "ci_high": high, "n": len(subject.tokens), "engine": "naive"}
+                row |= {
+                    "value_ci_low": low,
+                    "value_ci_high": high,
+                    "n": len(subject.tokens),
+                    "engine": "naive",
+                }
                 rows.append(row)
         return rows
 
@@ -228,7 +233,7 @@ class RunQuantities:
                 of_drop.setdefault(share, crossings)
                 low, high = interval(crossings[1:])
                 row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": crossings[0]}
-                row |= {"intervention": "of its way", "ci_low": low, "ci_high": high}
+                row |= {"intervention": "of its way", "value_ci_low": low, "value_ci_high": high}
                 row |= {"n": len(subject.tokens), "engine": "naive"}
                 if name != self.drop:
                     gap = crossings[: len(of_drop[share])] - of_drop[share][: len(crossings)]

@@ -51,9 +51,9 @@ def tidy_rows(table: pandas.DataFrame, settings: ProbeSettings) -> pandas.DataFr
     for column, mark in (("head", "."), ("position", "@")):
         site += table[column].map(lambda number, mark=mark: "" if pandas.isna(number) else f"{mark}{number}")
     split = table["split"].map(lambda split: "" if split == "all" else f" ({split})")
-    common = table[["site", "layer", "head", "position", "value", "ci_low", "ci_high", "n"]].assign(
-        variant=table["target"] + " " + site, metric=table["metric"] + split, engine="streamed"
-    )
+    common = table[
+        ["site", "layer", "head", "position", "value", "value_ci_low", "value_ci_high", "n"]
+    ].assign(variant=table["target"] + " " + site, metric=table["metric"] + split, engine="streamed")
     controls = [("shuffled", "selectivity", AGAINST_SHUFFLED)]
     if settings.untrained:
         controls.append(("untrained", "over_untrained", AGAINST_UNTRAINED))

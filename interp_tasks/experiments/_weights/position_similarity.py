@@ -51,7 +51,7 @@ def of_positions(
             ]
             for metric, values in resampled.items():
                 low, high = interval(values[1:])
-                row = {"site": "pos_embed", "n": dimensions, "ci_low": low, "ci_high": high}
+                row = {"site": "pos_embed", "n": dimensions, "value_ci_low": low, "value_ci_high": high}
                 key = (name, about, metric)
                 rows += rows_with_untrained(
                     key, float(values[0]), [float(each[metric][0]) for each in control_values], row

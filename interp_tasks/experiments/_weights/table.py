@@ -22,8 +22,8 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         intervention=frame.loc[of_others, "intervention"].str.removeprefix(BESIDE)
     )
     keys = ["ref", "variant", "intervention", "metric"]
-    ranges = ranges[[*keys, "ci_low", "ci_high"]].rename(
-        columns={"ci_low": "beside low", "ci_high": "beside high"}
+    ranges = ranges[[*keys, "value_ci_low", "value_ci_high"]].rename(
+        columns={"value_ci_low": "beside low", "value_ci_high": "beside high"}
     )
     rows = frame[~of_others].merge(ranges, on=keys, how="left")
     labels = [subject_and_metric(row) for row in rows.to_dict("records")]

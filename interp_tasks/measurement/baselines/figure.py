@@ -19,7 +19,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     """Draws each metric over the variations of the data, of checkpoints and of the methods beside them."""
     from plotly.subplots import make_subplots
 
-    frame = frame[frame["value"].notna() & frame["ci_low"].notna()]
+    frame = frame[frame["value"].notna() & frame["value_ci_low"].notna()]
     metrics = list(dict.fromkeys(frame["metric"]))
     refs, methods = (list(dict.fromkeys(frame[column])) for column in ("ref", "intervention"))
     total_height = PANEL * len(metrics) + GAP * (len(metrics) - 1)
@@ -34,8 +34,8 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             trace["error_y"] = {
                 "type": "data",
                 "symmetric": False,
-                "array": (ref_rows["ci_high"] - ref_rows["value"]).tolist(),
-                "arrayminus": (ref_rows["value"] - ref_rows["ci_low"]).tolist(),
+                "array": (ref_rows["value_ci_high"] - ref_rows["value"]).tolist(),
+                "arrayminus": (ref_rows["value"] - ref_rows["value_ci_low"]).tolist(),
             }
             figure.add_trace({**trace, "showlegend": row == 1}, row=row, col=1)
         for index, method in enumerate(methods, start=len(refs)):
@@ -46,7 +46,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 shown = not any(old.name == method for old in figure.data)
                 trace = line(ref_rows, "baseline", str(method), index, dash)
                 figure.add_trace({**trace, "showlegend": shown}, row=row, col=1)
-        numbers = of[["value", "ci_low", "ci_high", "baseline"]]
+        numbers = of[["value", "value_ci_low", "value_ci_high", "baseline"]]
         smallest, largest = float(numbers.min().min()), float(numbers.max().max())
         axis = log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
         figure.update_yaxes(title_text=metric, row=row, col=1, **axis)

@@ -236,7 +236,9 @@ def test_completeness_takes_subsets_out_of_the_circuit_and_of_the_model(model, t
         drawn = resampled(sums, counts, 50)
         drawn = (drawn[:, 2] - drawn[:, 3]) / (drawn[:, 0] - drawn[:, 1])
         np.testing.assert_allclose(
-            [row["ci_low"], row["ci_high"]], np.quantile(drawn, [0.025, 0.975]), rtol=1e-6
+            [row["difference_ci_low"], row["difference_ci_high"]],
+            np.quantile(drawn, [0.025, 0.975]),
+            rtol=1e-6,
         )
 
 
@@ -271,8 +273,8 @@ def test_minimality_is_what_a_member_adds_to_the_rest(model, tokens, other_token
     assert list(rows["member"]) == list(c)
     np.testing.assert_allclose(rows["share"], share[0] - share[1:], rtol=1e-7, atol=1e-12)
     bounds = np.quantile(drawn[:, :1] - drawn[:, 1:], [0.025, 0.975], axis=0)
-    np.testing.assert_allclose(rows["ci_low"], bounds[0], rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(rows["ci_high"], bounds[1], rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(rows["share_ci_low"], bounds[0], rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(rows["share_ci_high"], bounds[1], rtol=1e-6, atol=1e-12)
     sums, counts = pooled(model, tokens, [(one.keep(other_tokens),) for one in (c, *rests)])
     p_values = sign_flip(sums, counts, 0, 300)[1:]
     np.testing.assert_allclose(rows["p_value"], p_values)

@@ -117,7 +117,7 @@ def same(fast, naive, tolerance):
         largest = rows["effect"].abs().max()
         assert largest > 0
         ours = fast.frame[fast.frame["metric"] == metric]
-        for column in ("value", "effect", "baseline", "ci_low", "effect_ci_high"):
+        for column in ("value", "effect", "baseline", "value_ci_low", "effect_ci_high"):
             assert (ours[column] - rows[column]).abs().max() <= tolerance * largest, (metric, column)
     assert list(fast.frame["null_effect"]) == list(naive.frame["null_effect"])
 

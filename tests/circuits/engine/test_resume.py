@@ -161,7 +161,7 @@ def same(model, tokens, given, tolerance, **options):
     assert set(resumed.frame["engine"]) == {"resumed"}
     largest = naive.frame["effect"].abs().max()
     assert largest > 0
-    for column in ("value", "effect", "baseline", "ci_low", "effect_ci_high"):
+    for column in ("value", "effect", "baseline", "value_ci_low", "effect_ci_high"):
         assert (resumed.frame[column] - naive.frame[column]).abs().max() <= tolerance * largest, column
     assert list(resumed.frame["null_effect"]) == list(naive.frame["null_effect"])
     return resumed

@@ -130,8 +130,8 @@ def test_what_is_no_grid_becomes_points(model, tokens, per_head):
         rows = few.frame[few.frame["metric"] == name]
         assert list(trace.x) == ["a", "b"]
         assert list(trace.y) == list(rows["value"])
-        assert list(trace.error_y.array) == list(rows["ci_high"] - rows["value"])
-        assert list(trace.error_y.arrayminus) == list(rows["value"] - rows["ci_low"])
+        assert list(trace.error_y.array) == list(rows["value_ci_high"] - rows["value"])
+        assert list(trace.error_y.arrayminus) == list(rows["value"] - rows["value_ci_low"])
     lines = [shape.y0 for shape in figure.layout.shapes]
     assert lines == list(few.baseline["value"])
     assert {trace.type for trace in per_head.plot(kind="points").data} == {"scatter"}

@@ -52,7 +52,7 @@ def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_token
         for column, values in (
             ("value", expected.value),
             ("effect", expected.effect),
-            ("ci_low", expected.low),
+            ("value_ci_low", expected.low),
         ):
             np.testing.assert_allclose(rows[column], [values[5], *values[1:5]], rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(

@@ -119,7 +119,7 @@ def test_exact_where_the_metric_is_linear_in_the_site(family, make_model, tokens
         }
         patched = sweep(model, tokens, real, metric=weighed, **FEW).frame
         assert list(estimated["variant"]) == list(real)
-        for column in ("value", "effect", "effect_ci_low", "ci_high", "p_value", "p_adjusted"):
+        for column in ("value", "effect", "effect_ci_low", "value_ci_high", "p_value", "p_adjusted"):
             np.testing.assert_allclose(estimated[column], patched[column], rtol=1e-9, atol=1e-11)
         assert float(np.abs(estimated["effect"]).max()) > 0.1
     attention = make_model(family=family, n_layers=1, attn_only=True, normalization_type=None)

@@ -322,7 +322,10 @@ def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
     again = [bootstrap(np.array(values), ones, 0, 7) for values in (estimates, exact)]
     drawn = [rank_correlation(one, other) for one, other in zip(*again, strict=True)]
     low, high = np.quantile(drawn, [0.025, 0.975])
-    assert (row["ci_low"], row["ci_high"]) == (pytest.approx(low, abs=1e-12), pytest.approx(high, abs=1e-12))
+    assert (row["spearman_ci_low"], row["spearman_ci_high"]) == (
+        pytest.approx(low, abs=1e-12),
+        pytest.approx(high, abs=1e-12),
+    )
     assert low < high
 
 
@@ -790,7 +793,7 @@ def test_refused_inside_a_block_that_edits_the_model(screened, causal, tokens, o
 def test_a_single_example_has_no_interval(screened, causal, tokens, other_tokens):
     found = screened(causal, tokens[:1], other_tokens[:1], weighed, **FEW)
     assert found.frame[["estimate_ci_low", "estimate_ci_high"]].isna().all().all()
-    assert found.correlation[["ci_low", "ci_high"]].isna().all().all()
+    assert found.correlation[["spearman_ci_low", "spearman_ci_high"]].isna().all().all()
     assert found.correlation["spearman"].notna().all()
 
 

@@ -201,7 +201,7 @@ def test_templates_that_depend_on_the_batch(grid, tokens, mask):
                 own = expected.frame[expected.frame["template"] == name].reset_index(drop=True)
                 mine = frame[frame["template"] == name].reset_index(drop=True)
                 np.testing.assert_allclose(mine["score"], own["score"], rtol=0, atol=1e-12)
-                np.testing.assert_allclose(mine["ci_low"], own["ci_low"], rtol=0, atol=1e-12)
+                np.testing.assert_allclose(mine["score_ci_low"], own["score_ci_low"], rtol=0, atol=1e-12)
     assert (expected.per_example("fixed") == expected.per_example("array")).all()
 
 
@@ -273,18 +273,20 @@ def test_intervals_are_those_of_a_bootstrap_by_hand(grid, tokens, mask):
         drawn = np.stack([weights @ mass, weights @ (mass - chance), weights @ (mass - chance)], 1)
         drawn /= np.stack([weights @ count, weights @ count, weights @ (count - chance)], 1)
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-        assert [row.ci_low, row.effect_ci_low, row.corrected_ci_low] == pytest.approx(list(low), abs=1e-12)
-        assert [row.ci_high, row.effect_ci_high, row.corrected_ci_high] == pytest.approx(
+        assert [row.score_ci_low, row.effect_ci_low, row.corrected_ci_low] == pytest.approx(
+            list(low), abs=1e-12
+        )
+        assert [row.score_ci_high, row.effect_ci_high, row.corrected_ci_high] == pytest.approx(
             list(high), abs=1e-12
         )
-    assert (found.frame["ci_low"] < found.frame["ci_high"]).all()
+    assert (found.frame["score_ci_low"] < found.frame["score_ci_high"]).all()
 
 
 def test_one_example_has_no_interval_and_no_class(grid, tokens):
     keys = patterns.identity(LENGTH)
     with intervene(grid, attending(spread(keys))):
         found = patterns.scores(grid, tokens[:1], {"identity": keys})
-    assert found.frame[["ci_low", "effect_ci_high", "corrected_ci_low"]].isna().all().all()
+    assert found.frame[["score_ci_low", "effect_ci_high", "corrected_ci_low"]].isna().all().all()
     assert set(patterns.classify(found).groups) == {"unclear"}
 
 
@@ -502,7 +504,7 @@ def test_what_follows_is_counted_by_loops(model, tokens, other_tokens, mask, see
             ]
             assert getattr(row, column) == pytest.approx(np.mean(hits))
         assert row.effect == pytest.approx(row.share - row.unpaired)
-        assert row.ci_low <= row.share <= row.ci_high
+        assert row.share_ci_low <= row.share <= row.share_ci_high
     assert found["share"].max() > 0
 
 
@@ -592,7 +594,9 @@ def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, m
         # A resample of examples whose attention cannot move has no share.
         three = [(a, a - b, a / b if b else np.nan) for a, b in drawn]
         lows = np.nanquantile(three, 0.025, axis=0)
-        assert [row.ci_low, row.effect_ci_low, row.share_ci_low] == pytest.approx(list(lows), abs=1e-12)
+        assert [row.distance_ci_low, row.effect_ci_low, row.share_ci_low] == pytest.approx(
+            list(lows), abs=1e-12
+        )
 
 
 def test_sensitivity_to_a_mask_and_to_values_are_told_apart(grid, tokens, other_tokens):

@@ -407,8 +407,10 @@ def test_a_line_of_one_layer_has_its_interval_as_bars_and_others_have_bands(caus
     low, high = (
         frame.loc["embed", "value"] + sign * bars[way][0] for sign, way in ((-1, "arrayminus"), (1, "array"))
     )
-    assert (low, high) == pytest.approx((frame.loc["embed", "ci_low"], frame.loc["embed", "ci_high"]))
-    assert list(drawn["band"].y) == frame.loc["resid_post", "ci_low"].tolist()
+    assert (low, high) == pytest.approx(
+        (frame.loc["embed", "value_ci_low"], frame.loc["embed", "value_ci_high"])
+    )
+    assert list(drawn["band"].y) == frame.loc["resid_post", "value_ci_low"].tolist()
 
 
 def test_print_shows_the_scores_and_of_a_map_its_shape(causal, inputs):
@@ -467,7 +469,7 @@ def test_a_target_that_is_the_same_everywhere_has_no_r2(causal, inputs, number):
     constant = torch.full((N - 1,), number, dtype=torch.float64)
     found = probe.linear(causal, inputs[1:], constant, "resid_post.0", intercept=True, draws=20).frame
     of_r2 = found[found["metric"] == "r2"]
-    assert of_r2[["value", "ci_low", "shuffled", "selectivity"]].isna().all(axis=None)
+    assert of_r2[["value", "value_ci_low", "shuffled", "selectivity"]].isna().all(axis=None)
 
 
 def test_arrays_that_torch_cannot_read_in_place(causal, inputs, hidden):
@@ -562,8 +564,8 @@ def test_intervals_are_bootstrap_over_held_out_examples_and_differences_are_pair
     weights = np.random.default_rng([2, 1]).multinomial(HELD_OUT, np.full(HELD_OUT, 1 / HELD_OUT), size=400)
     row = found.frame[found.frame["metric"] == "mse"].iloc[0]
     bounds = np.quantile(weights @ error / HELD_OUT, [0.025, 0.975])
-    assert (row["ci_low"], row["ci_high"]) == pytest.approx(tuple(bounds), rel=1e-9)
-    assert row["ci_low"] < row["value"] < row["ci_high"]
+    assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx(tuple(bounds), rel=1e-9)
+    assert row["value_ci_low"] < row["value"] < row["value_ci_high"]
     assert (row["n"], row["fit_n"]) == (HELD_OUT, N - HELD_OUT)
 
 

@@ -15,7 +15,16 @@ from circuits import CircuitsError, ablate, intervene, patch, permute, run, swee
 from circuits.model.surface import Surface
 from circuits.statistics import holm
 
-NUMBERS = ["value", "ci_low", "ci_high", "baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value"]
+NUMBERS = [
+    "value",
+    "value_ci_low",
+    "value_ci_high",
+    "baseline",
+    "effect",
+    "effect_ci_low",
+    "effect_ci_high",
+    "p_value",
+]
 SAME = ["variant", "draw", "site", "layer", "head", "metric", "n", "engine", "null_effect"]
 FEW = {"draws": 30, "flips": 30}
 

@@ -16,7 +16,14 @@ def result(make_model, tokens):
 
 def test_columns_are_the_public_ones(result):
     assert tuple(result.frame.columns) == COLUMNS
-    assert list(result.baseline.columns) == ["checkpoint", "metric", "value", "ci_low", "ci_high", "n"]
+    assert list(result.baseline.columns) == [
+        "checkpoint",
+        "metric",
+        "value",
+        "value_ci_low",
+        "value_ci_high",
+        "n",
+    ]
     assert len(result.frame) == 8 * 3
 
 
@@ -91,6 +98,6 @@ def test_plot_shows_every_variant_with_its_interval(result):
     kl = result.frame[result.frame["metric"] == "kl"]
     trace = result.plot("kl", kind="points").data[0]
     assert list(trace.y) == list(kl["value"])
-    assert list(trace.error_y.array) == list(kl["ci_high"] - kl["value"])
+    assert list(trace.error_y.array) == list(kl["value_ci_high"] - kl["value"])
     with pytest.raises(CircuitsError, match="no metric 'loss'"):
         result.plot("loss")

@@ -76,7 +76,9 @@ def test_rows_are_what_single_runs_give(model, tokens, other_tokens, batch):
                 assert abs(row["effect"]) > 1e-4
     assert (result.frame["n"] == 8).all()
     np.testing.assert_allclose(result.baseline["value"][0], clean["loss"].mean())
-    assert bool(result.baseline["ci_low"][0] < result.baseline["value"][0] < result.baseline["ci_high"][0])
+    assert bool(
+        result.baseline["value_ci_low"][0] < result.baseline["value"][0] < result.baseline["value_ci_high"][0]
+    )
 
 
 def test_chunks_do_not_change_the_table(model, tokens, other_tokens, batch):
@@ -84,7 +86,7 @@ def test_chunks_do_not_change_the_table(model, tokens, other_tokens, batch):
     whole = sweep(model, tokens, grid, metric=measures, batch=batch).frame
     for chunk in (18,) if model.cfg.n_layers > 1 else (1, 18, 48):
         parts = sweep(model, tokens, grid, metric=measures, batch=batch, chunk=chunk).frame
-        for column in ("value", "ci_low", "effect", "effect_ci_high", "p_value", "p_adjusted"):
+        for column in ("value", "value_ci_low", "effect", "effect_ci_high", "p_value", "p_adjusted"):
             np.testing.assert_allclose(parts[column], whole[column], rtol=1e-9, atol=1e-11)
 
 

@@ -324,7 +324,9 @@ def test_the_table_shows_both_intervals(call):
     rows = records(call, "--ckpt", "run@40")
     shown = call("ablation", "--ckpt", "run@40", "--metric", "all", *SMALL)[1]
     found = re.findall(r"\[(\S+), (\S+)\]", shown.replace("[95% CI]", ""))
-    expected = [(row[f"{kind}ci_low"], row[f"{kind}ci_high"]) for row in rows for kind in ("", "effect_")]
+    expected = [
+        (row[f"{kind}_ci_low"], row[f"{kind}_ci_high"]) for row in rows for kind in ("value", "effect")
+    ]
     assert [tuple(map(float, pair)) for pair in found] == [pytest.approx(pair, rel=0.01) for pair in expected]
 
 

@@ -893,7 +893,9 @@ def test_one_example_has_no_interval(call, tiny, command):
     rows = json.loads(out)
     assert any(row["value"] is not None for row in rows)
     for row in rows:
-        assert [row[f"{part}ci_{end}"] for part in ("", "effect_") for end in ("low", "high")] == [None] * 4
+        assert [row[f"{part}_ci_{end}"] for part in ("value", "effect") for end in ("low", "high")] == [
+            None
+        ] * 4
 
 
 @pytest.mark.parametrize("share", ["0", "1"])

@@ -165,7 +165,7 @@ def test_the_table_has_exactly_the_agreed_columns(folders):
     assert set(frame["n"]) == {N}
     assert set(frame["n_runs"]) == {1}
     assert frame["ref"].tolist() == [ref for ref in folders for _ in range(15)]
-    assert (frame["ci_low"] <= frame["value"]).all()
+    assert (frame["value_ci_low"] <= frame["value"]).all()
     assert (frame["effect"] - (frame["value"] - frame["baseline"])).abs().max() < 1e-12
     assert (frame["p_adjusted"] >= frame["p_value"]).all()
 
@@ -188,9 +188,9 @@ def test_records_are_json_without_nan(folders):
     assert records[0]["head"] is None
     assert type(records[0]["step"]) is int
     assert type(records[0]["null_effect"]) is bool
-    gaps = result.frame.assign(value=float("nan"), ci_high=float("inf"))
+    gaps = result.frame.assign(value=float("nan"), value_ci_high=float("inf"))
     assert Result("x", gaps).records()[0]["value"] is None
-    assert Result("x", gaps).records()[0]["ci_high"] is None
+    assert Result("x", gaps).records()[0]["value_ci_high"] is None
 
 
 def test_files_hold_the_table_and_are_stamped(folders, tmp_path):

@@ -95,7 +95,7 @@ def test_scores_are_what_loops_over_the_cache_give(task, models, folders, querie
             assert row.value == pytest.approx(mass / count, abs=1e-6)
             assert row.baseline == pytest.approx(chance / count, abs=1e-12)
             assert row.effect == pytest.approx(row.value - row.baseline)
-            assert row.ci_low < row.value < row.ci_high
+            assert row.value_ci_low < row.value < row.value_ci_high
             assert (row.variant, row.site) == (f"{row.layer}.{row.head}", "pattern")
 
 
@@ -112,7 +112,7 @@ def test_movement_is_between_the_pairs_of_the_task(task, models, folders):
             mine, theirs = before[row.layer][:, row.head], after[row.layer][:, row.head]
             assert row.value == pytest.approx(np.abs(mine - theirs).sum(-1).mean() / 2, abs=1e-6)
             assert row.baseline == pytest.approx(np.abs(mine - theirs[order]).sum(-1).mean() / 2, abs=1e-6)
-            assert row.ci_low < row.value < row.ci_high
+            assert row.value_ci_low < row.value < row.value_ci_high
 
 
 def test_the_class_of_a_head_is_that_of_its_scores(task, models, folders):
@@ -147,7 +147,7 @@ def test_a_resample_without_a_template_says_nothing_of_it(folders):
     """Of three examples a resample may hold none with a key in it."""
     frames = [attention(folders[1], samples=3, seed=seed, moves=False).frame for seed in range(3)]
     largest = pd.concat([frame[frame["metric"].str.startswith(DISTRIBUTION)] for frame in frames])
-    assert np.isfinite(largest[["value", "ci_low", "ci_high"]].to_numpy(dtype=float)).all()
+    assert np.isfinite(largest[["value", "value_ci_low", "value_ci_high"]].to_numpy(dtype=float)).all()
 
 
 def test_json_has_the_agreed_columns_and_every_template(call, folders):
@@ -191,7 +191,7 @@ def test_the_line_of_a_head_is_about_its_own_template(folders):
             corrected = of_templates["effect"] / (1 - of_templates["baseline"])
             assert row["metric"] == of_templates["metric"][corrected.idxmax()]
         moved = mine[mine["metric"] == f"{MOVED}mask"].iloc[0]
-        assert row[f"{MOVED}mask"] == (moved["value"], moved["ci_low"], moved["ci_high"])
+        assert row[f"{MOVED}mask"] == (moved["value"], moved["value_ci_low"], moved["value_ci_high"])
     headers = [column.header for column in view_columns(rows)]
     assert headers == [
         "head",
@@ -292,9 +292,9 @@ def test_heads_of_the_shipped_model_get_their_classes_with_the_drop(completion):
     assert len(after.groups["mask_ignore"]) >= 4
     frame = completion.frame[completion.frame["step"] == completion.frame["step"].max()]
     row = frame[(frame["variant"] == "0.0") & (frame["metric"] == f"{MOVED}mask")].iloc[0]
-    assert row["ci_high"] < 0.1, "the row head of layer 0 does not look at the mask"
+    assert row["value_ci_high"] < 0.1, "the row head of layer 0 does not look at the mask"
     moved = frame[(frame["layer"] > 0) & (frame["metric"] == f"{MOVED}mask")]
-    assert (moved["ci_low"] > 0.3).all(), "all later heads do"
+    assert (moved["value_ci_low"] > 0.3).all(), "all later heads do"
 
 
 def test_groups_of_a_result_can_be_ablated(completion):

@@ -156,7 +156,9 @@ def test_bars_on_the_page_are_those_of_the_command(stand_ins, page, capsys):
             rows = json.loads(capsys.readouterr().out)
             assert trace["y"] == pytest.approx([row["value"] for row in rows])
             assert traces[0]["y"] == pytest.approx([row["baseline"] for row in rows])
-            assert_whiskers(trace, [(row["value"], row["ci_low"], row["ci_high"]) for row in rows])
+            assert_whiskers(
+                trace, [(row["value"], row["value_ci_low"], row["value_ci_high"]) for row in rows]
+            )
         # The unedited model's by hand, from the resamples that the seed draws.
         by_hand = []
         for step in (10, 40):
@@ -189,8 +191,11 @@ def test_numbers_of_bars_have_two_digits_and_no_exponent():
 
 
 def test_bars_below_a_thousandth_are_in_powers_of_ten():
-    point = {"value": 0.0004, "ci_low": 0.0003, "ci_high": 0.0005}
-    panels = {"large": {"edit": [{"value": 0.2, "ci_low": 0.1, "ci_high": 0.3}]}, "small": {"edit": [point]}}
+    point = {"value": 0.0004, "value_ci_low": 0.0003, "value_ci_high": 0.0005}
+    panels = {
+        "large": {"edit": [{"value": 0.2, "value_ci_low": 0.1, "value_ci_high": 0.3}]},
+        "small": {"edit": [point]},
+    }
     figure = draw.bars(panels, ["after"], 0.2, "error")
     assert [note.text for note in figure.layout.annotations] == ["large", "small, ×10⁻⁴"]
     large, small = figure.data
@@ -319,8 +324,8 @@ def rows(*given):
                 "baseline": baseline,
                 "value": value,
                 "effect": value - baseline,
-                "ci_low": value - SPREAD,
-                "ci_high": value + SPREAD,
+                "value_ci_low": value - SPREAD,
+                "value_ci_high": value + SPREAD,
                 "effect_ci_low": value - baseline - SPREAD,
                 "effect_ci_high": value - baseline + SPREAD,
             }

@@ -131,7 +131,7 @@ def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):
     row = pooled.loc["crossing"]
     assert row["value"] == np.median(each)
     assert row["n_runs"] == 4
-    assert min(each) <= row["ci_low"] < row["value"] < row["ci_high"] <= max(each)
+    assert min(each) <= row["value_ci_low"] < row["value"] < row["value_ci_high"] <= max(each)
     assert pooled.loc["crossing, smallest", "value"] == min(each)
     assert pooled.loc["crossing, largest", "value"] == max(each)
     rows = view_rows(found.frame)
@@ -158,11 +158,11 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
     assert row["value"].item() == pytest.approx(
         spearmanr([16, 32, 32, 64], [2500, 2000, 2100, 1000]).statistic
     )
-    assert row["ci_low"].item() <= row["value"].item() <= row["ci_high"].item()
+    assert row["value_ci_low"].item() <= row["value"].item() <= row["value_ci_high"].item()
     # People see the interval too; that of a drop, which all four have, is of no correlation.
     rows = view_rows(found)
     cells = {column.header: column.shown(rows.to_dict("records")[-1]) for column in view_columns(rows)}
-    assert (row["ci_low"].item(), row["ci_high"].item()) == pytest.approx((-1, -0.8165), abs=1e-4)
+    assert (row["value_ci_low"].item(), row["value_ci_high"].item()) == pytest.approx((-1, -0.8165), abs=1e-4)
     assert cells["crossing"] == "-0.9487 [-1, -0.816]"
     assert cells["drop"] == ""
     for key, runs_given in (("model.d_model", runs[:2]), ("task.name", runs)):
@@ -330,8 +330,8 @@ def test_stored_steps_are_measured_on_the_same_examples(tiny):
             for metric, value in expected.items():
                 row = rows[(rows["step"] == step) & (rows["metric"] == f"{metric} ({name})")]
                 assert row["value"].item() == pytest.approx(value, rel=1e-5)
-                assert row["ci_low"].item() <= value + 1e-9
-                assert row["ci_high"].item() >= value - 1e-9
+                assert row["value_ci_low"].item() <= value + 1e-9
+                assert row["value_ci_high"].item() >= value - 1e-9
     # Without a drop there is no plateau, and that is no error.
     assert found.frame[found.frame["variant"] == "plateau"]["value"].isna().all()
 

@@ -60,7 +60,7 @@ def test_every_intervention_on_every_task(run, what, capsys):
     for row in rows:
         assert (row["ref"], row["experiment"], row["n"]) == (f"{run}@post", arguments[0], 8)
         assert row["intervention"]
-        for column in ("value", "baseline", "effect", "ci_low", "ci_high"):
+        for column in ("value", "baseline", "effect", "value_ci_low", "value_ci_high"):
             assert math.isfinite(row[column])
         assert (row["p_value"] is None) == (row["draw"] is not None)
     assert not all(row["null_effect"] for row in rows)

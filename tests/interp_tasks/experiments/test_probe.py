@@ -158,8 +158,8 @@ def test_the_table(shipped):
         for split in ("", " (hidden)", " (observed)")
     }
     assert np.allclose(frame["effect"], frame["value"] - frame["baseline"])
-    assert (frame["ci_low"] <= frame["value"]).all()
-    assert (frame["value"] <= frame["ci_high"]).all()
+    assert (frame["value_ci_low"] <= frame["value"]).all()
+    assert (frame["value"] <= frame["value_ci_high"]).all()
     pair = rows(frame)["value"].tolist(), rows(frame, "untrained model")["value"].tolist()
     assert pair[0] == pair[1], "both controls stand beside the same values"
     assert set(frame["site"]) == {"resid_post"}

@@ -27,7 +27,7 @@ def test_every_cell_is_the_transplant_of_one_source(grid, folders):
         mine = grid.frame[grid.frame["intervention"].str.endswith(f"source={source})")]
         for column in ("ref", "variant", "metric", "intervention"):
             assert mine[column].tolist() == alone[column].tolist()
-        for column in ("value", "baseline", "effect", "ci_low", "effect_ci_high"):
+        for column in ("value", "baseline", "effect", "value_ci_low", "effect_ci_high"):
             assert mine[column].tolist() == pytest.approx(alone[column].tolist(), rel=1e-6, abs=1e-9)
         own = mine["ref"] == source
         assert mine.loc[own, "null_effect"].all()

@@ -29,7 +29,7 @@ from interp_tasks.grids import table as table_module
 from interp_tasks.grids.executors import Workplace, check_executor
 from interp_tasks.grids.page import Findings, page, sentences
 from interp_tasks.grids.table import pooled, table
-from interp_tasks.grids.unit import Record, read_record, record_file, relative, result_file
+from interp_tasks.grids.unit import Record, read_record, read_result, record_file, relative, result_file
 from interp_tasks.grids.units import plan
 from interp_tasks.pages import Table
 
@@ -447,7 +447,7 @@ def test_rows_are_those_of_the_experiment_called_by_itself(done):
     unit = done.plan.train[0]
     alone = ablation(f"{done.folder / unit.folder}@last", heads="0.0", samples=8).frame
     mine = found[(found["run"] == unit.folder) & (found["experiment"] == "ablation")]
-    for column in ("metric", "value", "ci_low", "ci_high", "effect", "p_value"):
+    for column in ("metric", "value", "value_ci_low", "value_ci_high", "effect", "p_value"):
         assert list(mine[column]) == list(alone[column])
     assert set(mine["model.d_model"]) == {unit.varied["model.d_model"]}
 
@@ -463,7 +463,7 @@ def test_rows_of_several_seeds_are_means_over_them(done):
         assert together["value"].item() == pytest.approx(alone["value"].mean())
         assert together["effect"].item() == pytest.approx(alone["effect"].mean())
         # Of two runs, resamples are one of them, the other, or their mean.
-        assert (together["ci_low"].item(), together["ci_high"].item()) == pytest.approx(
+        assert (together["value_ci_low"].item(), together["value_ci_high"].item()) == pytest.approx(
             (alone["value"].min(), alone["value"].max())
         )
 
@@ -590,6 +590,15 @@ def test_the_table_does_not_say_where_the_grid_lies(done):
     rows = pd.DataFrame({"run": ["/x/runs/a", None], "ref": ["/x/runs/a@last", "b"]})
     assert list(relative(rows, "/x/").fillna("")["run"]) == ["runs/a", ""]
     assert list(relative(rows, "/x/")["ref"]) == ["runs/a@last", "b"]
+
+
+def test_rows_that_were_stored_under_old_names_are_read_under_the_new_ones(done, tmp_path):
+    key = done.plan.measure[0].key
+    rows = read_result(done.folder, key)
+    result_file(tmp_path, key).parent.mkdir()
+    old = rows.rename(columns={"value_ci_low": "ci_low", "value_ci_high": "ci_high"})
+    old.to_parquet(result_file(tmp_path, key))
+    pd.testing.assert_frame_equal(read_result(tmp_path, key), rows)
 
 
 def test_a_grid_that_was_moved_has_the_same_table(tmp_path):

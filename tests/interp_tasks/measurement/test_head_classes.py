@@ -63,7 +63,12 @@ def test_what_follows_is_what_circuits_says(task, models, folders):
     expected = patterns.follow(models[1], *moved, seed=SEED)
     rows = scored(result)
     rows = rows[rows["metric"] == "follows longest_column"]
-    for ours, theirs in (("value", "share"), ("baseline", "unpaired"), ("ci_high", "ci_high"), ("n", "n")):
+    for ours, theirs in (
+        ("value", "share"),
+        ("baseline", "unpaired"),
+        ("value_ci_high", "share_ci_high"),
+        ("n", "n"),
+    ):
         np.testing.assert_allclose(rows[ours].astype(float), expected.frame[theirs])
     (count,) = result.frame.loc[result.frame["metric"] == "heads that follow longest_column", "value"]
     assert count == len(expected.heads())
@@ -88,7 +93,7 @@ def test_a_static_head_on_the_middle_row_processes_the_input():
     with intervene(subject.model, edit("pattern", still, "0.0"), edit("pattern", noisy, "0.1-2")):
         found = classify_heads(subject)
     assert found.classes[0, 0] == "input_processing"
-    moved = found.moves["mask"].frame.set_index(["layer", "head"])["ci_high"]
+    moved = found.moves["mask"].frame.set_index(["layer", "head"])["distance_ci_high"]
     for head in (Head(0, 1), Head(0, 2)):
         assert moved[head] > 0.05, "it does not move, and tests nothing"
         assert found.classes[head] != "input_processing"
@@ -218,7 +223,7 @@ def test_ratios_are_rows_of_their_own(by_class):
             assert ratio["value"] == pytest.approx(row["value"] / row["baseline"])
             assert ratio["effect"] == pytest.approx(ratio["value"] - 1)
             assert ratio["baseline"] == 1
-            assert ratio["ci_low"] < ratio["value"] < ratio["ci_high"]
+            assert ratio["value_ci_low"] < ratio["value"] < ratio["value_ci_high"]
             assert np.isnan(ratio["p_value"])
     assert frame["p_value"].notna().sum() == len(frame) / 2
 
@@ -342,14 +347,14 @@ def test_how_scores_are_distributed_over_heads():
     for name in possible:
         row = counted.loc[f"largest score: {name}"]
         assert row["value"] == pytest.approx(corrected[name].max())
-        assert row["ci_low"] <= row["ci_high"]
+        assert row["value_ci_low"] <= row["value_ci_high"]
     best = corrected.max(axis=1)
     assert counted.loc["best score: median", "value"] == pytest.approx(best.median())
     assert counted.loc["best score: 25%", "value"] == pytest.approx(best.quantile(0.25))
     for name, value in (("smallest", best.min()), ("largest", best.max())):
         assert counted.loc[f"best score: {name}", "value"] == pytest.approx(value)
     one = attention(POST, samples=1, seed=SEED).frame.set_index("metric")
-    assert np.isnan(one.loc["best score: median", "ci_low"])
+    assert np.isnan(one.loc["best score: median", "value_ci_low"])
 
 
 def test_classes_need_a_task(folders, capsys, tmp_path):

@@ -26,7 +26,7 @@ def table(effects, steps=(4,)):
                 name = {"variant": f"{layer}.{head}", "layer": layer, "head": head}
                 rows.append(at | name | {"effect": effect, "value": 1 + effect})
         rows.append(at | {"variant": "all", "effect": 3.0, "value": 4.0})
-    return tidy(pd.DataFrame(rows).assign(ci_low=0.5, ci_high=5.0))
+    return tidy(pd.DataFrame(rows).assign(value_ci_low=0.5, value_ci_high=5.0))
 
 
 @pytest.mark.parametrize("steps", [(4,), (1, 2, 3, 4)])

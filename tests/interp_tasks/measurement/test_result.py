@@ -13,7 +13,14 @@ def test_print_shows_the_table_and_its_notes_and_not_the_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    row = {"ref": "runs/x@1", "variant": "0.1", "metric": "loss", "value": 2.0, "ci_low": 1.0, "ci_high": 3.0}
+    row = {
+        "ref": "runs/x@1",
+        "variant": "0.1",
+        "metric": "loss",
+        "value": 2.0,
+        "value_ci_low": 1.0,
+        "value_ci_high": 3.0,
+    }
     alone = Result("drops", pd.DataFrame([row]), {"refs": ["runs/x"]}, ("A note.",))
     title, header, line, count, note = repr(alone).splitlines()
     assert (title, note) == ("drops:", "A note.")

@@ -23,8 +23,8 @@ def result(variants: int = 2, steps: int = 4, experiment: str = "ablation", runs
             "head": v,
             "metric": metric,
             "value": 1.0 + (v + 1) * step,
-            "ci_low": 0.5 + (v + 1) * step,
-            "ci_high": 2.0 + (v + 1) * step,
+            "value_ci_low": 0.5 + (v + 1) * step,
+            "value_ci_high": 2.0 + (v + 1) * step,
             "baseline": 1.0 + run,
             "effect": (v + 1.0) * step,
         }

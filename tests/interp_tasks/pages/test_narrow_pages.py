@@ -111,7 +111,7 @@ def test_texts_have_room(browser, tmp_path, name):
 def test_dark_numbers_in_cells_and_bars_are_black(browser, tmp_path):
     """Plotly's own dark, #444, has a contrast of 3:1 with the middle of a scale; black has 5:1 and more."""
     cells = demo.attention(2, 6).update_traces(z=np.linspace(0, 1, 12).reshape(2, 6))
-    bar = {"value": 0.5, "ci_low": 0.4, "ci_high": 0.6}
+    bar = {"value": 0.5, "value_ci_low": 0.4, "value_ci_high": 0.6}
     bars = demo.bars({"errors": {"as trained": [bar], "uniform": [bar]}}, ["after"], 0.6, "error")
     written = Page("A page", [Figure(cells), Figure(bars)]).write(tmp_path / "page.html")
     page = browser.new_page(viewport={"width": 600, "height": 900}, color_scheme="dark")

@@ -111,13 +111,13 @@ def number(table, **changes):
 def test_a_number_is_the_tables_with_its_interval(table):
     row = row_of(table)
     value, ends = number(table)
-    assert (value, *ends) == pytest.approx((row["value"], row["ci_low"], row["ci_high"]))
+    assert (value, *ends) == pytest.approx((row["value"], row["value_ci_low"], row["value_ci_high"]))
     other = row_of(table, "0")
     named = {"ref": "0", "metric": "mse_masked", "column": "baseline"}
     assert number(table, per=named)[0] == pytest.approx(row["value"] / other["baseline"])
     # The unedited number is no better known than both of those that it is the difference of.
     middle, (low, high) = number(table, column="baseline")
-    wide = [row["ci_high"] - row["ci_low"], row["effect_ci_high"] - row["effect_ci_low"]]
+    wide = [row["value_ci_high"] - row["value_ci_low"], row["effect_ci_high"] - row["effect_ci_low"]]
     assert (middle, high - low) == pytest.approx((row["baseline"], sum(wide)))
     assert (low + high) / 2 == pytest.approx(middle)
 
@@ -129,14 +129,14 @@ def test_a_ratio_has_the_spread_of_its_divisor(table):
     assert value == pytest.approx(row["value"] / other["value"])
     factor = 2.2414027 / 1.9599640
     ends = [
-        [one["value"] + factor * (one[end] - one["value"]) for end in ("ci_low", "ci_high")]
+        [one["value"] + factor * (one[end] - one["value"]) for end in ("value_ci_low", "value_ci_high")]
         for one in (row, other)
     ]
     assert (low, high) == pytest.approx((ends[0][0] / ends[1][1], ends[0][1] / ends[1][0]))
-    assert low < row["ci_low"] / other["value"] < row["ci_high"] / other["value"] < high
+    assert low < row["value_ci_low"] / other["value"] < row["value_ci_high"] / other["value"] < high
     # A variance is known, and its ratio as well as the number.
     value, (low, high) = number(table, per="variance")
-    assert (high - low) / value == pytest.approx((row["ci_high"] - row["ci_low"]) / row["value"])
+    assert (high - low) / value == pytest.approx((row["value_ci_high"] - row["value_ci_low"]) / row["value"])
 
 
 def test_several_rows_are_reduced_and_counted(table):
@@ -146,11 +146,13 @@ def test_several_rows_are_reduced_and_counted(table):
     mean, ends = number(table, where=both, reduce="mean")
     assert mean == pytest.approx(sum(values) / 2)
     # As if both went up and down as one.
-    assert ends == pytest.approx([sum(row[end] for row in rows) / 2 for end in ("ci_low", "ci_high")])
+    assert ends == pytest.approx(
+        [sum(row[end] for row in rows) / 2 for end in ("value_ci_low", "value_ci_high")]
+    )
     largest, (low, high) = number(table, where=both, reduce="max")
     assert largest == max(values)
     factor = 2.2414027 / 1.9599640  # two cells, which are to hold together
-    for index, end in enumerate(("ci_low", "ci_high")):
+    for index, end in enumerate(("value_ci_low", "value_ci_high")):
         wide = max(row["value"] + factor * (row[end] - row["value"]) for row in rows)
         assert (low, high)[index] == pytest.approx(wide)
     spread, (low, high) = number(table, where=both, reduce="max / min")
@@ -158,10 +160,10 @@ def test_several_rows_are_reduced_and_counted(table):
     # The largest may be as small as its own interval says while the smallest is as large, and the reverse.
     wide = {
         end: [row["value"] + factor * (row[end] - row["value"]) for row in rows]
-        for end in ("ci_low", "ci_high")
+        for end in ("value_ci_low", "value_ci_high")
     }
-    assert low == pytest.approx(max(wide["ci_low"]) / min(wide["ci_high"]))
-    assert high == pytest.approx(max(wide["ci_high"]) / min(wide["ci_low"]))
+    assert low == pytest.approx(max(wide["value_ci_low"]) / min(wide["value_ci_high"]))
+    assert high == pytest.approx(max(wide["value_ci_high"]) / min(wide["value_ci_low"]))
     assert number(table, where=both, reduce="count") == (2, None)
     assert number(table, where={"metric": ["none"]}, reduce="count") == (0, None)
     per_baseline = number(table, where=both, reduce="min", column="effect", per="baseline")[0]
@@ -243,7 +245,7 @@ def test_what_no_model_was_trained_for_rests_on_no_run_and_is_judged_over_exampl
     pooled = judge(claim(), table.assign(n_runs=7), "a")
     assert (pooled.verdict, pooled.interval, pooled.n_runs) == ("held", "the study's, over 7 runs", 7)
     assert judge(claim(), table.assign(n_runs=2), "a").verdict == "undecided"
-    without = table.assign(n_runs=7, ci_low=float("nan"))
+    without = table.assign(n_runs=7, value_ci_low=float("nan"))
     assert judge(claim(), without, "a").reason == "no interval: the study has none of this number"
 
 
@@ -303,7 +305,7 @@ def test_runs_that_agree_have_a_verdict_and_no_p_value(table):
     differ = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.01), "x")
     assert (differ.reason, differ.p is None) == ("", False)
     # Of a method, whose examples all give the same.
-    exact = table.assign(n_runs=0, ci_low=table["value"], ci_high=table["value"])
+    exact = table.assign(n_runs=0, value_ci_low=table["value"], value_ci_high=table["value"])
     assert judge(claim(), exact, "a").p is None
 
 
@@ -335,12 +337,12 @@ def test_fewer_than_three_runs_decide_nothing(table, values, said):
 
 def test_a_claim_about_a_method_is_judged_over_examples_on_one_run(table):
     row = row_of(table)
-    low, high = row["ci_low"], row["ci_high"]
+    low, high = row["value_ci_low"], row["value_ci_high"]
     for bound, verdict in ((high * 1.01, "held"), ((low + high) / 2, "undecided"), (low * 0.99, "failed")):
         outcome = judge(claim(over="examples", holds={"below": bound}), table, "a")
         assert outcome.verdict == verdict
         assert (outcome.low, outcome.high) == pytest.approx((low, high))
-    unknown = judge(claim(over="examples"), table.assign(ci_low=float("nan")), "a")
+    unknown = judge(claim(over="examples"), table.assign(value_ci_low=float("nan")), "a")
     assert (unknown.verdict, unknown.reason) == ("undecided", "the study has no interval of this number")
 
 

@@ -51,7 +51,7 @@ def test_baseline_is_the_model_beside_a_method_on_each_variation(task, models, f
             assert list(dict.fromkeys(mine["intervention"])) == ["nuclear norm", name, "truth"]
             for row in mine.itertuples():
                 assert row.value == pytest.approx(own[row.metric], rel=1e-5)
-                assert row.ci_low < row.value < row.ci_high
+                assert row.value_ci_low < row.value < row.value_ci_high
                 assert row.effect == pytest.approx(row.value - row.baseline)
                 if row.intervention == "truth":
                     assert row.metric == "nuclear_norm"
@@ -166,7 +166,7 @@ def test_algorithm_is_agreement_over_the_entries_of_a_kind(task, models, folders
             assert np.isnan(row.value)
         else:
             assert row.value == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-4)
-            assert row.ci_low <= row.value <= row.ci_high
+            assert row.value_ci_low <= row.value <= row.value_ci_high
 
 
 def test_a_method_agrees_with_itself():
@@ -174,7 +174,7 @@ def test_a_method_agrees_with_itself():
     one, other = (torch.randn(40, 9, generator=stream, dtype=torch.float64) for _ in range(2))
     where = torch.rand(40, 9, generator=stream) < 0.5
     same = correlation(one, 3 * one - 1, where, 0, control=other)
-    assert (same["value"], same["ci_low"], same["ci_high"]) == pytest.approx((1, 1, 1))
+    assert (same["value"], same["value_ci_low"], same["value_ci_high"]) == pytest.approx((1, 1, 1))
     assert same["effect"] == pytest.approx(1 - np.corrcoef(one[where], other[where])[0, 1])
     assert same["effect_ci_low"] < same["effect"] < same["effect_ci_high"]
     assert np.isnan(correlation(one, torch.full_like(one, 0.3), where, 0)["value"])
@@ -188,7 +188,7 @@ def test_intervals_are_those_of_the_bootstrap():
     counts = np.stack([np.ones(30), np.full(30, 2.0)])
     drawn = bootstrap(sums, counts, 4, 1000)
     low, high = interval(drawn, 0.95)
-    assert (row["ci_low"], row["ci_high"]) == pytest.approx((low[0], high[0]))
+    assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx((low[0], high[0]))
     low, high = interval(drawn[:, :1] - drawn[:, 1:], 0.95)
     assert (row["effect_ci_low"], row["effect_ci_high"]) == pytest.approx((low[0], high[0]))
     low, high = interval(ratio(drawn[:, :1], drawn[:, 1:]), 0.95)
@@ -213,7 +213,7 @@ def test_table_page_and_a_single_example(call, folders, tmp_path, command):
     assert "plotly" in page.lower()
     code, out, err = call(*options, "--samples", "1", "--format", "json")
     assert (code, err) == (0, "")
-    assert {row["ci_low"] for row in json.loads(out)} == {None}
+    assert {row["value_ci_low"] for row in json.loads(out)} == {None}
 
 
 def test_ood_shows_one_metric_and_all_where_they_are_asked_for(call, folders):

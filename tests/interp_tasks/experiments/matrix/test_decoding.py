@@ -28,8 +28,8 @@ def test_values_are_the_tasks_metrics_of_both_ways(autoregressive):
     for variant, metrics in expected.items():
         rows = frame[frame["variant"] == variant].set_index("metric")
         assert rows["value"].to_dict() == pytest.approx(metrics)
-        assert (rows["ci_low"] <= rows["value"] + 1e-12).all()
-        assert (rows["value"] <= rows["ci_high"] + 1e-12).all()
+        assert (rows["value_ci_low"] <= rows["value"] + 1e-12).all()
+        assert (rows["value"] <= rows["value_ci_high"] + 1e-12).all()
     greedy = frame[frame["variant"] == "greedy"].set_index("metric")
     assert greedy["baseline"].to_dict() == pytest.approx(
         {name: expected["teacher forcing"][name] for name in greedy.index}

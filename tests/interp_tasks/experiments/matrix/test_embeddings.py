@@ -199,7 +199,7 @@ def test_half_of_the_way_is_between_stored_steps(tmp_path):
     (row,) = half_way(tmp_path, aligned)
     assert row["metric"] == HALF_WAY
     assert row["value"] == pytest.approx(10 + 20 * 0.1 / 0.6)
-    assert 10 <= row["ci_low"] < row["ci_high"] <= 10 + 20 * 0.1 / 0.6
+    assert 10 <= row["value_ci_low"] < row["value_ci_high"] <= 10 + 20 * 0.1 / 0.6
     assert "baseline" not in row
     assert half_way(tmp_path, {0: np.full(3, 0.6), 10: np.ones(3), 30: np.ones(3)}) == []
     assert half_way(tmp_path, {0: np.zeros(3), 30: np.ones(3)}) == []

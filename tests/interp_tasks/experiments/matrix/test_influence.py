@@ -43,8 +43,8 @@ def test_the_table(result, folders):
     places = parts.set_index("intervention")["value"]
     assert places[["same row", "same column", "neither"]].sum() == pytest.approx(1)
     assert parts["baseline"].between(0, 1).all()
-    assert (parts["ci_low"] <= parts["value"]).all()
-    assert (parts["value"] <= parts["ci_high"]).all()
+    assert (parts["value_ci_low"] <= parts["value"]).all()
+    assert (parts["value"] <= parts["value_ci_high"]).all()
     assert "rows away" in result.page().html()
 
 

@@ -287,8 +287,8 @@ def test_seeds_have_a_median_in_which_censored_runs_are_late(tmp_path):
     middle = row(found, group, "accuracy", "step at 95%")
     assert (middle["value"], middle["n_runs"]) == (pytest.approx(400), 3)
     # Of three seeds drawn with repetition the smallest median is the smallest of them; the largest is censored.
-    assert middle["ci_low"] == pytest.approx(200)
-    assert math.isnan(middle["ci_high"])
+    assert middle["value_ci_low"] == pytest.approx(200)
+    assert math.isnan(middle["value_ci_high"])
     assert row(found, group, "accuracy", "step at 95%, smallest")["value"] == pytest.approx(200)
     assert math.isnan(row(found, group, "accuracy", "step at 95%, largest")["value"])
     assert row(found, group, "accuracy", "reached 95%")["value"] == pytest.approx(2 / 3)
@@ -351,7 +351,7 @@ def test_against_is_paired_by_seed(tmp_path):
     pooled = row(found, group, "accuracy", "ratio of steps")
     assert pooled["value"] == pytest.approx(np.median([200 / 800, 900 / 300, 300 / 600]))
     assert pooled["n_runs"] == 3
-    assert (pooled["ci_low"], pooled["ci_high"]) == (pytest.approx(0.25), pytest.approx(3))
+    assert (pooled["value_ci_low"], pooled["value_ci_high"]) == (pytest.approx(0.25), pytest.approx(3))
     # The end of a name that is among the runs does as well, and that run has no ratio to itself.
     again = generalisation([group, f"{tmp_path}/other/seed-*"], against="other")
     assert row(again, group, "accuracy", "ratio of steps")["value"] == pooled["value"]

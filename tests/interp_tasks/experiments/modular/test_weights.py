@@ -208,7 +208,7 @@ def test_positions_against_numpy(made, result):
         cosine = row_of(frame, intervention=about, metric="cosine similarity")
         expected = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
         assert cosine["value"] == pytest.approx(expected)
-        assert cosine["ci_low"] < expected < cosine["ci_high"]
+        assert cosine["value_ci_low"] < expected < cosine["value_ci_high"]
         assert cosine["n"] == dimensions
 
 
@@ -259,7 +259,9 @@ def test_untrained_models_stand_beside(made, result):
     assert row["baseline"] == pytest.approx(np.mean(found))
     assert row["effect"] == pytest.approx(row["value"] - np.mean(found))
     beside = row_of(result.frame, intervention="untrained: singular values", metric=metric)
-    assert (beside["ci_low"], beside["ci_high"]) == pytest.approx(np.quantile(found, [0.025, 0.975]))
+    assert (beside["value_ci_low"], beside["value_ci_high"]) == pytest.approx(
+        np.quantile(found, [0.025, 0.975])
+    )
     assert (beside["value"], beside["n"], beside["n_runs"]) == (row["baseline"], MODELS, 0)
 
 
