@@ -15,6 +15,8 @@ import pandas as pd
 
 #: The level of the intervals in every table.
 LEVEL = 0.95
+#: An adjusted p-value below this is called significant.
+ALPHA = 0.05
 
 # Resamples are multiplied with series in blocks of at most this many numbers, to bound the memory; flips, of which
 # there are more, in blocks that stay in a processor's cache.
@@ -242,6 +244,30 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     steps = p_values[order] * np.arange(len(order), 0, -1)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(order) else steps
     return adjusted
+
+
+def least_adjusted(tests: int, examples: int, flips: int) -> float:
+    """Returns the smallest Holm-adjusted p-value that the first of so many sign-flip tests can have, at most 1."""
+    exhaustive = Resampling(0, flips=flips).flips_are_all(examples)
+    # Of all flips two are as extreme as can be: no pair swapped, and every pair.
+    return min(1.0, tests * (2 / 2**examples if exhaustive else 1 / (1 + flips)))
+
+
+def unreachable(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
+    """Returns a line where adjusted p-values cannot come below 0.05 whatever the effects, with what would do."""
+    tests = int((~np.isnan(p_values)).sum())
+    least = least_adjusted(tests, examples, flips)
+    if least < ALPHA:
+        return []
+    needed = round(tests / ALPHA)
+    wanted = [f"flips={needed}"] if needed > flips else []
+    if least_adjusted(tests, examples, max(flips, needed)) >= ALPHA:
+        wanted.insert(0, f"{(2 * needed).bit_length()} examples")
+    number = f"{tests} test{'' if tests == 1 else 's'}"
+    return [
+        f"No p_adjusted of {number} of {examples} examples with flips={flips} is below {least:.2g}; "
+        f"{' and '.join(wanted)} would do."
+    ]
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:

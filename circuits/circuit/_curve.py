@@ -61,7 +61,10 @@ class Curve:
     settings: dict[str, Any]
 
     def __repr__(self) -> str:
-        return short_table(self.areas, AREAS_SHOWN, "areas")
+        return (
+            f"{short_table(self.areas, AREAS_SHOWN, 'areas')}\nCPR: mean faithfulness f over sizes, larger is better; "
+            "CMD: mean of |1 - f|, smaller is better."
+        )
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure: faithfulness over the number of members kept, a line per ranking."""

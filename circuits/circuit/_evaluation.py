@@ -14,7 +14,7 @@ from circuits.circuit._measurement import Faithfulness, Measurement, stacked
 from circuits.circuit._names import Member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, said
-from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
+from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip, unreachable
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
 from circuits.tables import short_table
@@ -65,7 +65,21 @@ class Evaluation:
     settings: dict[str, Any]
 
     def __repr__(self) -> str:
-        return short_table(self.frame, SHOWN)
+        lines = [short_table(self.frame, SHOWN)]
+        if self.settings["random"]:
+            lines.append(
+                f"random_high: the most faithful of {self.settings['random']} random circuits of the same size; "
+                "p_random: (1 + those at least as faithful as the circuit) / (1 + all)."
+            )
+        tested = self.minimality.groupby(["circuit", "metric"], sort=False)["p_value"]
+        limits = (
+            line
+            for _, p_values in tested
+            for line in unreachable(
+                p_values.to_numpy(dtype=float), self.settings["n"], self.settings["flips"]
+            )
+        )
+        return "\n".join([*lines, *dict.fromkeys(f"Minimality: {line}" for line in limits)])
 
     def plot(self, metric: str | None = None, kind: str = "faithfulness") -> Any:
         """Returns a plotly figure of one of the three tests.
@@ -104,7 +118,7 @@ def evaluate(
     *,
     batch: Any = None,
     how: str = "resample",
-    random: int = 20,
+    random: int = 99,
     subsets: int = 10,
     greedy: int = 5,
     minimality: bool = True,
@@ -126,8 +140,8 @@ def evaluate(
             between the clean run's first and second choice, as in `patch.edges`.
         how: as in `Circuit.keep`; the source run is that of the empty circuit.
         random: number of random circuits, of as many members as the circuit has that can matter, at as many positions
-            each. Members that send position embeddings cannot matter under "resample" and
-            "mean": they have the same value in both runs.
+            each; `p_random` is 1 / (1 + random) at least. Members that send position embeddings cannot matter under
+            "resample" and "mean": they have the same value in both runs.
         subsets: number of random subsets K of a circuit, of any size, for completeness (Wang et al. 2022,
             arXiv:2211.00593, section 4).
         greedy: the most members of K that are sought one by one, each among 10 drawn at random, so that the circuit
@@ -179,6 +193,7 @@ def evaluate(
         "forwards": measurement.forwards,
     }
     frames = {name: pd.DataFrame(rows, columns=_COLUMNS[name]) for name, rows in tables.items()}
+    frames |= {name: _Printed(frames[name]) for name in ("completeness", "minimality")}
     return Evaluation(**frames, baseline=baseline(measurement, seed, draws), settings=settings)
 
 
@@ -192,6 +207,18 @@ _COLUMNS = {
     "minimality": ["circuit", "metric", "member", "share", "share_ci_low", "share_ci_high", "p_value", "p_adjusted"],
 }
 # fmt: on
+
+
+class _Printed(pd.DataFrame):
+    """A table that prints numbers with their intervals, where pandas leaves columns out; parts of it are plain."""
+
+    @property
+    def _constructor(self) -> type[pd.DataFrame]:
+        return pd.DataFrame
+
+    def __repr__(self) -> str:
+        shown = [name for name in self.columns if name not in ("removed", "p_value")]
+        return short_table(pd.DataFrame(self), shown, "minimality" if "member" in self else "completeness")
 
 
 def baseline(measurement: Measurement, seed: int, draws: int) -> pd.DataFrame:

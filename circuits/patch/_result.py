@@ -13,7 +13,7 @@ from circuits.circuit._graph import Graph
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.sweeps.measurements import Row
-from circuits.sweeps.table import SweepResult
+from circuits.sweeps.table import SweepResult, limits
 from circuits.tables import short_table
 
 # The columns of a sweep that hold measurements.
@@ -58,7 +58,7 @@ class ScreenResult:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "\n".join([short_table(self.frame, SHOWN), *self.notes])
+        return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings), *self.notes])
 
     @property
     def metrics(self) -> list[str]:

@@ -39,6 +39,13 @@ class LogitDifference:
 
     __name__ = CALLER
 
+    def __repr__(self) -> str:
+        """Returns one line: for how many examples, and the answers of the first."""
+        number = max(map(len, (self.right, self.wrong, self.positions)))
+        of = "all examples," if number == 1 else f"{number} examples, the first"
+        right, wrong = (", ".join(map(repr, given[0])) for given in (self.right, self.wrong))
+        return f"{CALLER}: {of} {right} - {wrong} at position {self.positions[0]}"
+
     def __call__(self, output: Tensor, prompts: Any = None, model: Any = None) -> Tensor:
         """Returns the difference [n] for an output [n pos vocabulary], differentiable.
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups
+from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups, unreachable
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.tables import short_table
 from circuits.validate import is_whole, read_seed
@@ -59,7 +59,7 @@ class SweepResult:
     settings: dict[str, Any]
 
     def __repr__(self) -> str:
-        return short_table(self.frame, SHOWN)
+        return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings)])
 
     @property
     def metrics(self) -> list[str]:
@@ -122,6 +122,12 @@ class SweepResult:
         finite = self.frame.replace([float("inf"), -float("inf")], float("nan"))
         records = finite.astype(object).where(finite.notna(), None).to_dict("records")
         Path(path).write_text(json.dumps(records, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def limits(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
+    """Returns the lines below a table whose p-values cannot be small: see `unreachable`."""
+    p_values = frame["p_value"].to_numpy(dtype=float)
+    return unreachable(p_values, int(frame["n"].max()), settings["flips"]) if len(frame) else []
 
 
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:

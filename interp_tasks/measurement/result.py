@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Self
 
-from interp_tasks.measurement.table import HOLM, of_metric, shown_columns, shown_rows, spread, tests
+from interp_tasks.measurement.table import holm_note, of_metric, shown_columns, shown_rows, spread
 
 #: Endings of the files that hold a result, and of its page.
 FILES = (".parquet", ".csv", ".json", ".config.json")
@@ -120,13 +120,13 @@ class Result:
         Raises:
             UserError: for a metric of which there is no row.
         """
-        frame, every = of_metric(self.frame, metric, self.config), HOLM.format(tests(self.frame))
+        frame, every = of_metric(self.frame, metric, self.config), holm_note(self.frame)
         if every not in self.notes:
             return replace(self, frame=frame)
         from circuits.statistics import holm
 
         frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
-        notes = tuple(HOLM.format(tests(frame)) if note == every else note for note in self.notes)
+        notes = tuple(holm_note(frame) if note == every else note for note in self.notes)
         return replace(self, frame=frame, notes=notes)
 
     def stamp(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.measurement.model_parts import ModelParts, check_parts
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs, subjects
-from interp_tasks.measurement.table import HOLM, RATIO, tests, tidy
+from interp_tasks.measurement.table import RATIO, holm_note, tidy
 
 if TYPE_CHECKING:
     import pandas
@@ -87,7 +87,7 @@ def measure(
 
         # The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
         table["p_adjusted"] = holm(table["p_value"].to_numpy(dtype=float))
-        tested = [HOLM.format(tests(table))]
+        tested = [holm_note(table)]
     return Result(experiment, tidy(table), recorded, (INTERVALS, *tested, *notes))
 
 

@@ -47,6 +47,8 @@ COLUMNS = (
 OLD_NAMES = {"ci_low": "value_ci_low", "ci_high": "value_ci_high"}
 #: The sentence about p-values below a table; its family are the rows that the table shows.
 HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} tests of these rows."
+#: Sign flips of a test, as in ``circuits.sweep``.
+FLIPS = 9999
 #: What the name of a ratio's metric ends with.
 RATIO = " ratio"
 #: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
@@ -103,6 +105,16 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 def tests(frame: pandas.DataFrame) -> int:
     """Returns the number of tests among rows: those with a p-value."""
     return int(frame["p_value"].notna().sum())
+
+
+def holm_note(frame: pandas.DataFrame) -> str:
+    """Returns the sentence about p-values below a table; it says where none can be below 0.05 whatever the effects."""
+    from circuits.statistics import ALPHA, least_adjusted
+
+    examples = frame.loc[frame["p_value"].notna(), "n"].max()
+    least = 0.0 if examples != examples else least_adjusted(tests(frame), int(examples), FLIPS)
+    limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
+    return HOLM.format(tests(frame)) + limit
 
 
 def own_metrics(config: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from circuits.statistics import (
     spearman,
     summarise,
     summarise_groups,
+    unreachable,
 )
 
 
@@ -321,3 +322,33 @@ def test_spearman_is_pearson_of_ranks_by_counting():
     expected = [np.corrcoef(*pair)[0, 1] for pair in zip(*ranks, strict=True)]
     np.testing.assert_allclose(spearman(one, other), expected, atol=1e-12)
     assert np.isnan(spearman(np.ones((1, 3)), np.array([[2.0, 3.0, 4.0]]))).all()
+
+
+@pytest.mark.parametrize(
+    ("tests", "examples", "flips", "least", "more"),
+    [
+        (600, 100, 9999, "0.06", {"flips": 12000}),
+        (1, 4, 9999, "0.12", {"examples": 6}),
+        (600, 10, 9999, "1", {"examples": 15, "flips": 12000}),
+    ],
+)
+def test_where_no_adjusted_p_value_can_be_small_a_line_says_what_would_do(
+    tests, examples, flips, least, more
+):
+    """The advice is tried on the strongest data there are: every example changes by the same."""
+
+    def best(examples, flips):
+        sums = np.repeat([[0.0], [1.0]], [1, tests], axis=0) * np.ones(examples)
+        p_values = sign_flip(sums, np.ones_like(sums), seed=0, flips=flips)[1:]
+        return p_values, holm(p_values).min()
+
+    p_values, smallest = best(examples, flips)
+    assert f"{smallest:.2g}" == least
+    [line] = unreachable(np.append(p_values, np.nan), examples, flips)
+    wanted = " and ".join(f"{n} examples" if name == "examples" else f"flips={n}" for name, n in more.items())
+    assert line.startswith(f"No p_adjusted of {tests} test")
+    assert line.endswith(f"of {examples} examples with flips={flips} is below {least}; {wanted} would do.")
+    enough = {"examples": examples, "flips": flips} | more
+    p_values, smallest = best(**enough)
+    assert smallest < 0.05
+    assert unreachable(p_values, **enough) == []

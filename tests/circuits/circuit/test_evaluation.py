@@ -107,11 +107,22 @@ def test_results_show_their_table(model, tokens, other_tokens):
     shown = repr(found).splitlines()
     assert shown[0].split()[:4] == ["circuit", "size", "faithfulness", "[95%"]
     assert shown[1].split()[:2] == ["chain", "10"]
-    assert shown[-1] == f"1 row of metric; .frame has all {len(found.frame.columns)} columns"
+    assert shown[2] == f"1 row of metric; .frame has all {len(found.frame.columns)} columns"
+    assert shown[3].startswith("random_high: the most faithful of 1 random circuits of the same size")
+    for name, number in (("completeness", "difference"), ("minimality", "share")):
+        printed = str(getattr(found, name))
+        assert f"{number} [95% CI]" in printed
+        assert "..." not in printed
+        assert f"; .{name} has all" in printed
     edges = patch.edges(model, tokens, other_tokens, metric, exact=1)
     curve = circuit.curve(model, {"estimates": edges}, tokens, other_tokens, metric, sizes=[2], draws=50)
     assert repr(curve).splitlines()[0].split()[:5] == ["ranking", "sizes", "of", "CPR", "[95%"]
     assert "1 row of metric; .areas has all" in repr(curve)
+    assert (
+        repr(curve)
+        .splitlines()[-1]
+        .startswith("CPR: mean faithfulness f over sizes, larger is better; CMD: ")
+    )
 
 
 def test_an_evaluation_draws_each_of_its_tests(model, tokens, other_tokens):

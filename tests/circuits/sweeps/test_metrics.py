@@ -142,6 +142,9 @@ def test_logit_difference_of_given_answers():
     with pytest.warns(UserWarning, match="1 of 2 examples"):
         found = logit_difference([[1, 2, 3], [0]], [[0]], position=[0, -2])(output)
     assert found.tolist() == pytest.approx([(1 + 4 + 9) / 3 - 0, 0.0])
+    assert repr(logit_difference(3, 0)) == "logit_difference: all examples, 3 - 0 at position -1"
+    many_answers = logit_difference([" Mary"] * 1000, [" John"] * 1000)
+    assert repr(many_answers) == "logit_difference: 1000 examples, the first ' Mary' - ' John' at position -1"
     assert logit_difference(3, 0) == logit_difference([3], torch.tensor([0]))
     many = torch.arange(200)
     logit_difference(many, torch.cat([many[:2], many[2:] + 1]))  # two of 200 are the same

@@ -29,9 +29,13 @@ def test_columns_are_the_public_ones(result):
 
 def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    first, *rows, last = repr(result).split("\n")
+    first, *rows, last, limit = repr(result).split("\n")
     assert first.split() == ["variant", "metric", "baseline", "value", "effect", "[95%", "CI]", "p_adjusted"]
     assert last == "24 rows; .frame has all 24 columns"
+    assert limit.endswith("flips=160 would do.")
+    assert "No p_adjusted" not in repr(
+        dataclasses.replace(result, settings={**result.settings, "flips": 160})
+    )
     assert [row.split()[:2] for row in rows] == result.frame[["variant", "metric"]].to_numpy().tolist()
     kl = result.frame.iloc[0]
     assert float(rows[0].split()[3]) == pytest.approx(kl["value"], rel=1e-3)
