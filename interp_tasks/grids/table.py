@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments._drops.measure import over_runs
 from interp_tasks.grids.unit import read_result
+from interp_tasks.measurement.intervals import interval_over_runs
 from interp_tasks.measurement.run_logs import family
 from interp_tasks.measurement.table import COLUMNS, tidy
 
@@ -28,11 +28,12 @@ SEEDS = "n_seeds"
 POOLED = (("value", "value_ci_low", "value_ci_high"), ("effect", "effect_ci_low", "effect_ci_high"))
 
 
-def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
+def table(grid: Grid) -> pandas.DataFrame:
     """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
 
     A row of several seeds is the mean over those that have the number, its ``run`` is ``RUN/seed-*``, its ``n_runs``
-    how many have it of ``n_seeds``, its interval a bootstrap over runs. What an experiment pools itself stays so.
+    how many have it of ``n_seeds``, its interval Student's t over runs, of three at least. What an
+    experiment pools itself stays so.
     """
     import pandas
 
@@ -44,7 +45,7 @@ def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
         if rows is not None:
             frames.append(rows)
     frame = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
-    together = pooled(frame, seed)
+    together = pooled(frame)
     frame = pandas.concat([frame, together], ignore_index=True)[list(COLUMNS)]
     runs = {*(unit.folder for unit in grid.plan.train), *map(str, frame["run"])}
     seeds = Counter(name for run in runs if (name := family(run)) is not None)
@@ -69,7 +70,7 @@ def shown(values: Mapping[str, Any], key: str) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def pooled(frame: pandas.DataFrame, seed: int) -> pandas.DataFrame:
+def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns means over the seeds of a configuration, for each row that two of them share."""
     import pandas
 
@@ -109,6 +110,6 @@ def pooled(frame: pandas.DataFrame, seed: int) -> pandas.DataFrame:
             numbers = same[value].to_numpy(dtype=float)
             numbers = numbers[~pandas.isna(numbers)]
             row[value] = float(numbers.mean()) if len(numbers) else math.nan
-            row[low], row[high] = over_runs(numbers, lambda drawn: drawn.mean(axis=1), seed)
+            row[low], row[high] = interval_over_runs(numbers.tolist())
         rows.append(row)
     return tidy(pandas.DataFrame(rows))

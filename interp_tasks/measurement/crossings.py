@@ -7,15 +7,10 @@ reached is all that is known of it, which is enough for a median, a rank, or a b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-#: Resamples of runs behind an interval.
-RESAMPLES = 2000
-#: Fewest seeds of an interval over seeds.
-MIN_SEEDS = 3
 
 Array = NDArray[np.float64]
 
@@ -71,22 +66,6 @@ def median(values: Array) -> Array:
     n = values.shape[-1]
     with np.errstate(invalid="ignore"):
         return np.asarray((ordered[..., (n - 1) // 2] + ordered[..., n // 2]) / 2)
-
-
-def interval_over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) -> tuple[float, float]:
-    """Returns the 95% percentile interval of a statistic ``[resample run] -> [resample]``, by bootstrap over runs.
-
-    An end that no number is known of is NaN, and so is the interval of fewer than three runs.
-    """
-    if len(values) < MIN_SEEDS:
-        return math.nan, math.nan
-    rng = np.random.default_rng([seed, 4])
-    resampled = statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))])
-    resampled = resampled[~np.isnan(resampled)]
-    if not len(resampled):
-        return math.nan, math.nan
-    low, high = (np.quantile(resampled, share, method="nearest") for share in (0.025, 0.975))
-    return finite_or_nan(low), finite_or_nan(high)
 
 
 def finite_or_nan(value: float) -> float:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from interp_tasks.measurement import intervals
+from interp_tasks.measurement.intervals import Interval
 from interp_tasks.published import Claim
-from interp_tasks.reproduction import intervals
 from interp_tasks.reproduction.claim_rows import (
     NoRow,
     Seeds,
@@ -20,7 +21,6 @@ from interp_tasks.reproduction.claim_rows import (
     seed_of,
     single_runs,
 )
-from interp_tasks.reproduction.intervals import Interval
 from interp_tasks.reproduction.runs import config_of
 
 if TYPE_CHECKING:

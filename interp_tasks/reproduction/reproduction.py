@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.intervals import ALPHA
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions, write_atomically
@@ -18,7 +19,6 @@ from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.paper import PRESETS, as_typed
 from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
-from interp_tasks.reproduction.intervals import ALPHA
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
 from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import (

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from interp_tasks.measurement import intervals
+from interp_tasks.measurement.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
-from interp_tasks.reproduction import intervals
 from interp_tasks.reproduction.claim_numbers import ClaimNumbers, claim_numbers
 from interp_tasks.reproduction.claim_rows import NoRow, Seeds, Unmeasured, single_runs
-from interp_tasks.reproduction.intervals import ALPHA, MIN_RUNS, Interval
 
 if TYPE_CHECKING:
     import pandas

@@ -12,6 +12,7 @@ import typer
 from interp_tasks.checkpoints.drop import first_lasting
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.intervals import interval_over_runs, rank_correlation_interval, share_interval
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import (
     Curve,
@@ -29,8 +30,6 @@ from interp_tasks.texts import did_you_mean
 if TYPE_CHECKING:
     import plotly.graph_objects
 
-#: Resamples of runs behind an interval.
-RESAMPLES = 2000
 #: Curves without a drop of which the reason is told.
 MOST_REASONS = 3
 PLATEAU_LEFT = "plateau left"
@@ -73,7 +72,6 @@ def drops(
         ),
         list[str],
     ] = (),
-    seed: Annotated[int, typer.Option("--seed", help="Draws the intervals.")] = 0,
 ) -> DropsResult:
     """Say whether each run drops, when, how sharply, from what level to what level.
 
@@ -84,7 +82,6 @@ def drops(
             mixture.
         against: settings, such as ``model.d_model``: the rank correlation of everything with each of them, over the
             runs that differ in nothing else but their seed.
-        seed: of the intervals.
 
     Returns:
         A :class:`DropsResult`. The ``variant`` is the metric whose curve it is, the ``metric`` what is said of it:
@@ -93,8 +90,8 @@ def drops(
         no values but ``drop`` and ``final``. Where the task knows the plateau by theory, that is the ``baseline`` of
         the levels, and ``plateau until`` is the first step lastingly below nine tenths of it, the last step of a run
         that never is: ``plateau left`` is 0 of that (else 1; of several runs the share), and its step a lower bound.
-        Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and intervals
-        by bootstrap over runs.
+        Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and from three runs on
+        intervals: Student's t over runs; of a share the exact binomial one; of a rank correlation Fisher's z.
 
     Raises:
         UserError: in one line.
@@ -109,9 +106,9 @@ def drops(
     }
     rows = [row for run in logged_runs for row in rows_of(run, curves)]
     left = [row["value"] for row in rows if row["metric"] == PLATEAU_LEFT]
-    rows += [row for name, group in families(logged_runs).items() for row in pooled(name, group, rows, seed)]
+    rows += [row for name, group in families(logged_runs).items() for row in pooled(name, group, rows)]
     for key in keys:
-        rows += correlations(logged_runs, rows, key, seed)
+        rows += correlations(logged_runs, rows, key)
     import pandas
 
     config = {
@@ -119,7 +116,6 @@ def drops(
         "found": [run.name for run in logged_runs],
         "metric": metric,
         "against": keys,
-        "seed": seed,
     }
     return DropsResult(
         "drops", tidy(pandas.DataFrame(rows)), config, notes(logged_runs, keys, curves, left), curves=curves
@@ -177,7 +173,10 @@ def notes(
             else []
         ),
         *(
-            ["Rank correlation: Spearman's, over the runs that have the number; a 95% interval needs four."]
+            [
+                "Rank correlation: Spearman's, over the runs that have the number; a 95% interval (Fisher's z) "
+                "needs four, and an order that is not perfect."
+            ]
             if against
             else []
         ),
@@ -222,9 +221,7 @@ def families(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: group for name, group in groups.items() if len(group) > 1}
 
 
-def pooled(
-    name: str, group: Sequence[str], rows: Sequence[Mapping[str, Any]], seed: int
-) -> Iterator[dict[str, Any]]:
+def pooled(name: str, group: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields rows that pool several seeds: medians (of what is 0 or 1 the mean) and the range."""
     import numpy as np
 
@@ -235,7 +232,7 @@ def pooled(
         values = values[~np.isnan(values)]
         middle = np.mean if quantity in SHARES else np.median
         shared = {**same[0], "run": name, "ref": name, "seed": None, "n_runs": len(values)}
-        low, high = over_runs(values, lambda drawn, middle=middle: middle(drawn, axis=1), seed)
+        low, high = (share_interval if quantity in SHARES else interval_over_runs)(values.tolist())
         level = same[0].get("baseline", math.nan)
         value = float(middle(values)) if len(values) else math.nan
         yield {
@@ -251,21 +248,8 @@ def pooled(
             yield {**shared, "metric": f"{quantity}, {word}", "value": float(extreme), "effect": math.nan}
 
 
-def over_runs(values: Any, statistic: Any, seed: int, least: int = 2) -> tuple[float, float]:
-    """Returns the 95% percentile interval of a statistic of runs ``[resample run ...]``, by bootstrap over runs."""
-    import numpy as np
-
-    if len(values) < least:
-        return math.nan, math.nan
-    rng = np.random.default_rng([seed, 3])
-    resampled = np.asarray(statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))]))
-    resampled = resampled[~np.isnan(resampled)]
-    low, high = np.quantile(resampled, [0.025, 0.975]) if len(resampled) else (math.nan, math.nan)
-    return float(low), float(high)
-
-
 def correlations(
-    logged_runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], key: str, seed: int
+    logged_runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], key: str
 ) -> Iterator[dict[str, Any]]:
     """Yields the rank correlation of every quantity with a setting, per set of runs that differ in it alone.
 
@@ -275,9 +259,6 @@ def correlations(
     import numpy as np
 
     from circuits.statistics import spearman
-
-    def rank_correlation(pairs: Any) -> Any:
-        return spearman(pairs[..., 0], pairs[..., 1])
 
     groups: dict[str, dict[str, float]] = {}
     for run in logged_runs:
@@ -302,7 +283,8 @@ def correlations(
                 ]
             )
             pairs = pairs[~np.isnan(pairs[:, 1])]
-            low, high = over_runs(pairs, rank_correlation, seed, least=4)
+            [correlation] = spearman(pairs[None, :, 0], pairs[None, :, 1])
+            low, high = rank_correlation_interval(correlation, len(pairs))
             yield {
                 "experiment": "drops",
                 "run": f"against {key}",
@@ -314,7 +296,7 @@ def correlations(
                 "variant": variant,
                 "intervention": "none",
                 "metric": f"rank correlation of {quantity}",
-                "value": float(rank_correlation(pairs[None])[0]),
+                "value": float(correlation),
                 "value_ci_low": low,
                 "value_ci_high": high,
             }

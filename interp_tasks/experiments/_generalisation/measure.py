@@ -75,7 +75,6 @@ def generalisation(
         ),
         list[str],
     ] = (),
-    seed: Annotated[int, typer.Option("--seed", help="Draws the intervals.")] = 0,
 ) -> GeneralisationResult:
     """Say at which step each accuracy of a run reaches a level, in training and validation, in which order.
 
@@ -87,7 +86,6 @@ def generalisation(
         level: of an accuracy.
         against: runs to compare the steps with, seed by seed: as ``runs``, or what the names of some of ``runs`` end
             with.
-        seed: of the intervals.
 
     Returns:
         A :class:`GeneralisationResult`. The ``variant`` is an accuracy as the run logs it, the ``split`` validation or
@@ -101,7 +99,8 @@ def generalisation(
         each, ``pairs in order`` (the share of pairs of which the smaller q comes first), ``last step / first step``.
         Against others: ``ratio of steps``, and what it is ``at least`` and ``at most`` where one side never gets there.
         Rows of several seeds have the median, the range (``..., smallest``, ``..., largest``) and, from three seeds
-        on, intervals by bootstrap over them; a run that does not get there counts as later than all others.
+        on, intervals: Student's t over runs, of ratios on a log scale; of ``reached`` the exact binomial one. A run
+        that does not get there counts as later than all others; the interval is then one of the median, from six seeds.
 
     Raises:
         UserError: in one line.
@@ -121,10 +120,10 @@ def generalisation(
         row
         for name, group in groups_of(logged_runs).items()
         if len(group) > 1
-        for row in pooled(name, group, rows, seed)
+        for row in pooled(name, group, rows)
     ]
     if others:
-        rows += ratio_rows(logged_runs, reaches, compared, others, seed)
+        rows += ratio_rows(logged_runs, reaches, compared, others)
     import pandas
 
     frame = tidy(pandas.DataFrame(rows).assign(experiment="generalisation", intervention="none"))
@@ -133,7 +132,6 @@ def generalisation(
         "found": [run.name for run in logged_runs],
         "level": level,
         "against": compared,
-        "seed": seed,
     }
     return GeneralisationResult(
         "generalisation",

@@ -8,6 +8,7 @@ from typing import Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._generalisation.reaches import AT_LEAST, AT_MOST, RATIO, Reach, reaches_of
+from interp_tasks.measurement.intervals import interval_over_runs, share_interval
 from interp_tasks.measurement.run_logs import Run, family, read_runs
 
 
@@ -19,13 +20,11 @@ def groups_of(logged_runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def pooled(
-    name: str, group: Sequence[Run], rows: Sequence[Mapping[str, Any]], seed: int
-) -> Iterator[dict[str, Any]]:
+def pooled(name: str, group: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields rows that pool several seeds: medians, ranges and intervals."""
     import numpy as np
 
-    from interp_tasks.measurement.crossings import finite_or_nan, interval_over_seeds, median
+    from interp_tasks.measurement.crossings import finite_or_nan, median
 
     group_rows = [row for row in rows if row["run"] in {run.name for run in group}]
     for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in group_rows):
@@ -40,14 +39,14 @@ def pooled(
         for column in ("baseline", "effect"):
             shared.pop(column, None)
         share = key[2].startswith("reached")
-        middle = (lambda drawn: drawn.mean(-1)) if share else median
         if not len(values):
             yield {**shared, "value": math.nan}
             continue
-        low, high = interval_over_seeds(values, middle, seed)
+        middle = values.mean() if share else median(values)
+        low, high = (share_interval if share else interval_over_runs)(values.tolist())
         yield {
             **shared,
-            "value": finite_or_nan(float(middle(values))),
+            "value": finite_or_nan(float(middle)),
             "value_ci_low": low,
             "value_ci_high": high,
         }
@@ -79,7 +78,6 @@ def ratio_rows(
     reaches: Sequence[Reach],
     compared: Sequence[str],
     others: Sequence[Reach],
-    seed: int,
 ) -> Iterator[dict[str, Any]]:
     """Yields every group of runs against the others, answer by answer, seed by seed.
 
@@ -88,7 +86,7 @@ def ratio_rows(
     """
     import numpy as np
 
-    from interp_tasks.measurement.crossings import finite_or_nan, interval_over_seeds, median, ratio_of_steps
+    from interp_tasks.measurement.crossings import finite_or_nan, median, ratio_of_steps
 
     opponent_reaches: dict[tuple[str, Any], Reach] = {}
     for other in others:
@@ -130,7 +128,8 @@ def ratio_rows(
                 )
                 continue
             (least, lowest, *_), (most, _, highest) = found = [
-                (float(median(values)), *interval_over_seeds(values, median, seed)) for values in ratios.T[1:]
+                (float(median(values)), *interval_over_runs(values.tolist(), log=True))
+                for values in ratios.T[1:]
             ]
             # Known where both bounds are one: a 0 that stands for "at most" has no part in a mean of the middle two.
             known = (least, lowest, highest) if least == most else (math.nan,) * 3

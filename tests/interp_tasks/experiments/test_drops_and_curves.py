@@ -131,7 +131,13 @@ def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):
     row = pooled.loc["crossing"]
     assert row["value"] == np.median(each)
     assert row["n_runs"] == 4
-    assert min(each) <= row["value_ci_low"] < row["value"] < row["value_ci_high"] <= max(each)
+    half = 3.1824 * np.std(each, ddof=1) / 2  # Student's t over four runs
+    ends = np.mean(each) - half, np.mean(each) + half
+    assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx(ends, rel=1e-4)
+    # Four of five: the exact binomial interval.
+    assert tuple(pooled.loc["drop", ["value_ci_low", "value_ci_high"]]) == pytest.approx(
+        (0.2836, 0.9949), abs=1e-4
+    )
     assert pooled.loc["crossing, smallest", "value"] == min(each)
     assert pooled.loc["crossing, largest", "value"] == max(each)
     rows = view_rows(found.frame)
@@ -162,8 +168,10 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
     # People see the interval too; that of a drop, which all four have, is of no correlation.
     rows = view_rows(found)
     cells = {column.header: column.shown(rows.to_dict("records")[-1]) for column in view_columns(rows)}
-    assert (row["value_ci_low"].item(), row["value_ci_high"].item()) == pytest.approx((-1, -0.8165), abs=1e-4)
-    assert cells["crossing"] == "-0.9487 [-1, -0.816]"
+    assert (row["value_ci_low"].item(), row["value_ci_high"].item()) == pytest.approx(
+        (-0.9995, 0.4942), abs=1e-4
+    )
+    assert cells["crossing"] == "-0.9487 [-1.00, 0.494]"
     assert cells["drop"] == ""
     for key, runs_given in (("model.d_model", runs[:2]), ("task.name", runs)):
         with pytest.raises(

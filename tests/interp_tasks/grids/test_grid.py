@@ -462,10 +462,7 @@ def test_rows_of_several_seeds_are_means_over_them(done):
         assert list(together["n_runs"]) == [2]
         assert together["value"].item() == pytest.approx(alone["value"].mean())
         assert together["effect"].item() == pytest.approx(alone["effect"].mean())
-        # Of two runs, resamples are one of them, the other, or their mean.
-        assert (together["value_ci_low"].item(), together["value_ci_high"].item()) == pytest.approx(
-            (alone["value"].min(), alone["value"].max())
-        )
+        assert together[["value_ci_low", "effect_ci_high"]].isna().all(axis=None), "of two runs there is none"
 
 
 def test_what_an_experiment_pooled_itself_is_not_pooled_again(done):
@@ -482,8 +479,15 @@ def test_a_mean_over_seeds_counts_those_that_have_the_number():
     steps = [100.0, 300.0, None, None, None]
     rows = pd.DataFrame({"run": [f"a/seed-{seed}" for seed in range(5)], "step": 900, "value": steps})
     frame = tidy(rows.assign(experiment="generalisation", metric="step at 95%"))
-    [row] = pooled(frame, seed=0).to_dict("records")
+    [row] = pooled(frame).to_dict("records")
     assert (row["value"], row["n_runs"]) == (200, 2)
+    frame["value"] = [1.0, 2.0, 4.0, None, None]
+    [row] = pooled(frame).to_dict("records")
+    # Student's t of two degrees of freedom, 4.3027; the standard error is sqrt(7) / 3.
+    half = 4.3027 * math.sqrt(7) / 3
+    assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx(
+        (7 / 3 - half, 7 / 3 + half), rel=1e-4
+    )
 
 
 def test_a_mean_over_fewer_seeds_says_so(done, monkeypatch):
@@ -559,11 +563,11 @@ def test_marks_of_seeds_are_pooled_though_their_steps_differ():
     from interp_tasks.measurement.table import tidy
 
     frame = tidy(rows.assign(experiment="ablation", metric="loss", value=[1.0, 2.0], n=4))
-    [row] = pooled(frame, seed=0).to_dict("records")
+    [row] = pooled(frame).to_dict("records")
     assert (row["run"], row["ref"], row["value"], row["n"]) == ("a/seed-*", "a/seed-*@pre", 1.5, 4)
     assert pd.isna(row["step"])
     other = frame.assign(ref=["a/seed-0", "a/seed-1"])
-    assert pooled(other, seed=0).empty  # rows of different steps of two curves
+    assert pooled(other).empty  # rows of different steps of two curves
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_every_argument_of_every_experiment_is_checked(name):
         (lambda: experiments.permute("nowhere", draws=2.5), "draws is of type int, not 2.5"),
         (lambda: experiments.fourier(3), "fourier: refs is of type"),
         (lambda: experiments.attention("nowhere", templates=["row", 3]), "templates is of type"),
-        (lambda: experiments.drops("nowhere", seed=None), "drops: seed is of type int, not None"),
+        (lambda: experiments.permute("nowhere", draws=None), "permute: draws is of type int, not None"),
     ],
 )
 def test_a_wrong_type_is_one_line_and_comes_before_the_run_is_looked_for(call, said):

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from interp_tasks.measurement import intervals
 from interp_tasks.published import Bounds
-from interp_tasks.reproduction import intervals
 from interp_tasks.reproduction.verdicts import decision, two_sided
 
 DRAWS = 4000
@@ -24,23 +24,45 @@ def test_t_quantiles_of_one_and_two_degrees_of_freedom_are_known(share):
     assert intervals.t_cdf(two, 2) == pytest.approx(share)
 
 
-def test_t_shares_are_those_of_scipy():
-    stats = pytest.importorskip("scipy.stats")
-    for df, t in itertools.product((1, 2, 3, 9, 30, 200), (-8.0, -1.3, 0.0, 0.2, 2.1, 40.0)):
-        assert intervals.t_cdf(t, df) == pytest.approx(stats.t.cdf(t, df), abs=1e-12)
+@pytest.mark.parametrize("runs", [3, 4, 5])
+def test_an_interval_over_runs_covers_as_often_as_it_says(runs):
+    draws = np.random.default_rng(runs).normal(2.0, 3.0, (DRAWS, runs)).tolist()
+    found = np.array([intervals.interval_over_runs(values) for values in draws])
+    assert np.mean((found[:, 0] < 2) & (found[:, 1] > 2)) == pytest.approx(0.95, abs=TOLERANCE)
+    ratios = np.exp(draws[:50])
+    logs = [intervals.interval_over_runs(values.tolist(), log=True) for values in ratios]
+    np.testing.assert_allclose(np.log(logs), found[:50])
+    # With one run that never got there it is of the median, which takes six.
+    late = [*range(runs), math.inf]
+    assert np.isnan(intervals.interval_over_runs(late)).all() == (runs < 5)
+    assert np.isnan(intervals.interval_over_runs([1.0, 2.0])).all()
 
 
-def test_an_interval_over_runs_is_that_of_scipy_and_covers_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    draws = rng.normal(2.0, 3.0, (DRAWS, 3)).tolist()
-    found = [intervals.t_interval(values) for values in draws]
-    assert np.mean([low < 2.0 < high for low, high in found]) == pytest.approx(0.95, abs=TOLERANCE)
-    assert intervals.t_interval([1.0]) is None
-    assert intervals.t_interval([1.0, 1.0, 1.0]) == (1.0, 1.0)
-    stats = pytest.importorskip("scipy.stats")
-    for values in draws[:5]:
-        expected = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-        assert intervals.t_interval(values) == pytest.approx(expected)
+def test_the_interval_of_a_share_of_runs_is_clopper_and_pearsons():
+    for n in (3, 5, 8):
+        most = 0.025 ** (1 / n)
+        assert intervals.share_interval([1.0] * n) == pytest.approx((most, 1))
+        assert intervals.share_interval([0.0] * n) == pytest.approx((0, 1 - most))
+    # At its ends, 4 or more of 5, and 4 or fewer, have a probability of 0.025.
+    low, high = intervals.share_interval([1.0, 1.0, 1.0, 0.0, 1.0])
+    assert 5 * low**4 * (1 - low) + low**5 == pytest.approx(0.025)
+    assert 1 - high**5 == pytest.approx(0.025)
+    assert np.isnan(intervals.share_interval([1.0, 1.0])).all()
+
+
+@pytest.mark.parametrize("n", [4, 5, 6])
+def test_few_unrelated_runs_have_no_sure_rank_correlation(n):
+    """Over all orders: a 95% interval misses 0 in at most one of twenty, and none is a point."""
+    orders = [np.array(order) for order in itertools.permutations(range(n))]
+    found = [np.corrcoef(np.arange(n), order)[0, 1] for order in orders]
+    ends = np.array([intervals.rank_correlation_interval(r, n) for r in found])
+    assert np.mean((ends[:, 0] > 0) | (ends[:, 1] < 0)) <= 0.05
+    assert not (ends[:, 1] - ends[:, 0] <= 0).any()
+    assert np.isnan(ends).any(axis=1).sum() == 2, "in order, and in reverse"
+    assert np.isnan(intervals.rank_correlation_interval(0.5, 3)).all()
+    # Half of a z of 1.96, over sqrt(n - 3) of 100 runs.
+    low, high = intervals.rank_correlation_interval(0.0, 103)
+    assert (low, high) == pytest.approx((-math.tanh(0.196), math.tanh(0.196)), abs=1e-4)
 
 
 def test_a_ratio_of_means_covers_and_is_not_told_where_the_divisor_may_be_0():

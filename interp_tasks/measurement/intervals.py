@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import product
 from statistics import NormalDist
 
@@ -20,47 +19,16 @@ Interval = tuple[float, float]
 
 def t_cdf(t: float, df: int) -> float:
     """Returns the share of Student's t distribution below ``t``."""
-    beyond = regularised_incomplete_beta(df / (df + t * t), df / 2, 0.5) / 2
-    return 1 - beyond if t > 0 else beyond
+    from scipy.special import stdtr
+
+    return float(stdtr(df, t))
 
 
-def regularised_incomplete_beta(x: float, a: float, b: float) -> float:
-    """Returns the regularised incomplete beta function, by its continued fraction (Lentz)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - regularised_incomplete_beta(1 - x, b, a)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    tiny = 1e-300
-    c, d = 1.0, 1 - (a + b) * x / (a + 1)
-    d = 1 / (d or tiny)
-    fraction = d
-    for m in range(1, 300):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1 / ((1 + term * d) or tiny)
-            c = (1 + term / c) or tiny
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-14:
-            break
-    return front * fraction / a
-
-
-@cache
 def t_quantile(share: float, df: int) -> float:
     """Returns the number below which a share of Student's t distribution lies."""
-    if share < 0.5:
-        return -t_quantile(1 - share, df)
-    low, high = 0.0, 2.0
-    while t_cdf(high, df) < share:
-        high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_cdf(middle, df) < share else (low, middle)
-    return (low + high) / 2
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, share))
 
 
 def z_quantile(share: float) -> float:
@@ -91,6 +59,49 @@ def t_interval(values: Sequence[float]) -> Interval | None:
         return None
     half = t_quantile(1 - ALPHA / 2, len(values) - 1) * standard_error(values)
     return mean(values) - half, mean(values) + half
+
+
+def interval_over_runs(values: Sequence[float], log: bool = False) -> Interval:
+    """Returns a 95% interval over training runs: Student's t of their mean. NaN: an end that is not known.
+
+    There is none below three runs. Where a run never got there, and is infinite, it is one of the median, from order
+    statistics, which six runs have.
+
+    Args:
+        log: of the geometric mean, as of ratios.
+    """
+    if len(values) < MIN_RUNS:
+        return math.nan, math.nan
+    if all(map(math.isfinite, values)) and (not log or min(values) > 0):
+        found = t_interval([math.log(value) for value in values] if log else values)
+        assert found is not None
+        return (math.exp(found[0]), math.exp(found[1])) if log else found
+    low, high = median_interval([(value, value) for value in values]) or (math.nan, math.nan)
+    return (low if math.isfinite(low) else math.nan), (high if math.isfinite(high) else math.nan)
+
+
+def share_interval(values: Sequence[float]) -> Interval:
+    """Returns the exact 95% interval (Clopper, Pearson 1934) of a share of runs, each 1 or 0; NaN below three runs."""
+    from scipy.special import betaincinv
+
+    n, hits = len(values), round(sum(values))
+    if n < MIN_RUNS:
+        return math.nan, math.nan
+    low = float(betaincinv(hits, n - hits + 1, ALPHA / 2)) if hits else 0.0
+    return low, float(betaincinv(hits + 1, n - hits, 1 - ALPHA / 2)) if hits < n else 1.0
+
+
+def rank_correlation_interval(correlation: float, n: int) -> Interval:
+    """Returns a 95% interval of Spearman's rank correlation over so many runs, by Fisher's z.
+
+    Its variance is (1 + r²/2) / (n - 3) (Bonett, Wright 2000). NaN below four runs, and where the order is perfect,
+    which has no bounded z.
+    """
+    if n < 4 or not abs(correlation) < 1 - 1e-9:
+        return math.nan, math.nan
+    half = z_quantile(1 - ALPHA / 2) * math.sqrt((1 + correlation**2 / 2) / (n - 3))
+    middle = math.atanh(correlation)
+    return math.tanh(middle - half), math.tanh(middle + half)
 
 
 def fieller_interval(above: Sequence[float], below: Sequence[float]) -> Interval | None:
