@@ -89,6 +89,8 @@ class Engine:
         tokens = prompts.tokens
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
+        if prompts.extra:
+            raise NotReplayed(f"its inputs have {', '.join(prompts.extra)}, which is not replayed")
         self.surface = surface
         self.prompts = prompts
         self.total = len(tokens)

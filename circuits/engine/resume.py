@@ -276,7 +276,7 @@ class Resume:
             hook: hearing.unless_busy(partial(edited_rows, hook, members, len(prompts))) for hook in hooks
         }
         with self._edited(hearing, edits), self._resuming(start, clean, len(members)):
-            output = self._called(_repeated(prompts, len(members)))
+            output = self._called(prompts.repeated(len(members)))
         for member in members:
             if member.unseen:
                 raise NotResumed(f"{min(member.unseen)} did not fire when its blocks ran alone")
@@ -403,7 +403,7 @@ class Resume:
             whole = self._clean(prompts, perturbed)
         for hook, left in seen.items():
             self._compare(left, made[blocks_before(hook, self.surface)], prompts, hook)
-        twice = _repeated(prompts, 2)
+        twice = prompts.repeated(2)
         for layer in range(max(1, self._first), len(self._blocks) + 1):
             stream = whole.streams[layer - 1]
             both = torch.cat([stream, stream + noise(stream)])
@@ -447,15 +447,6 @@ class Resume:
         if not error <= ROUNDING.get(found.dtype, 0.0):
             raise NotResumed(f"{what} differs by {error:.1e} when blocks run alone")
         self.rounding = max(self.rounding, error)
-
-
-def _repeated(prompts: Prompts, copies: int) -> Prompts:
-    """Returns the prompts so many times over, one copy after the other."""
-    if copies == 1:
-        return prompts
-    tokens, mask = prompts.tokens, prompts.mask
-    tokens = tokens.repeat(copies, *(1,) * (tokens.ndim - 1))
-    return Prompts(tokens, None if mask is None else mask.repeat(copies, 1))
 
 
 def _form_of(output: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:

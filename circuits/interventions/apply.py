@@ -23,6 +23,7 @@ from circuits.model.hooks import Handle
 from circuits.model.inputs import read_prompts
 from circuits.model.interrupts import Undisturbed, contextmanager
 from circuits.model.owner import exclusive
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.splices import put_in_line
@@ -304,12 +305,25 @@ def run(
     """Returns the model's output on `tokens` under the interventions, in eval mode and without gradients.
 
     `tokens` are ids [batch pos], or anything that `prompts` takes: texts, lists of unequal length, a tokenizer's
-    result, `Prompts`. At each prompt's own tokens the output is what the prompt alone gives; at padding it has no
-    meaning. `cache` lists sites whose activations, after the edits, are returned as well; then the result is
-    (output, `Activations`). Mode, hooks and gradients are as before when it returns or raises.
+    result, `Prompts`. At each prompt's own tokens the output is what the prompt alone gives; at padding it is NaN, and
+    `prompts.last(output)` is that of each prompt's last token. `cache` lists sites whose activations, after the edits,
+    are returned as well; then the result is (output, `Activations`), which are NaN at padding too (of scores and
+    pattern the queries). Mode, hooks and gradients are as before when it returns or raises.
     """
+    prompts = read_prompts(Surface.of(model), tokens, "run")
+    output, seen = run_with_padding(model, prompts, *interventions, cache=cache)
+    output = prompts.nan_at_padding(output)
+    if cache is None or not prompts.padded:
+        return output if cache is None else (output, seen)
+    shown = {hook: prompts.nan_at_padding(x, Site.parse(hook).kind.query_axis) for hook, x in seen.items()}
+    return output, Activations(shown, seen.mask)
+
+
+def run_with_padding(
+    model: Any, prompts: Prompts, *interventions: Intervention, cache: Iterable[Any] | str | None = None
+) -> tuple[Any, Activations]:
+    """Returns what `run` does, and whatever the model computes at padding."""
     surface = Surface.of(model)
-    prompts = read_prompts(surface, tokens, "run")
     surface.check_prompts(prompts, "run: tokens")
     if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
@@ -325,12 +339,7 @@ def run(
     for hook in hooks:
         if hook not in seen:
             raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
-    seen_in_order = {hook: seen[hook] for hook in hooks}
-    return (
-        output
-        if cache is None
-        else (output, Activations(seen_in_order, prompts.mask if prompts.padded else None))
-    )
+    return output, Activations({hook: seen[hook] for hook in hooks}, prompts.mask if prompts.padded else None)
 
 
 def own_memory(model: Any, output: Any) -> Any:
@@ -353,7 +362,7 @@ def own_memory(model: Any, output: Any) -> Any:
 
 def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:
     """Returns the activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, without
-    gradients; they come with the `mask` of padding, which patches from them heed.
+    gradients; NaN at padding, whose `mask` comes with them.
     """
     if sites is None:
         raise CircuitsError('cache: give sites such as "z" or a list of them, got None')

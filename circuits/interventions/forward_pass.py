@@ -25,14 +25,20 @@ CACHED = "a key-value cache"
 PADDING = "padding"
 
 
-def unusual(kwargs: Mapping[str, Any]) -> str | None:
-    """Names the argument of a call, if any, that makes the model depend on more than its tokens."""
+def unusual(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
+    """Names the argument of a call, if any, that makes the model depend on more than its tokens and their mask `real`,
+    as `mask_of` returns it.
+    """
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
-    if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
+    if real is None and mask is not None and not bool(torch.as_tensor(mask).bool().all()):
         return PADDING
-    if places is not None:
+    if isinstance(places, Tensor):
         start = past_length(kwargs)
-        if bool((places != torch.arange(start, start + places.shape[-1], device=places.device)).any()):
+        own = (
+            torch.arange(start, start + places.shape[-1]) if real is None else own_positions(real)[:, start:]
+        )
+        differs = places != own.to(places.device)
+        if bool((differs if real is None else differs & real[:, start:].to(places.device)).any()):
             return "position_ids"
     return None if cache_of(kwargs) is None else CACHED
 
@@ -45,7 +51,7 @@ def mask_of(surface: Surface, kwargs: Mapping[str, Any], inputs: Tensor | None) 
         kwargs: the arguments of the model, or of its first block.
         inputs: what it was called with: tokens, or the stream at the first block; None if unknown.
     """
-    mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    mask = kwargs.get("attention_mask")
     cache, start = cache_of(kwargs), past_length(kwargs)
     # A cache of transformer-lens holds the mask of its keys, and the call has that of its own tokens.
     before = getattr(cache, "previous_attention_mask", None)
@@ -62,9 +68,6 @@ def mask_of(surface: Surface, kwargs: Mapping[str, Any], inputs: Tensor | None) 
     if start and before is not None and inputs is not None and mask.shape[1] == inputs.shape[1]:
         mask = torch.cat([before.to(mask.device).bool(), mask], 1)
     if bool(mask.all()) or (inputs is not None and mask.shape != (len(inputs), start + inputs.shape[1])):
-        return None
-    own = own_positions(mask)[:, start:]
-    if isinstance(places, Tensor) and bool((places != own)[mask[:, start:]].any()):
         return None
     return mask
 
@@ -149,14 +152,16 @@ class ForwardPass:
         self.frame.window = self.windows.next(self.surface.model, kwargs, length, self.frame.whole, real)
 
     def _prepare(self, writes: Sequence[ActivationEdit]) -> None:
-        odd = unusual(self.frame.given) if self.frame.window.real is None else None
+        odd = unusual(self.frame.given, self.frame.window.real)
         for write in writes:
             if self.frame.window.open and not write.replacement.while_generating:
                 raise CircuitsError(
                     f"{write.label}: not supported while the model generates, or with {CACHED}; "
                     "edit runs on whole prompts"
                 )
-            if odd not in (None, CACHED) and write.replacement.references(write):
+            references = write.replacement.references(write).values()
+            known = odd in (None, CACHED) or all(odd in one.prompts.extra for one in references)
+            if references and not known:
                 raise CircuitsError(
                     f"{write.label}: this call has {odd}, which a clean pass on the tokens given would not have; patch "
                     "from activations cached with it, or run without"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import intervene, run
+from circuits.interventions.apply import intervene, run_with_padding
 from circuits.logit_lens._norms import ReadOut, centre
 from circuits.logit_lens._result import Computed, DirectAttribution, Lens
 from circuits.logit_lens._stream import components, needed, streams
@@ -127,7 +127,7 @@ def _runs(surface: Surface, prompts: Prompts, edited: bool, size: int) -> Iterat
     for start in range(0, len(prompts), size):
         rows = slice(start, min(start + size, len(prompts)))
         with running_rows(surface.model, rows, len(prompts)):
-            output, seen = run(surface.model, prompts[rows], cache=sites)
+            output, seen = run_with_padding(surface.model, prompts[rows], cache=sites)
         parts = components(surface, seen, edited)
         yield _Run(rows, output, {name: seen[site] for name, site in named.items()}, seen[last], parts)
 
@@ -163,13 +163,16 @@ def _read_out(surface: Surface, prompts: Prompts, runs: Iterator[_Run], position
     ends = _joined([one.streams for one in kept])
     *_, name = ends
     stream_read_out = ReadOut.of(surface, ends[name], output, "") if surface.post_norm else model_read_out
+    parts = _joined([one.parts for one in kept])
+    if columns is None:
+        output = prompts.nan_at_padding(output)
+        ends, parts = (
+            {part: prompts.nan_at_padding(x) for part, x in tensors.items()} for tensors in (ends, parts)
+        )
     return Lens(
         output,
         Computed(ends, partial(_of_stream, stream_read_out, ends[name], output)),
-        Computed(
-            _joined([one.parts for one in kept]),
-            partial(model_read_out.linear, scale=model_read_out.scale(last)),
-        ),
+        Computed(parts, partial(model_read_out.linear, scale=model_read_out.scale(last))),
         model_read_out,
         prompts,
         at,

@@ -59,7 +59,7 @@ class Lens:
         constant: [out], the biases of the read-out. Contributions and constant add up to `output`; where logits pass a
             soft cap, to what comes to the cap.
         soft_cap: the bound c of a soft cap, output = c·tanh(logits / c); None where there is none.
-        prompts: the inputs; at their padding no tensor has a meaning.
+        prompts: the inputs; at their padding every tensor is NaN.
         positions: those that are kept, along the axis pos, in each prompt's own tokens; None: every column.
     """
 

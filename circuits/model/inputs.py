@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +45,9 @@ def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
     Args:
         given: a text or texts, which the model tokenises as in `model(text)`, with the first token (BOS) that it puts
             first by default, and never cut off (a text that begins with it, such as a chat template's, gets no
-            second one); lists or tensors of token ids, of any lengths; a mapping with `input_ids` and
-            `attention_mask`, such as a tokenizer returns; or a tensor [batch pos], in which what the model's tokenizer
+            second one); lists or tensors of token ids, of any lengths; a mapping such as a tokenizer returns, with
+            `input_ids`, `attention_mask` and what else the model's own forward takes for each token
+            (`token_type_ids`, `position_ids`); or a tensor [batch pos], in which what the model's tokenizer
             calls padding, at `side`, is padding (a first token that has the same id is not).
         side: "left" or "right", where padding goes; by default the `padding_side` of the model's tokenizer, else right.
     """
@@ -56,7 +58,8 @@ def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
     mask = found.mask
     if mask is None:
         mask = mask_of_tokenizer(surface, found.tokens, side)
-    made = Prompts(found.tokens, mask, found.words or _words(surface, found.tokens, mask), found.texts)
+    words = found.words or _words(surface, found.tokens, mask)
+    made = Prompts(found.tokens, mask, words, found.texts, found.extra)
     surface.check_prompts(made, "prompts: tokens")
     return made
 
@@ -74,18 +77,40 @@ def read_given(given: Any, caller: str, name: str, side: str | None = None) -> G
     if isinstance(given, str):
         return Texts((given,))
     if is_encoding(given):
-        ids, mask = (as_dense_tensor(given.get(name), what) for name in ("input_ids", "attention_mask"))
-        if _is_list(ids):
-            rows = _padded(ids, what, 0, side or "right")
-            # A tokenizer that did not pad returns lists of ones beside it.
-            return rows if mask is None or _all_ones(mask) else _masked(rows.tokens, mask, what)
-        return _masked(read_inputs(ids, what), mask, what)
+        return _encoded(given, what, side or "right")
     given = as_dense_tensor(given, what)
     if _is_list(given):
         if given and all(isinstance(text, str) for text in given):
             return Texts(tuple(given))
         return _padded(given, what, 0, side or "right")
     return Prompts(read_inputs(given, what))
+
+
+def _encoded(given: Mapping[str, Any], what: str, side: str) -> Prompts:
+    """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
+    ids, mask = (as_dense_tensor(given.get(name), what) for name in ("input_ids", "attention_mask"))
+    if not _is_list(ids):
+        found = _masked(read_inputs(ids, what), mask, what)
+    else:
+        found = _padded(ids, what, 0, side)
+        # A tokenizer that did not pad returns lists of ones beside it.
+        found = found if mask is None or _all_ones(mask) else _masked(found.tokens, mask, what)
+    extra = {
+        name: _extra(given[name], found, f"{what}, {name}", side)
+        for name in given.keys()  # noqa: SIM118 (a BatchEncoding iterates over rows)
+        if name not in ("input_ids", "attention_mask") and given[name] is not None
+    }
+    return Prompts(found.tokens, found.mask, extra=extra)
+
+
+def _extra(values: Any, prompts: Prompts, what: str, side: str) -> Tensor:
+    """Reads what a mapping says of each token, in the layout of its prompts; a single row serves all of them."""
+    with suppress(CircuitsError, RuntimeError, TypeError, ValueError):
+        read = as_dense_tensor(values, what)
+        read = _padded(read, what, 0, side).tokens if _is_list(read) else read
+        if torch.as_tensor(read).ndim == 2:
+            return torch.as_tensor(read).expand(prompts.shape[:2])
+    raise CircuitsError(f"{what}: no number for each token [batch pos]; leave it out")
 
 
 def is_encoding(given: Any) -> bool:
@@ -97,7 +122,7 @@ def with_model(given: Given, surface: Surface, caller: str, side: str | None = N
     """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
     if isinstance(given, Prompts):
         mask = mask_of_model(surface, given.tokens) if given.mask is None else None
-        return given if mask is None else Prompts(given.tokens, mask, given.words, given.texts)
+        return given if mask is None else given.with_mask(mask)
     model: Any = surface.model
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None or not (callable(tokenizer) or hasattr(model, "to_tokens")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ class Prompts:
             where nothing is known of padding, and all are taken for tokens.
         words: by row, the text of each of its tokens, padding left out; None without a tokenizer.
         texts: by row, the text that its tokens were made of; None where tokens were given.
+        extra: by name, what else the model's forward takes for each token, [batch pos], such as token_type_ids.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Prompts:
         mask: Tensor | None = None,
         words: Words | None = None,
         texts: tuple[str, ...] | None = None,
+        extra: Mapping[str, Tensor] | None = None,
     ) -> None:
         if mask is not None:
             check_mask(mask, tokens)
@@ -39,6 +41,7 @@ class Prompts:
         self._mask = None if mask is None else Snapshot(mask.bool().cpu())
         self._words = words
         self.texts = texts
+        self._extra = {name: Snapshot(x) for name, x in sorted((extra or {}).items())}
 
     @property
     def tokens(self) -> Tensor:
@@ -51,6 +54,10 @@ class Prompts:
     @property
     def words(self) -> Words | None:
         return self._words
+
+    @property
+    def extra(self) -> dict[str, Tensor]:
+        return {name: x.tensor for name, x in self._extra.items()}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,6 +77,25 @@ class Prompts:
     def lengths(self) -> Tensor:
         """The number of tokens of each row, [batch]."""
         return self.real.sum(1)
+
+    def last(self, x: Tensor) -> Tensor:
+        """Returns what stands at each prompt's last own token, [batch ...], in an output or activation [batch pos ...]
+        of these prompts.
+        """
+        if tuple(x.shape[:2]) != tuple(self.shape[:2]):
+            raise CircuitsError(
+                f"prompts.last: got {list(x.shape)}; the prompts are {list(self.shape[:2])} [batch pos]"
+            )
+        columns = self.shape[1] - 1 - self.real.int().flip(1).argmax(1)
+        return x[torch.arange(len(self), device=x.device), columns.to(x.device)]
+
+    def nan_at_padding(self, x: Any, axis: int = 1) -> Any:
+        """Returns activations [batch ...] with NaN at padding along an axis of positions; all else as it is."""
+        if not self.padded or not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim <= axis:
+            return x
+        if (len(x), x.shape[axis]) != tuple(self.shape[:2]):
+            return x
+        return x.masked_fill(by_row(~self.real.to(x.device), axis, x.ndim), torch.nan)
 
     def in_order(self, x: Tensor, axes: Sequence[int] = (1,), lowest: bool = False) -> Tensor:
         """Returns [batch ...] values with each row's own tokens first along one or two axes, which hold positions.
@@ -114,10 +140,13 @@ class Prompts:
         rows = self[torch.zeros(len(other), dtype=torch.long)] if len(self) == 1 else self
         tokens = other.tokens.to(self.tokens).clone()
         tokens[other.real] = rows.tokens[rows.real]
-        return Prompts(tokens, other.real, rows.words, rows.texts)
+        extra = {name: x.new_zeros(other.real.shape) for name, x in rows.extra.items()}
+        for name, x in extra.items():
+            x[other.real] = rows.extra[name][rows.real]
+        return Prompts(tokens, other.real, rows.words, rows.texts, extra)
 
     def describe(self) -> dict[str, Any]:
-        described = self._tokens.describe()
+        described = self._tokens.describe() | {name: x.sha256 for name, x in self._extra.items()}
         return described if not self.padded or self._mask is None else described | {"mask": self._mask.sha256}
 
     def __len__(self) -> int:
@@ -136,11 +165,23 @@ class Prompts:
                 else tuple(given[row] for row in torch.arange(len(given))[rows].tolist())
             )
 
+        return self._at(rows, chosen(self.words), chosen(self.texts))
+
+    def _at(self, rows: Any, words: Words | None, texts: tuple[str, ...] | None) -> Prompts:
         mask = None if self.mask is None else self.mask[rows]
-        return Prompts(self.tokens[rows], mask, chosen(self.words), chosen(self.texts))
+        extra = {name: x[rows] for name, x in self.extra.items()}
+        return Prompts(self.tokens[rows], mask, words, texts, extra)
+
+    def with_mask(self, mask: Tensor | None) -> Prompts:
+        """Returns the same prompts with this mask of padding."""
+        return Prompts(self.tokens, mask, self.words, self.texts, self.extra)
+
+    def repeated(self, copies: int) -> Prompts:
+        """Returns the prompts so many times over, one copy after the other, without their words."""
+        return self if copies == 1 else self._at(torch.arange(len(self)).repeat(copies), None, None)
 
     def _key(self) -> tuple[Any, ...]:
-        return self._tokens, self._mask
+        return self._tokens, self._mask, tuple(self._extra.items())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prompts) and self._key() == other._key()

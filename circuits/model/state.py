@@ -150,8 +150,11 @@ def _versions(model: nn.Module) -> tuple[list[Tensor], list[tuple[int, int, int]
     for module in modules_of(model):
         hooks += (len(module._forward_hooks), len(module._forward_pre_hooks))
         for held in (module._parameters, module._buffers):
-            if held:
-                tensors += [tensor for tensor in held.values() if tensor is not None]
+            # What a module does not store it computes, and may write anew in every run: rotary frequencies by length.
+            computed = module._non_persistent_buffers_set
+            tensors += [
+                tensor for name, tensor in held.items() if tensor is not None and name not in computed
+            ]
     return tensors, [(id(tensor), _version(tensor), tensor.data_ptr()) for tensor in tensors], hooks
 
 

@@ -289,11 +289,28 @@ class Surface:
             )
 
     def check_prompts(self, prompts: Prompts, what: str) -> None:
-        """Refuses inputs as `check_inputs` does, and padding where the model would not mask all of it."""
+        """Refuses inputs as `check_inputs` does, what the model's own forward does not take, and rows that would not
+        get what each gets alone: padding that the model would not mask, rotary angles of a longer row.
+        """
         self.check_inputs(prompts.tokens, what)
+        for name in prompts.extra:
+            self._check_extra(name, what)
+        if self.huggingface is not None:
+            self.huggingface.check_angles(prompts, what)
         if prompts.padded and self._bridge is None and not self.causal:
             raise CircuitsError(
                 f"{what} have padding, which a {self.family} masks in causal attention only; give prompts of one length"
+            )
+
+    def _check_extra(self, name: str, what: str) -> None:
+        wrapped: Any = self.model.__dict__.get("original_model", self.model)
+        if name not in inspect.signature(wrapped.forward).parameters:
+            raise CircuitsError(f"{what}: {type(wrapped).__name__} takes no {name}; leave it out")
+        # GPT-2 and GPT-J would look segments up in the table of tokens, at whose hook point the site `embed` is.
+        config = getattr(wrapped, "config", None)
+        if name == "token_type_ids" and not getattr(config, "type_vocab_size", None):
+            raise CircuitsError(
+                f"{what}: {type(wrapped).__name__} has no table of segments for {name}; leave it out"
             )
 
     @property
@@ -307,13 +324,16 @@ class Surface:
     def call(self, prompts: Prompts) -> Any:
         """Returns the model's output on inputs, with the arguments that make each row what the prompt alone gives."""
         tokens = prompts.tokens.to(self.device, copy=True)
-        if prompts.mask is None:
-            return interruptible(self.model, tokens)
-        mask = prompts.mask.to(self.device).long()
-        arguments: dict[str, Any] = {"attention_mask": mask}
-        if self._bridge is not None and self._takes_positions():
-            arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        arguments: dict[str, Any] = {name: x.to(self.device) for name, x in prompts.extra.items()}
         bridge = self.huggingface
+        if bridge is not None:
+            bridge.forget_lengths()
+        if prompts.mask is None:
+            return interruptible(self.model, tokens, **arguments)
+        mask = prompts.mask.to(self.device).long()
+        arguments["attention_mask"] = mask
+        if self._bridge is not None and self._takes_positions():
+            arguments.setdefault("position_ids", (mask.cumsum(1) - 1).clamp(min=0))
         with nullcontext() if bridge is None else bridge.without_empty_queries():
             return interruptible(self.model, tokens, **arguments)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from circuits.model.bridges.base import Bridge
 from circuits.model.bridges.families import AT_SOFTMAX, Family
 from circuits.model.hooks import Function, Handle, Handles
 from circuits.model.interrupts import contextmanager
+from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
+from circuits.model.state import modules_of
 
 # Sites inside the MLP and around it.
 _IN_MLP = ("resid_mid", "mlp_pre", "mlp_post", "mlp_out")
@@ -38,6 +41,7 @@ class HuggingFaceBridge(Bridge):
             hooks: the hook points by name; those of sites that are not supported are removed from it.
         """
         super().__init__(model, hooks, wrapped)
+        self._model = model
         self._cfg: Any = model.cfg
         # In compatibility mode such a query has a pattern of zeros.
         self._compatible = bool(getattr(model, "compatibility_mode", False))
@@ -105,6 +109,48 @@ class HuggingFaceBridge(Bridge):
                 handle = block.get_submodule("attn").register_forward_pre_hook(_seeing, with_kwargs=True)
                 stack.callback(handle.remove)
             yield
+
+    def check_angles(self, prompts: Prompts, what: str) -> None:
+        """Refuses rows that would get other rotary angles than each gets alone: those of the longest in the batch."""
+        places, lengths = prompts.extra.get("position_ids"), prompts.lengths
+        longest = lengths.max()
+        if places is not None:
+            lengths, longest = places.masked_fill(~prompts.real, 0).amax(1) + 1, places.max() + 1
+        for kind, limit in self._rotations:
+            own, given = (
+                n.clamp(min=limit, max=limit + 1 if kind == "longrope" else None) for n in (lengths, longest)
+            )
+            if bool((own != given).any()):
+                raise CircuitsError(
+                    f"{what}: with {kind} rotary scaling a prompt of {int(lengths.min())} tokens gets other angles "
+                    f"beside one of {int(longest)} than alone (beyond {limit} positions); run them apart"
+                )
+
+    @cached_property
+    def _rotations(self) -> list[tuple[str, int]]:
+        """The rotary scalings whose angles depend on the longest row of a run, each with the length up to which they
+        do not.
+        """
+        config: Any = self._wrapped.config
+        scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        found = []
+        # One for all layers, or one for each type of layer.
+        for one in [each for each in scaling.values() if isinstance(each, Mapping)] or [scaling]:
+            kind = str(one.get("rope_type", one.get("type")))
+            if "dynamic" in kind:
+                found.append((kind, int(config.max_position_embeddings)))
+            elif "short_factor" in one:
+                limit = getattr(config, "original_max_position_embeddings", None)
+                found.append(("longrope", int(limit or one["original_max_position_embeddings"])))
+        return found
+
+    def forget_lengths(self) -> None:
+        """Makes the next run compute its rotary angles anew; with dynamic scaling they would be an earlier, longer
+        run's.
+        """
+        for module in modules_of(self._model) if self._rotations else ():
+            for name in [each for each in vars(module) if each.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)
 
     def _flat_at(self, hook: str) -> int | None:
         """Returns the layer of a hook point that has batch and positions on one axis."""

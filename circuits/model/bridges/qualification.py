@@ -128,8 +128,14 @@ def _small(wrapped: nn.Module) -> Any:
     if kinds is not None:
         config.layer_types = (list(dict.fromkeys(kinds)) * 2)[:2]
     rope = getattr(config, "rope_parameters", None)
-    if isinstance(rope, dict) and rope.get("partial_rotary_factor", 1.0) < 1.0:
-        rope["partial_rotary_factor"] = 0.5  # of an even number of entries
+    rope = rope if isinstance(rope, dict) else {}
+    for one in [each for each in rope.values() if isinstance(each, dict)] or [rope]:
+        if one.get("partial_rotary_factor", 1.0) < 1.0:
+            one["partial_rotary_factor"] = 0.5  # of an even number of entries
+        pairs = int(_SIZES["head_dim"] * one.get("partial_rotary_factor", 1.0)) // 2
+        for name in ("short_factor", "long_factor"):
+            if name in one:
+                one[name] = list(one[name][:pairs]) + [1.0] * (pairs - len(one[name]))
     for name in vars(config):
         if name.endswith(("dropout", "pdrop")) and isinstance(getattr(config, name), float):
             setattr(config, name, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformer_lens
+import transformers
 from hypothesis import strategies as st
 
 from circuits import (
@@ -119,10 +120,26 @@ def test_runs_and_activations(model, side):
         seen = cache(model, made, site)
         for hook, activation in seen.items():
             same(activation, [cache(model, row[None], hook)[hook] for row in rows], made, (2, 3))
-    # At queries of its own, padding gets no attention.
+    # Padding has no attention of its own, and gets none.
     pattern = cache(model, made, "pattern.1")["pattern.1"]
-    padding = ~made.real
-    assert pattern.transpose(2, 3)[padding[:, None].expand(pattern.shape[:3])].reshape(-1).abs().max() == 0
+    padding = (~made.real)[:, None].expand(pattern.shape[:3])
+    assert pattern[padding].isnan().all()
+    assert pattern.nan_to_num().transpose(2, 3)[padding].abs().max() == 0
+
+
+def test_numbers_at_padding_are_nan_and_each_prompts_last_token_is_read_in_one_call(model, side):
+    rows = drawn(LENGTHS)
+    made = prompts(model, rows, side)
+    alone = torch.cat([model(row[None])[:, -1] for row in rows])
+    output, seen = run(model, made, cache=["z", "resid_post.1"])
+    shown = lens(model, made)
+    for x in (output, *seen.values(), shown.output, *shown.readouts.values(), *shown.contributions.values()):
+        assert torch.equal(x.flatten(2).isnan().any(2), ~made.real)
+        assert torch.equal(x.flatten(2).isnan().all(2), ~made.real)
+    for last in (made.last(output), made.last(shown.output)):
+        assert (last - alone).abs().max() < 1e-11
+    with pytest.raises(CircuitsError, match=r"prompts\.last: got \[4, 11\]; the prompts are \[4, 7\]"):
+        made.last(made.last(output))
 
 
 def every_edit(model, rows, others, side, other_side):
@@ -458,6 +475,132 @@ def test_runs_and_sweeps_of_hugging_face_models(hf_model, name, side):
             swept.set_index("variant").loc[what, "value"],
             np.mean([float(out[0, position, r] - out[0, position, w]) for out, r, w, position in at]),
         )
+
+
+MASK = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 5 + [0]])
+EXTRA = {
+    "bert": ("token_type_ids", torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0]])),
+    "gpt2": ("position_ids", torch.tensor([[0, 2, 4, 6, 8, 10], [5, 1, 3, 9, 0, 0], [7, 8, 9, 10, 11, 0]])),
+}
+
+
+def encoded(name):
+    ids = torch.randint(3, 50, (3, 6), generator=torch.Generator().manual_seed(0)) * MASK
+    key, values = EXTRA[name]
+    return {"input_ids": ids, "attention_mask": MASK, key: values}
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_what_the_models_own_forward_takes_reaches_it_from_every_verb(hf_model, name):
+    model, plain, given = hf_model(name), hf_model.plain(name).eval(), encoded(name)
+    key, real = EXTRA[name][0], MASK.bool()
+    with torch.no_grad():
+        expected = plain(**given, output_hidden_states=True, output_attentions=True)
+    made = prompts(model, given)
+    unpadded = [{k: x[row : row + 1, : int(MASK[row].sum())] for k, x in given.items()} for row in range(3)]
+    ragged = {k: [one[k][0].tolist() for one in unpadded] for k in ("input_ids", key)}
+    assert made == prompts(model, ragged) != prompts(model, {**given, key: 0 * given[key]})
+    assert made[1:] == prompts(model, {k: x[1:] for k, x in given.items()})
+    for batch in (given, made, ragged):
+        output, seen = run(model, batch, cache="resid_pre.1")
+        assert (output - expected.logits)[real].abs().max() < 1e-10
+        assert (seen["resid_pre.1"] - expected.hidden_states[1])[real].abs().max() < 1e-10
+    for row, one in enumerate(unpadded):
+        assert (run(model, one)[0] - expected.logits[row][real[row]]).abs().max() < 1e-10
+    maps = patterns.attention(model, given).mean
+    for layer, attention in enumerate(expected.attentions):
+        total = torch.where(real[:, None, :, None], attention, 0.0).sum(0)
+        assert (maps[layer] - total / real.sum(0)[:, None]).abs().max() < 1e-10
+    metric = logit_difference([5, 6, 7], [8, 9, 10])
+    edits = {
+        "zero": ablate.zero("0.1"),
+        "mean": ablate.mean("1.0", reference=given),
+        "patch": patch.activations("z.1", {**given, key: 0 * given[key]}),
+    }
+    clean = metric(expected.logits, made)
+    for engine in ("naive", "resumed"):
+        frame = sweep(model, given, edits, metric, engine=engine, chunk=12, **FEW).frame.set_index("variant")
+        assert frame["baseline"].tolist() == pytest.approx([float(clean.mean())] * 3, rel=1e-9)
+        for title, edited in edits.items():
+            assert frame["value"][title] == pytest.approx(
+                float(metric(run(model, made, edited), made).mean())
+            )
+    estimated = patch.attribution(model, given, made, metric, **FEW).frame
+    assert estimated["baseline"].tolist() == pytest.approx([float(clean.mean())] * len(estimated), rel=1e-9)
+    with pytest.raises(CircuitsError, match=rf"its inputs have {key}, which is not replayed"):
+        sweep(model, given, edits, metric, engine="fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "message"),
+    [
+        ("gpt2", "special_tokens_mask", "tokens: GPT2LMHeadModel takes no special_tokens_mask; leave it out"),
+        ("gpt2", "token_type_ids", "tokens: GPT2LMHeadModel has no table of segments for token_type_ids"),
+        ("llama", "token_type_ids", "tokens: LlamaForCausalLM takes no token_type_ids; leave it out"),
+        ("gpt2", "use_cache", r"tokens, use_cache: no number for each token \[batch pos\]; leave it out"),
+        (
+            "bert",
+            "offset_mapping",
+            r"tokens, offset_mapping: no number for each token \[batch pos\]; leave it out",
+        ),
+    ],
+)
+def test_what_the_models_own_forward_does_not_take_is_refused_by_name(hf_model, name, key, message):
+    values = {"offset_mapping": torch.zeros(1, 3, 2), "use_cache": True}.get(key, [[0, 0, 0]])
+    given = {"input_ids": torch.tensor([[3, 4, 5]]), key: values}
+    with pytest.raises(CircuitsError, match=f"run: {message}"):
+        run(hf_model(name), given)
+
+
+def test_a_hooked_transformer_takes_no_positions(make_model, hooked_only):
+    with pytest.raises(CircuitsError, match="takes no position_ids; leave it out"):
+        run(make_model(family=hooked_only), {"input_ids": [[3, 4, 5]], "position_ids": [[2, 1, 0]]})
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [1.5, 3.0, 8.0],
+    "original_max_position_embeddings": 8,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+ANGLES = {
+    "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
+    "llama": {"rope_parameters": DYNAMIC, "max_position_embeddings": 8},
+}
+
+
+@pytest.mark.parametrize("name", ANGLES)
+def test_rotary_angles_are_those_of_each_row_alone(hf_model, name):
+    """Whatever ran before; rows that would get those of a longer one are refused, in every verb."""
+    model = hf_model(name, **ANGLES[name])
+    model.cfg.n_ctx = 20
+    auto, folder = transformers.AutoModelForCausalLM, hf_model.folder(name, **ANGLES[name])
+    tokens = torch.randint(3, 50, (2, 20), generator=torch.Generator().manual_seed(0))
+    for length in (20, 12, 5):
+        rows, plain = tokens[:, :length], auto.from_pretrained(folder, dtype=torch.float64).eval()
+        with torch.no_grad():
+            expected = plain(rows).logits
+        assert (run(model, rows) - expected).abs().max() < 1e-5
+        for engine in ("naive", "resumed", "fast"):
+            frame = sweep(
+                model, rows, {"zero": ablate.zero("0.1")}, lambda o: o[:, -1, 3], engine=engine
+            ).frame
+            assert frame["baseline"][0] == pytest.approx(float(expected[:, -1, 3].mean()), abs=1e-5)
+    assert run(model, [tokens[0, :4].tolist(), tokens[0, :7].tolist()]).shape == (2, 7, 50)
+    uneven = [tokens[0, :4].tolist(), tokens[0].tolist()]
+    places = {"input_ids": tokens[:, :4], "position_ids": torch.tensor([[0, 1, 2, 3], [9, 10, 11, 12]])}
+    for call in (
+        lambda: run(model, uneven),
+        lambda: run(model, places),
+        lambda: sweep(model, uneven, {"zero": ablate.zero("0.1")}),
+        lambda: run(model, tokens, ablate.mean("0.1", reference=uneven)),
+    ):
+        with pytest.raises(
+            CircuitsError, match=r"rotary scaling a prompt of 4 tokens gets other angles .* run them apart"
+        ):
+            call()
 
 
 def same_in_single(batch, alone, made):
@@ -928,7 +1071,7 @@ def test_texts_wherever_tokens_are(with_words):
     ):
         assert text != tokens
         assert isinstance(text.describe(), dict)
-        assert torch.equal(run(model, TEXTS, text), run(model, made, tokens))
+        assert torch.equal(run(model, TEXTS, text)[made.real], run(model, made, tokens)[made.real])
     metric = logit_difference([" cat", " dog", " mat"], " ran", [-1, 1, 2])
     by_id = logit_difference([3, 4, 8], 6, [-1, 1, 2])
     for call in (
@@ -945,9 +1088,11 @@ def test_texts_wherever_tokens_are(with_words):
     ):
         sweep(model, TEXTS, {"a": ablate.zero("0.1")}, logit_difference("cat", " ran"))
     assert patterns.attention(model, TEXTS).labels[0] == "0 [bos]"
-    assert torch.equal(lens(model, TEXTS).output, output)
+    assert torch.equal(lens(model, TEXTS).output[made.real], output[made.real])
     probe.linear(model, TEXTS * 3, torch.arange(9.0), test=[7, 8], draws=2)
-    assert torch.equal(cache(model, TEXTS, "z.0")["z.0"], cache(model, made, "z.0")["z.0"])
+    assert torch.equal(
+        cache(model, TEXTS, "z.0")["z.0"][made.real], cache(model, made, "z.0")["z.0"][made.real]
+    )
 
 
 @pytest.mark.parametrize("kind", [None, "torch", "numpy"])
@@ -959,9 +1104,8 @@ def test_columns_of_a_dataset(kind, make_model):
     table.set_format(kind)
     for given in (table["ids"], {"input_ids": table["ids"], "attention_mask": table["mask"]}):
         assert prompts(model, given) == prompts(model, rows)
-        assert torch.equal(
-            run(model, given, ablate.mean("0.1", table["ids"])), run(model, rows, ablate.mean("0.1", rows))
-        )
+        one, two = (run(model, x, ablate.mean("0.1", y)) for x, y in ((given, table["ids"]), (rows, rows)))
+        assert torch.equal(one.nan_to_num(), two.nan_to_num())
     plain = table.with_format(None)
     assert logit_difference(plain["right"], plain["wrong"]) == logit_difference(*answers.values())
     found, expected = (
