@@ -111,8 +111,8 @@ def holm_note(frame: pandas.DataFrame) -> str:
     """Returns the sentence about p-values below a table; it says where none can be below 0.05 whatever the effects."""
     from circuits.statistics import ALPHA, least_adjusted
 
-    examples = frame.loc[frame["p_value"].notna(), "n"].max()
-    least = 0.0 if examples != examples else least_adjusted(tests(frame), int(examples), FLIPS)
+    examples = frame.loc[frame["p_value"].notna(), "n"]
+    least = least_adjusted(tests(frame), int(examples.max()), FLIPS) if len(examples) else 0.0
     limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
     return HOLM.format(tests(frame)) + limit
 
