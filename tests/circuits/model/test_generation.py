@@ -270,6 +270,19 @@ def test_models_of_hugging_face(hf_model, name, case, prompt, source):
     assert len(calls) == NEW
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_cache_that_stays_empty_is_refused(hf_model, name, prompt, monkeypatch):
+    """As that of bridges under transformers 5.24: other tokens than without a cache, in silence."""
+    from transformers import DynamicCache
+
+    model, one = hf_model(name), ablate.zero("0.1")
+    expected, _ = generated(model, prompt + 3, one)
+    monkeypatch.setattr(DynamicCache, "update", lambda self, keys, values, *given, **named: (keys, values))
+    with pytest.raises(CircuitsError, match=r"cache .* stays empty.*use_past_kv_cache=False"):
+        generated(model, prompt + 3, one)
+    assert torch.equal(generated(model, prompt + 3, one, use_cache=False)[0], expected)
+
+
 UNSERVED = {("pythia", "steering, the prompt")}
 
 
