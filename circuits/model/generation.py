@@ -179,8 +179,8 @@ class Windows:
         before = self._before(generation, cache, start)
         if generation is not None and before is not None and seen is not before.seen:
             return closed  # a hook has called the model: no method calls it now one way, now the other
-        going_on = generation is not None and before is not None and before.end is not None
-        if going_on and cache is not None and not start and length is not None and length < before.end:
+        earlier = 0 if generation is None or before is None else before.end or 0
+        if cache is not None and not start and length is not None and length < earlier:
             raise CircuitsError(
                 "the key-value cache of this generation stays empty, so that a new token sees none before it (bridges "
                 "under transformers 5.24 do this): give use_past_kv_cache=False, or install transformers<5.24"
