@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.owner import exclusive
+from circuits.model.supported import foreign_names
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_indices
@@ -95,6 +96,7 @@ class Transplant(Intervention):
                     continue
                 raise CircuitsError(
                     f"{self.label}: the model has no parameter {name}, the source has; both must be of one architecture"
+                    f"{foreign_names(parameters)}"
                 )
             if value.shape != tuple(parameters[name].shape):
                 raise CircuitsError(
@@ -174,6 +176,7 @@ def _snapshot(
             where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
             raise CircuitsError(
                 f"{caller}: the source has no weights of {component!r}{where}; it has {_first_names(source_weights)}"
+                f"{foreign_names(source_weights)}"
             )
     values = {name: as_dense_tensor(source_weights[name], f"{caller}: the source's {name}") for name in names}
     snapshots = tuple((name, Snapshot(value)) for name, value in values.items())

@@ -321,6 +321,10 @@ class Task(BaseModel, ABC):
             wrong.append(f"{self.d_vocab} token ids, the model has {sizes.d_vocab}")
         if sizes.d_vocab_out != self.d_vocab_out:
             wrong.append(f"{self.d_vocab_out} outputs per position, the model has {sizes.d_vocab_out}")
+            if sizes.d_vocab_out == self.d_vocab > self.d_vocab_out > 1:
+                wrong[-1] += (
+                    f", one for each token, such as '=': keep the first {self.d_vocab_out} of its unembedding"
+                )
         if wrong:
             raise TaskError(f"task {self.name!r} does not fit this model: it needs {'; '.join(wrong)}")
 

@@ -62,6 +62,10 @@ class _Stream:
 
     def __init__(self, surface: Surface, seen: Activations, edited: bool) -> None:
         self.surface, self.seen, self.edited = surface, seen, edited
+        if torch.is_autocast_enabled(seen["embed"].device.type):
+            raise CircuitsError(
+                "lens: under torch.autocast the parts are rounded and do not sum to the stream; call it outside"
+            )
         # Buffers too: processed weights of a bridge are partly held in them.
         self.weights = surface.model.state_dict()
         self.projections = Projections.of(surface)

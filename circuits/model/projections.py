@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.sites import KINDS
+from circuits.model.supported import foreign_names
 from circuits.model.surface import Surface
 
 # Largest difference allowed between a product of weights and the model's own value, relative to the largest entry.
@@ -147,7 +148,8 @@ class Projections:
             if name in self.tensors:
                 return self.tensors[name]
         raise CircuitsError(
-            f"patch.path: the model has no weight {names[0]}, so its paths cannot be told apart"
+            f"the model has no weight {names[0]}, which paths and direct contributions need"
+            f"{foreign_names(self.tensors)}"
         )
 
 

@@ -6,7 +6,7 @@ either tested there, refused here, or without influence on what a site means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -57,11 +57,23 @@ def refuse_compiled(model: nn.Module) -> None:
             "this model is compiled, and what is compiled passes over hooks; give the one that torch.compile was given"
         )
     for module in modules_of(model):
-        if type(module).__name__ == _COMPILED or module._compiled_call_impl is not None:
+        forward = vars(module).get("forward")  # torch.compile(module.forward) in its place
+        own = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+        if own or type(module).__name__ == _COMPILED:
             name = next((name for name, one in model.named_modules() if one is module), "") or "the model"
             raise CircuitsError(
                 f"{name} is compiled, and what is compiled passes over hooks; give a model that is not"
             )
+
+
+def foreign_names(names: Iterable[str]) -> str:
+    """Returns what to do about weights that are missing under TransformerLens' names, for the end of an error."""
+    names = list(names)
+    if any(".base_layer." in name for name in names):
+        return "; LoRA adapters stand in weights' places: merge them (merge_and_unload), then make the bridge"
+    if names and not any(name.startswith("blocks.") for name in names):
+        return "; of a Hugging Face model, give a bridge around it, or that bridge's state_dict"
+    return ""
 
 
 def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:

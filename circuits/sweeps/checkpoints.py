@@ -19,6 +19,7 @@ from circuits.errors import CircuitsError
 from circuits.model.interrupts import contextmanager
 from circuits.model.record import evaluating
 from circuits.model.state import holding, inside_block, same_bits, state_of
+from circuits.model.supported import foreign_names
 from circuits.model.surface import Surface
 from circuits.sweeps.inputs import SweepInputs, Variant
 from circuits.sweeps.measure import ModelSweep, measure_stacked
@@ -331,6 +332,7 @@ def _read_weights(
             got = list(value.shape) if isinstance(value, Tensor) else "none"
             raise CircuitsError(
                 f"{what}: the model has {name} {list(current.shape)}, the state_dict has {got}"
+                f"{foreign_names(given)}"
             )
         values.append((name, model.weights[name], value.detach()))
     unknown = [name for name in given if name not in model.state_dict]

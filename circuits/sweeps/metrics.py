@@ -338,6 +338,10 @@ def _pair(value: Any, name: str, size: int, variant: str, advice: str) -> tuple[
     sums = _vector(total, name, size, variant)
     counts = np.ones(size) if count is None else _vector(count, name, size, variant)
     if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
+        if np.isinf(sums).any():
+            advice = (
+                "it is infinite, as is the logit of a token that the model or an edit suppresses; read others"
+            )
         raise CircuitsError(
             f"{in_errors(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
             f"examples; {advice}"

@@ -160,6 +160,11 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
             raise UserError(f"{text!r}: {path} is one checkpoint, not a run: leave out the @")
         return [_from_folder(path)]
     if not path.is_dir():
+        if path.is_file():
+            raise UserError(
+                f"{name} is a file, no run or checkpoint folder; load its weights into a HookedTransformer in Python, "
+                "and interp_tasks.save_checkpoint(FOLDER, model) makes one"
+            )
         raise UserError(f"no run or checkpoint folder {name!r}{_close_folder(path)}")
     steps = stored_steps(path)
     if not steps:
@@ -168,9 +173,11 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
                 # Without a drop, training it again would not give what is asked for.
                 find_drop(path, read_run(path), name)
             raise UserError(f"{name} ships its log alone: train it by its recipe for checkpoints")
-        kind = (
-            "has no checkpoints yet" if (path / RUN_FILE).is_file() else "is no run and no checkpoint folder"
-        )
+        kind = "is no run and no checkpoint folder"
+        if (path / RUN_FILE).is_file():
+            kind = "has no checkpoints yet"
+        elif (path / "config.json").is_file():
+            kind = "is a Hugging Face model's folder: use circuits on it in Python, TransformerBridge.boot_transformers"
         raise UserError(f"{name} {kind}")
     run_name = name if name.startswith(ZOO) else path.as_posix()
     chosen = [step for selector in selectors or ["last"] for step in _select(selector, path, run_name, steps)]

@@ -115,6 +115,14 @@ def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused() -> None:
         large.check_model(coarse.build_model(0, settings))
     with pytest.raises(TaskError, match=r"113 outputs per position, the model has 1$"):
         tasks.get("modular-addition").check_model(model)
+    addition = tasks.get("modular-addition")
+    own = addition.build_model(0, addition.Model(n_layers=1, n_heads=1, d_model=8))
+    addition.check_model(own)
+    own.cfg.d_vocab_out = 114
+    with pytest.raises(
+        TaskError, match="the model has 114, one for each token, such as '=': keep the first 113 of"
+    ):
+        addition.check_model(own)
 
 
 def test_reading_an_output_at_all_positions_or_at_those_read() -> None:

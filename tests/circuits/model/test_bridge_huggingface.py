@@ -589,3 +589,61 @@ def test_inputs_out_of_range_are_refused(model):
     with pytest.raises(CircuitsError, match="room for 32 positions"):
         run(model, torch.full((1, 33), 5))
     assert Surface.of(model).n_layers == 2
+
+
+class Adapted(torch.nn.Module):
+    """A linear layer under a LoRA adapter, as peft puts it into a model."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, base.out_features, bias=False)})
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+def test_weights_under_other_names(hf_model):
+    """Errors say to merge adapters, and to make a bridge of a Hugging Face model."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM
+
+    plain, folder = hf_model("llama"), hf_model.folder("llama")
+    wrapped = AutoModelForCausalLM.from_pretrained(folder)
+    state = wrapped.state_dict()
+    for layer in wrapped.model.layers:
+        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
+    adapted = TransformerBridge.boot_transformers(
+        str(folder), hf_model=wrapped, tokenizer=plain.tokenizer, device="cpu"
+    )
+    assert torch.isfinite(run(adapted, TOKENS, ablate.zero("0.1"))).all()
+    for call, message in (
+        (lambda: lens(adapted, TOKENS), r"^the model has no weight blocks\.0\.attn\.W_O, .*merge_and_unload"),
+        (
+            lambda: run(adapted, TOKENS, patch.path("0.1", "output", OTHER)),
+            "LoRA adapters .*merge_and_unload",
+        ),
+        (
+            lambda: run(adapted, TOKENS, transplant.weights(plain, "o")),
+            r"no parameter .*\.o\.weight.*merge_and",
+        ),
+        (
+            lambda: transplant.weights(state, "o"),
+            "it has model.embed.*; of a Hugging Face model, give a bridge",
+        ),
+        (
+            lambda: sweep(plain, TOKENS, {"a": ablate.zero("0.1")}, checkpoints={"a": state}),
+            "the state_dict has none; of a Hugging Face model, give a bridge",
+        ),
+    ):
+        with pytest.raises(CircuitsError, match=message):
+            call()
+
+
+def test_lens_under_autocast(hf_model):
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(CircuitsError, match=r"lens: under torch\.autocast .* call it outside"),
+    ):
+        lens(hf_model("llama"), TOKENS)

@@ -46,7 +46,10 @@ def test_the_three_shapes_of_a_result():
         ((torch.zeros(2), torch.zeros(1)), r"returned \[1\]"),
         ((torch.zeros(2), torch.zeros(2), torch.zeros(2)), "returned tuple"),
         (torch.tensor([1.0, float("nan")]), "not finite for 1 of 2.*count of 0"),
-        ((torch.tensor([1.0, float("inf")]), torch.ones(2)), "not finite"),
+        (
+            (torch.tensor([1.0, float("inf")]), torch.ones(2)),
+            "not finite for 1 of 2 examples; it is infinite, as is",
+        ),
         ((torch.ones(2), torch.tensor([1.0, -1.0])), "negative"),
         ({}, "empty dict"),
     ],

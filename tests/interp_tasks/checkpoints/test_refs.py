@@ -175,6 +175,18 @@ def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place: P
     assert complaint("zoo:log-*") == f"zoo:log-1 {alone}"
 
 
+def test_weights_of_others(place: Path) -> None:
+    (place / "model.pt").touch()
+    (place / "llama").mkdir()
+    (place / "llama" / "config.json").touch()
+    message = (
+        "model.pt is a file, no run or checkpoint folder; load its weights into a HookedTransformer in Python"
+    )
+    assert complaint("model.pt").startswith(message)
+    assert complaint("model.pt@last").startswith(message)
+    assert "is a Hugging Face model's folder: use circuits on it in Python" in complaint("llama")
+
+
 def test_no_zoo_at_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refs, "zoo_folder", lambda: place / "nothing")
     assert complaint("zoo:small") == "no zoo:small; interp-run runs zoo lists what ships"
