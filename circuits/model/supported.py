@@ -69,9 +69,10 @@ def refuse_compiled(model: nn.Module) -> None:
 def foreign_names(names: Iterable[str]) -> str:
     """Returns what to do about weights that are missing under TransformerLens' names, for the end of an error."""
     names = list(names)
+    by_layer = [name for name in names if any(part.isdecimal() for part in name.split("."))]
     if any(".base_layer." in name for name in names):
         return "; LoRA adapters stand in weights' places: merge them (merge_and_unload), then make the bridge"
-    if names and not any(name.startswith("blocks.") for name in names):
+    if by_layer and not any(name.startswith("blocks.") for name in by_layer):
         return "; of a Hugging Face model, give a bridge around it, or that bridge's state_dict"
     return ""
 
