@@ -25,6 +25,7 @@ NUMBERS = (
     "at_least",
     "at_most",
     "untrained",
+    "memorised",
     "shuffled",
     "p_holm",
     "hours",

@@ -316,6 +316,15 @@ def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> lis
     return planned
 
 
+def trained_on(named: Named, task: Task | None) -> bool:
+    """Tells whether a checkpoint says that it was trained on a task, or on a mixture of which the task is a part."""
+    from interp_tasks.checkpoints.stored_task import stored_task
+
+    path = named.resolved.path
+    stored = stored_task(read_meta(path), path)
+    return stored is not None and task in (stored, *stored.parts().values())
+
+
 def tasks_of(named: Sequence[Named], examples: Examples) -> list[Task]:
     """Returns the tasks that checkpoints are examined on, each once, made without any model.
 
@@ -385,19 +394,30 @@ def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
     source = "tokens"
     if isinstance(tokens, (str, Path)):
         source = str(tokens)
-        check_file(Path(tokens), "--tokens")
-        try:
-            tokens = numpy.load(source, allow_pickle=False)
-        except OSError as error:
-            raise UserError(f"cannot read {source}: {error.strerror or error}") from None
-        except (ValueError, EOFError):
-            raise UserError(f"{source} is not an .npy file of plain numbers (numpy.save makes one)") from None
+        tokens = read_npy(source, "--tokens")
     array = numpy.asarray(tokens)
     if array.dtype.kind not in "iu" or array.ndim != 2 or 0 in array.shape:
         raise UserError(
             f"{source}: expected whole numbers [batch pos], got {array.dtype} {list(array.shape)}"
         )
     return torch.from_numpy(numpy.ascontiguousarray(array[:samples], dtype=numpy.int64))
+
+
+def read_npy(source: str, option: str) -> Any:
+    """Returns the array of an ``.npy`` file.
+
+    Raises:
+        UserError: naming the file, for one that cannot be read.
+    """
+    import numpy
+
+    check_file(Path(source), option)
+    try:
+        return numpy.load(source, allow_pickle=False)
+    except OSError as error:
+        raise UserError(f"cannot read {source}: {error.strerror or error}") from None
+    except (ValueError, EOFError):
+        raise UserError(f"{source} is not an .npy file of plain numbers (numpy.save makes one)") from None
 
 
 def check_tokens_fit(tokens: Tensor, sizes: Any, ref: str) -> None:

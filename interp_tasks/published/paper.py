@@ -21,7 +21,7 @@ else:
 Preset = Literal["cpu", "reference", "paper"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 #: A model that should not pass what is said of a trained one.
-Control = Literal["untrained", "shuffled"]
+Control = Literal["untrained", "memorised", "shuffled"]
 #: What a row of a table is picked by: a column and its value, or several values.
 Filter = dict[str, Any]
 
@@ -108,9 +108,10 @@ class Study(Entry):
         settings: keyword arguments; ``{run}`` in a text stands for the run, on a control for that;
             ``{trained}`` for the run there, too.
         controls: what its claims are judged on too: ``untrained``, the run's model before its first step (every mark of
-            ``at`` stands for it), and ``shuffled``, a run trained on shuffled labels. By default ``untrained`` where
-            ``at`` names checkpoints one by one (a log, or all of training, has no untrained model), and ``shuffled``
-            where a role is named for it.
+            ``at`` stands for it), ``memorised``, an earlier checkpoint of the run, and ``shuffled``, a run trained on
+            shuffled labels. By default ``untrained`` where ``at`` names checkpoints one by one (a log, or all of
+            training, has no untrained model), and ``shuffled`` where a role is named for it.
+        memorised: the mark or step at which a run has memorised its training inputs and generalises nothing yet.
         shuffled: the role of the runs that are trained on shuffled labels.
     """
 
@@ -122,6 +123,7 @@ class Study(Entry):
     together: bool = False
     settings: dict[str, Any] = Field(default_factory=dict)
     controls: tuple[Control, ...] | None = None
+    memorised: str | None = None
     shuffled: str | None = None
 
     def control_names(self) -> tuple[Control, ...]:
@@ -332,6 +334,9 @@ class Paper(Entry):
                 and studies[claim.study].shuffled is None
             ):
                 raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
+            study = studies[claim.study]
+            if "memorised" in claim.control_names(study) and study.memorised is None:
+                raise ValueError(f"claim {claim.id!r}: its study names no checkpoint that has memorised")
         return self
 
     def runs(self, role: str, preset: str) -> list[TrainingRun]:

@@ -74,9 +74,9 @@ def run_numbers(row: Mapping[str, Any]) -> str:
 
 
 def controls(row: Mapping[str, Any]) -> str:
-    """Returns the number of the untrained model, and that of a model on shuffled labels where there is one."""
+    """Returns the number of the untrained model, and those of one that has memorised and one on shuffled labels."""
     shown = [number(row["untrained"])] if known(row["untrained"]) else []
-    shown += [f"{number(row['shuffled'])} shuffled"] if known(row["shuffled"]) else []
+    shown += [f"{number(row[name])} {name}" for name in ("memorised", "shuffled") if known(row[name])]
     return ", ".join(shown) or "–"
 
 

@@ -22,6 +22,7 @@ from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
 from interp_tasks.reproduction.runs import Located, locate_all
 from interp_tasks.reproduction.studies import (
+    OF_THE_RUN,
     Done,
     Job,
     control_jobs,
@@ -30,7 +31,7 @@ from interp_tasks.reproduction.studies import (
     under_every_mark,
     untestable,
 )
-from interp_tasks.reproduction.verdicts import Outcome, judge
+from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, judge
 
 if TYPE_CHECKING:
     import pandas
@@ -110,8 +111,7 @@ class Reproduction:
                     "what": each.claim.what,
                     "interval": each.interval,
                     "runs": [{"run": name, "value": value} for name, value in each.runs],
-                    "untrained": controls.get("untrained"),
-                    "shuffled": controls.get("shuffled"),
+                    **{name: controls.get(name) for name in CONTROLS},
                     "p": each.p,
                     "p_holm": each.p_holm,
                     "verdict": each.verdict,
@@ -207,8 +207,7 @@ COLUMNS = (
         "runs",
     ),
     *(
-        "untrained",
-        "shuffled",
+        *CONTROLS,
         "p",
         "p_holm",
         "verdict",
@@ -221,16 +220,7 @@ COLUMNS = (
 )
 #: Columns of numbers, NaN where there is none.
 NUMBERS = (
-    *(
-        "published_number",
-        "value",
-        "value_ci_low",
-        "value_ci_high",
-        "at_least",
-        "at_most",
-        "untrained",
-        "shuffled",
-    ),
+    *("published_number", "value", "value_ci_low", "value_ci_high", "at_least", "at_most", *CONTROLS),
     *("p", "p_holm", "hours"),
 )
 
@@ -452,7 +442,7 @@ def controls_of(
     bases = [base for one in done for each in one.job.on for base in each.bases.values()]
     for control in names:
         runs_of_control = [one for one in control_runs if one.job.control == control]
-        if control == "untrained":
+        if control in OF_THE_RUN:
             runs_of_control = [one for one in runs_of_control if one.job.condition == condition]
         frames = [one.result.frame for one in runs_of_control if one.result is not None]
         if control == "shuffled":

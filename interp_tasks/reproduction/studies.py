@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Untrained models of one condition.
 MAX_CONTROLS = 3
+#: Controls that are an earlier checkpoint of the run itself.
+OF_THE_RUN: tuple[Control, ...] = ("untrained", "memorised")
 
 
 @dataclass(frozen=True)
@@ -135,15 +137,15 @@ def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] =
         ]
         controls = {name for claim in claims for name in claim.control_names(study)}
         playing = [each for each in located if each.run.role == study.role and each.base is not None]
-        if "untrained" in controls and playing:
+        for control in (name for name in OF_THE_RUN if name in controls and playing):
             if study.together:
-                jobs.append(Job(study, tuple(playing), "untrained"))
+                jobs.append(Job(study, tuple(playing), control))
             else:
                 seen: Counter[str] = Counter()
                 for one in each_alone(playing):
                     seen[one.condition] += 1
                     if seen[one.condition] <= MAX_CONTROLS:
-                        jobs.append(Job(study, (one,), "untrained"))
+                        jobs.append(Job(study, (one,), control))
         if "shuffled" in controls and playing:
             others = [each for each in located if each.run.role == study.shuffled and each.base is not None]
             jobs += [Job(study, (one,), "shuffled") for one in each_alone(others)]
@@ -303,7 +305,8 @@ def on_control(job: Job, scratch: Path) -> Result:
     import pandas
 
     # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
-    mark = "0" if job.control == "untrained" else "last"
+    marks = {"untrained": "0", "memorised": str(job.study.memorised)}
+    mark = marks.get(str(job.control), "last")
     named = {}
     for each in job.on:
         for seed, base in each.bases.items():

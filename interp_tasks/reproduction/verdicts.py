@@ -102,7 +102,11 @@ def judge(
     return outcome
 
 
-CONTROLS = {"untrained": "an untrained model", "shuffled": "a model trained on shuffled labels"}
+CONTROLS = {
+    "untrained": "an untrained model",
+    "memorised": "a checkpoint that has only memorised",
+    "shuffled": "a model trained on shuffled labels",
+}
 
 
 def verdict_of_numbers(claim: Claim, run: str, claimed: ClaimNumbers) -> Outcome:

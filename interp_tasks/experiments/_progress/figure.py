@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PANEL, GAP, TOP, BOTTOM, LEGEND = 280, 110, 110, 60, 24
 #: Panels stand side by side where there are more answers than this.
 MAX_IN_A_COLUMN, COLUMNS = 3, 2
-LOSSES = ("train loss", "test loss", "restricted loss", "excluded loss")
+LOSSES = ("train loss", "test loss", "restricted loss", "excluded loss", "held-out restricted loss")
 #: Below it losses are drawn at the bottom: a loss of 0 has no logarithm.
 SMALLEST = 1e-12
 

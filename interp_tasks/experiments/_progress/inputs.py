@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._progress.table import ACCURACY, LOSS, SPLITS
+from interp_tasks.measurement.subjects import read_npy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,8 @@ class Inputs:
         position: where the output is read.
         operands: the position of each coordinate.
         sizes: how many values each coordinate has.
-        splits: ``grid`` (all of it), ``train`` and ``test`` -> rows of the grid.
+        splits: ``grid`` (all of it), ``train`` and ``test`` -> rows of the grid; the last two only where it is known
+            what the model was trained on.
     """
 
     tokens: Tensor
@@ -72,8 +74,14 @@ class Inputs:
         }
 
 
-def read_inputs(task: Task | None, chosen: Sequence[str] = ()) -> Inputs:
+def read_inputs(
+    task: Task | None, chosen: Sequence[str] = (), train: Any = None, *, own_split: bool = True
+) -> Inputs:
     """Returns the grid of a task, with all its modular answers or the chosen ones.
+
+    Args:
+        train: the training inputs, as ``progress`` takes them; ``None``: those of the task's own split.
+        own_split: whether the model was trained on the task's own split.
 
     Raises:
         UserError: for no task, for one without modular answers, for an answer it does not have.
@@ -102,7 +110,11 @@ def read_inputs(task: Task | None, chosen: Sequence[str] = ()) -> Inputs:
     )
     tokens = tokens[list(grid.rows or ())]
     rows = {ALL: torch.arange(len(tokens))}
-    rows |= {split: rows_of(tokens, task.sample(None, split=split).tokens) for split in (TRAIN, TEST)}  # type: ignore[arg-type]
+    if train is not None:
+        in_train = read_training(train, len(tokens))
+        rows |= {TRAIN: rows[ALL][in_train], TEST: rows[ALL][~in_train]}
+    elif own_split:
+        rows |= {split: rows_of(tokens, task.sample(None, split=split).tokens) for split in (TRAIN, TEST)}  # type: ignore[arg-type]
     answers = tuple(
         Answer(
             name,
@@ -114,6 +126,33 @@ def read_inputs(task: Task | None, chosen: Sequence[str] = ()) -> Inputs:
     )
     operands = tuple(int(axis.position or 0) for axis in axes)
     return Inputs(tokens, task.read_positions[-1], operands, grid.sizes, rows, answers)
+
+
+def read_training(train: Any, size: int) -> Tensor:
+    """Returns a mask over the grid's inputs from indices, a mask, or the ``.npy`` file of either.
+
+    Raises:
+        UserError: for anything else, and for indices outside the grid.
+    """
+    import numpy
+    import torch
+
+    array = read_npy(train, "--train-inputs") if isinstance(train, str) else numpy.asarray(train)
+    if array.dtype == bool and array.size == size:
+        return torch.from_numpy(array.reshape(-1).copy())
+    if (
+        array.dtype.kind not in "iu"
+        or array.ndim != 1
+        or not array.size
+        or not 0 <= array.min() <= array.max() < size
+    ):
+        raise UserError(
+            f"--train-inputs: give indices 0 to {size - 1} of the grid's inputs, or a mask of all {size}; got "
+            f"{array.dtype} {list(array.shape)}"
+        )
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[torch.from_numpy(array.astype(numpy.int64))] = True
+    return mask
 
 
 def rows_of(grid: Tensor, tokens: Tensor) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments._progress.inputs import TRAIN, Answer, Inputs
+from interp_tasks.experiments._progress.inputs import TEST, TRAIN, Answer, Inputs
 from interp_tasks.experiments._progress.table import (
     ALL_WEIGHTS,
     COEFFICIENT,
@@ -13,12 +14,14 @@ from interp_tasks.experiments._progress.table import (
     EXPLAINED,
     EXPLAINED_CLASSES,
     FITTED,
+    FITTED_HELD_OUT,
     FOLLOWS,
     GINI,
     LOSS,
     NONE,
     ONE_EXCLUDED,
     RESTRICTED,
+    RESTRICTED_HELD_OUT,
     SQUARES,
     WORST,
     of_frequency,
@@ -27,7 +30,12 @@ from interp_tasks.experiments._progress.table import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from circuits.fourier import ModularSum
+
 Row = dict[str, Any]
+
+#: Held-out logits of each tenth of a split's inputs are fitted on the other nine tenths.
+FOLDS = 10
 
 
 def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequence[int]) -> Iterator[Row]:
@@ -43,6 +51,7 @@ def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequenc
             (FITTED, fit.fitted(keys)),
         ):
             yield from scored(answer.name, name, inputs.scores(edited, answer), clean)
+        yield from rows_of_held_out(inputs, answer, logits, keys, clean)
         for key in keys:
             variant = of_frequency(answer.name, key)
             without = inputs.scores(total.excluded(logits, [key]), answer)
@@ -51,8 +60,57 @@ def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequenc
         yield measured(answer.name, EXPLAINED, fit.explained(keys))
         yield measured(answer.name, EXPLAINED_CLASSES, fit.explained(keys, of="classes"))
     yield measured(answer.name, FOLLOWS, share_of_answer(answer, logits))
-    worst = worst_exclusion(inputs, answer, logits)
-    yield from scored(answer.name, WORST, {(LOSS, TRAIN): worst}, clean)
+    if len(inputs.splits.get(TRAIN, ())):
+        worst = worst_exclusion(inputs, answer, logits)
+        yield from scored(answer.name, WORST, {(LOSS, TRAIN): worst}, clean)
+
+
+def rows_of_held_out(
+    inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequence[int], clean: dict[tuple[str, str], float]
+) -> Iterator[Row]:
+    """Yields scores of restricted logits and cosines, both fitted on other inputs of the same split.
+
+    Fitted on all inputs, they hold the right answers of a model that has only memorised its training inputs.
+    """
+    import torch
+
+    splits = {
+        split: rows for split, rows in inputs.splits.items() if split in (TRAIN, TEST) and len(rows) > 1
+    }
+    held_out = replace(inputs, splits=splits)
+    for name, fit in ((RESTRICTED_HELD_OUT, restricted), (FITTED_HELD_OUT, cosines)):
+        edited = logits.double().clone()
+        for rows in splits.values():
+            for part in folds(rows):
+                edited[part] = fit(answer.sum, logits.double(), keys, rows[~torch.isin(rows, part)], part)
+        yield from scored(answer.name, name, held_out.scores(edited, answer), clean)
+
+
+def folds(rows: Tensor) -> Sequence[Tensor]:
+    """Returns rows in parts of equal size, drawn at random, the same ones each time."""
+    import torch
+
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    return rows[order].tensor_split(min(FOLDS, len(rows)))
+
+
+def restricted(total: ModularSum, logits: Tensor, keys: Sequence[int], fit: Tensor, rows: Tensor) -> Tensor:
+    """Returns the logits of some rows by a constant and the keys' waves, by least squares on the rows ``fit``."""
+    import torch
+
+    waves = torch.cat([torch.ones(len(logits), 1).double(), *(total.waves(key) for key in keys)], 1)
+    # Waves of a small modulus may depend on each other.
+    solution = torch.linalg.lstsq(waves[fit], logits[fit], driver="gelsd").solution
+    return waves[rows] @ solution
+
+
+def cosines(total: ModularSum, logits: Tensor, keys: Sequence[int], fit: Tensor, rows: Tensor) -> Tensor:
+    """Returns the logits of some rows by the keys' cosines of r - c, by least squares on the rows ``fit``."""
+    on_fit, on_rows = (
+        replace(total, coordinates=total.coordinates[chosen]).cosines(logits[chosen])
+        for chosen in (fit, rows)
+    )
+    return replace(on_rows, by_difference=on_fit.by_difference).fitted(keys)
 
 
 def share_of_answer(answer: Answer, logits: Tensor) -> float:

@@ -23,6 +23,7 @@ from interp_tasks.measurement.subjects import (
     in_runs,
     resolve_refs,
     run_of,
+    trained_on,
 )
 
 if TYPE_CHECKING:
@@ -71,13 +72,14 @@ class ProgressResult(Result):
 
     def caption(self) -> str:
         return (
-            "Restricted loss: on all inputs, key frequencies kept alone. Excluded loss: on training inputs, without "
+            "Restricted loss: on all inputs, key frequencies kept alone; held out: on test inputs, fitted on others. "
+            "Excluded loss: on training inputs, without "
             "them. Dotted lines: boundaries of the phases. Bars: coefficients of cos w(r − c) in the logits, key "
             "frequencies in the second colour. Points: the loss on all inputs without one key frequency."
         )
 
 
-@experiment("modular", says={"rule": None, "keys": None, "answers": [], "kinds": []})
+@experiment("modular", says={"rule": None, "keys": None, "answers": [], "train": None, "kinds": []})
 def progress(
     refs: str | Sequence[str],
     *,
@@ -116,6 +118,16 @@ def progress(
         ),
         list[str],
     ] = (),
+    train: Annotated[
+        Any,
+        typer.Option(
+            "--train-inputs",
+            metavar="FILE.npy",
+            help="What the model was trained on, where its checkpoint does not say: indices of the grid's inputs, "
+            "such as a·p + b, or a mask.",
+        ),
+        str | None,
+    ] = None,
     **options: Unpack[Options],
 ) -> ProgressResult:
     """See how far a model of modular arithmetic has come: Nanda et al.'s progress measures, for each answer.
@@ -125,8 +137,10 @@ def progress(
 
     From all inputs of the grid, at the position where the output is read, and the answer's own classes. ``losses``:
     restricted, excluded (all keys, one at a time, the worst single frequency), of the fitted cosines; cross-entropy in
-    nats. ``gini``, ``weights``: of every checkpoint, too. ``map`` (W_L by frequency), ``neurons`` (frequencies removed
-    and in the logits), ``attention`` (as waves of the digits), ``skips``: of the last checkpoint given of each run.
+    nats. Restricted logits and cosines are fitted on all inputs, as published, and held out: on other inputs of the
+    same split than those that are scored. ``gini``, ``weights``: of every checkpoint, too. ``map`` (W_L by frequency),
+    ``neurons`` (frequencies removed and in the logits), ``attention`` (as waves of the digits), ``skips``: of the last
+    checkpoint given of each run.
 
     Args:
         refs: one or several REFs; four or more of a run give its phases (see
@@ -137,6 +151,9 @@ def progress(
         keys: these frequencies instead; for a single answer.
         answers: some of the task's modular answers; none: all.
         kinds: some of ``KINDS``; none: all.
+        train: the training inputs, where the checkpoints do not say what they were trained on; the others are test
+            inputs. Indices of the grid's inputs (the last coordinate varies fastest: a·p + b), a mask of all of them,
+            or an ``.npy`` file of either.
         options: seed, task, task_config, device, progress: see :class:`Options`. Nothing is sampled.
 
     Returns:
@@ -158,17 +175,23 @@ def progress(
     runs = by_run(found.named)
     followed = {run: RunMeasures(named) for run, named in runs.items()}
     tables: dict[Any, Inputs] = {}
+    unknown: list[str] = []
+    inputs_of: dict[Any, Any] = {}
     splits: list[str] = []
 
     def check(planned: Planned) -> None:
-        if planned.task not in tables:
-            tables[planned.task] = read_inputs_of(planned.task, wanted, chosen)
+        own_split = train is None and trained_on(planned.named, planned.task)
+        if train is None and not own_split:
+            unknown.append(planned.named.label)
+        inputs_of[planned.named.resolved.path, planned.task] = key = (planned.task, own_split)
+        if key not in tables:
+            tables[key] = read_inputs_of(planned.task, wanted, chosen, train, own_split)
 
     def measure_checkpoint(subject: Subject) -> Measured:
         """Measures the progress of one checkpoint, by the key frequencies of its run's last one."""
         import pandas
 
-        inputs = tables[subject.task]
+        inputs = tables[inputs_of[subject.checkpoint.path, subject.task]]
         run_measures = followed[run_of(subject)]
         if not run_measures.keys:
             run_measures.keys = final_keys(
@@ -186,6 +209,7 @@ def progress(
         "keys": None if chosen is None else list(chosen),
         "keys from": "the last checkpoint stored of each run",
         "answers": wanted,
+        "train": train if train is None or isinstance(train, str) else "given",
         "kinds": list(chosen_kinds) if kinds else [],
     }
     result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=check)
@@ -195,7 +219,7 @@ def progress(
     return ProgressResult.of(
         result,
         config={**result.config, **given},
-        notes=tuple(notes(followed, name, number, chosen)),
+        notes=(*notes(followed, name, number, chosen), *notes_on_splits(unknown)),
         curves={run: one.curves for run, one in followed.items()},
         coefficients={
             ref: coefficients for one in followed.values() for ref, coefficients in one.coefficients.items()
@@ -235,11 +259,13 @@ def read_keys(text: str | None) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def read_inputs_of(task: Task | None, answers: Sequence[str], keys: tuple[int, ...] | None) -> Inputs:
+def read_inputs_of(
+    task: Task | None, answers: Sequence[str], keys: tuple[int, ...] | None, train: Any, own_split: bool
+) -> Inputs:
     """Returns the inputs of a task with the chosen answers; refuses several where keys are given."""
     from interp_tasks.experiments._progress.inputs import read_inputs
 
-    inputs = read_inputs(task, answers)
+    inputs = read_inputs(task, answers, train, own_split=own_split)
     if keys is not None and len(inputs.answers) > 1:
         raise UserError(
             f"--keys are of one answer, this task has {len(inputs.answers)}: choose one by --answer, such as "
@@ -360,6 +386,7 @@ class RunMeasures:
             (table.NONE, TRAIN): "train loss",
             (table.NONE, TEST): "test loss",
             (table.RESTRICTED, ALL): "restricted loss",
+            (table.RESTRICTED_HELD_OUT, TEST): "held-out restricted loss",
             (table.EXCLUDED, TRAIN): "excluded loss",
         }
         for row in rows:
@@ -450,6 +477,20 @@ def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None
         return None
     norms = spectrum(subject.model.W_E[ids]).total()
     return {key: float((norms.power[key] * len(ids)).sqrt()) for key in answer.sum.frequencies}
+
+
+def notes_on_splits(unknown: Sequence[str]) -> list[str]:
+    """Returns what the splits are, or of which checkpoints they are not known."""
+    held_out = (
+        "Restricted logits and cosines are fitted on all inputs, as published; held out: on other inputs of the same "
+        "split than those that are scored."
+    )
+    if not unknown:
+        return [held_out]
+    return [
+        f"{', '.join(unknown)}: no train or test, nothing held out, as the checkpoint does not say what it was trained "
+        "on: state it by --train-inputs FILE.npy."
+    ]
 
 
 def notes(

@@ -25,7 +25,7 @@ from interp_tasks.measurement.crossings import crossing
 #: Phases are looked for in curves of this many stored steps at least.
 MIN_STEPS = 4
 #: Curves that begin their way at their highest value, and at their lowest; the others at their first.
-FROM_MAXIMUM, FROM_MINIMUM = ("test loss", "restricted loss"), ("excluded loss",)
+FROM_MAXIMUM, FROM_MINIMUM = ("test loss", "restricted loss", "held-out restricted loss"), ("excluded loss",)
 
 
 @dataclass(frozen=True)

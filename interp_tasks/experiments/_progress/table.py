@@ -19,6 +19,8 @@ NONE = "none"
 RESTRICTED, EXCLUDED = "restricted to key frequencies", "key frequencies excluded"
 ONE_EXCLUDED, WORST = "one key frequency excluded", "worst single frequency excluded"
 FITTED = "cosines of key frequencies"
+#: Fitted on other inputs of the same split than those that are scored; the published ones are fitted on all inputs.
+RESTRICTED_HELD_OUT, FITTED_HELD_OUT = f"{RESTRICTED}, held out", f"{FITTED}, held out"
 #: Of the model as it is.
 COEFFICIENT = "coefficient of cos w(r - c)"
 EXPLAINED = "variance of logits explained by cosines"
@@ -68,7 +70,8 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns of ``view_rows``."""
     columns = [Column("", "variant"), Column("measure", "metric")]
-    return [*columns, *(Column(split, split, shown(split)) for split in SPLITS)]
+    splits = [split for split in SPLITS if split == SPLITS[0] or (frame["split"] == split).any()]
+    return [*columns, *(Column(split, split, shown(split)) for split in splits)]
 
 
 def shown(key: str) -> Callable[[Mapping[str, Any]], str]:

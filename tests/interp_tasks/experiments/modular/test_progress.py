@@ -23,6 +23,7 @@ from interp_tasks.experiments._progress.attention import (
     rows_of_waves,
 )
 from interp_tasks.experiments._progress.inputs import read_inputs
+from interp_tasks.experiments._progress.logits import rows_of_losses
 from interp_tasks.experiments._progress.measure import KINDS
 from interp_tasks.experiments._progress.neurons import Neurons
 
@@ -587,6 +588,91 @@ def test_the_command(folders, capsys, tmp_path):
     assert {row["metric"] for row in json.loads(out)} == {"gini", "key frequencies"}
 
 
+@pytest.mark.parametrize("form", ["indices", "mask", "file"])
+def test_a_checkpoint_that_does_not_say_what_it_was_trained_on(addition, models, form, capsys, tmp_path):
+    """Losses over stated training inputs, by hand; without a statement over all inputs alone."""
+    folder = str(save_checkpoint(tmp_path / "foreign", models["modular-addition"]))
+    settings = {
+        "task": "modular-addition",
+        "task_config": {"p": P, "train_fraction": 0.5, "validation_size": 5},
+    }
+    frame = experiments.progress(folder, kinds="losses", keys=[1, 3], **settings).frame
+    assert set(frame["split"]) == {"grid"}
+    indices = np.array([3, 0, 48, 17, 20, 9, 31])
+    mask = np.zeros((P, P), dtype=bool)
+    mask.flat[indices] = True
+    np.save(tmp_path / "train.npy", indices)
+    given = {"indices": indices, "mask": mask, "file": tmp_path / "train.npy"}[form]
+    found = experiments.progress(folder, kinds="losses", keys=[1, 3], train=given, **settings).frame
+    _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
+    losses = cross_entropy(logits, r)
+    assert value(found, "sum", "loss", split="train") == pytest.approx(losses[indices].mean())
+    assert value(found, "sum", "loss", split="test") == pytest.approx(np.delete(losses, indices).mean())
+    assert set(found.loc[found["split"] == "test", "n"]) == {P * P - 7}
+    if form == "file":
+        options = ["--ckpt", folder, "--task", "modular-addition", "--set", f"p={P}", "--kind", "losses"]
+        code, out, err = command(capsys, *options)
+        assert (code, err) == (0, "")
+        assert "does not say what it was trained on: state it by --train-inputs FILE.npy" in " ".join(
+            out.split()
+        )
+        assert " test " not in out.split("\n\n")[0]
+        code, out, _ = command(
+            capsys, *options, "--train-inputs", str(tmp_path / "train.npy"), "--format", "json"
+        )
+        assert {row["split"] for row in json.loads(out)} == {"grid", "train", "test"}
+
+
+@pytest.mark.parametrize("kind", ["restricted to key frequencies", "cosines of key frequencies"])
+def test_held_out_logits_against_numpy(kind, addition, models, results):
+    """Each tenth of a split's inputs by a regression on the others of that split."""
+    _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
+    inputs = read_inputs(addition)
+    for split in ("train", "test"):
+        rows = inputs.splits[split]
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+        losses = []
+        for part in np.array_split(rows[order].numpy(), 10):
+            fit = np.setdiff1d(rows.numpy(), part)
+            if kind.startswith("restricted"):
+                angle = 2 * np.pi * np.outer(r, [1, 3]) / P
+                design = np.concatenate([np.ones((P * P, 1)), np.cos(angle), np.sin(angle)], 1)
+                edited = design[part] @ np.linalg.lstsq(design[fit], logits[fit], rcond=None)[0]
+            else:
+                difference = (r[:, None] - np.arange(P)) % P
+                angle = 2 * np.pi * difference[..., None] * np.array([1, 3]) / P
+                design = np.concatenate([np.ones((P * P, P, 1)), np.cos(angle)], 2)
+                flat = design[fit].reshape(-1, 3), logits[fit].ravel()
+                edited = design[part] @ np.linalg.lstsq(*flat, rcond=None)[0]
+            losses.append(cross_entropy(edited, r[part]))
+        found = value(results["modular-addition"].frame, "sum", "loss", f"{kind}, held out", split)
+        assert found == pytest.approx(np.concatenate(losses).mean(), rel=1e-6)
+
+
+def test_memorised_answers_are_not_in_held_out_logits():
+    """Right on the training inputs, arbitrary on the others: fitted on all inputs, the test accuracy is 1."""
+    p = 31
+    inputs = read_inputs(tasks.get("modular-addition", p=p, train_fraction=0.5, validation_size=5))
+    (answer,) = inputs.answers
+    logits = torch.randn(p * p, p, generator=torch.Generator().manual_seed(0)).double()
+    logits[inputs.splits["train"], answer.sum.remainders[inputs.splits["train"]]] += 20
+    rows = list(rows_of_losses(inputs, answer, logits, range(1, 16)))
+
+    def accuracy(intervention, split):
+        (found,) = (
+            row["value"]
+            for row in rows
+            if (row["intervention"], row["metric"], row.get("split")) == (intervention, "accuracy", split)
+        )
+        return found
+
+    assert accuracy("restricted to key frequencies", "test") == 1
+    assert accuracy("cosines of key frequencies", "test") == 1
+    for kind in ("restricted to key frequencies", "cosines of key frequencies"):
+        assert accuracy(f"{kind}, held out", "test") < 0.1
+        assert accuracy(f"{kind}, held out", "train") == 1
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -595,6 +681,7 @@ def test_the_command(folders, capsys, tmp_path):
         ({"rule": "noise", "keys": [1], "answers": "mod_5"}, "leave one of the two out"),
         ({"kinds": ["loss"]}, "--kind 'loss': choose losses"),
         ({"tokens": np.zeros((2, 3), dtype=int)}, "progress needs a task"),
+        ({"train": [0, 49]}, "indices 0 to 48 of the grid's inputs, or a mask of all 49; got int64 [2]"),
         ({"answers": "mod_7"}, "--answer 'mod_7': task 'miiii' has mod_2, mod_3, mod_5"),
         ({"keys": [1]}, "choose one by --answer, such as mod_2"),
         ({"task": "matrix-completion", "task_config": {"n": 3, "rank": 1}}, "does not fit"),
