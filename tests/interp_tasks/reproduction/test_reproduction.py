@@ -674,6 +674,17 @@ def test_a_shuffled_run_stands_for_the_run_that_is_claimed_about(runs, table):
     assert outcome.controls == (("shuffled", pytest.approx(row_of(table)["value"])),)
 
 
+def test_an_earlier_checkpoint_of_the_run_that_should_not_pass(runs, table):
+    given = content(
+        claim(controls=["memorised"], where={"ref": "4", "metric": "mse_masked", "run": "a"}).model_dump()
+    )
+    with pytest.raises(UserError, match="its study names no checkpoint that has memorised"):
+        parse_paper(given, "x")
+    given["study"][0] |= {"memorised": "0"}
+    (outcome,) = reproduce(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
+    assert outcome.controls == (("memorised", pytest.approx(row_of(table, "0")["value"])),)
+
+
 def test_every_shuffled_run_counts_where_fewer_runs_are_there(runs, table, tmp_path):
     given = content(claim(controls=["shuffled"]).model_dump())
     mixed = {"role": "mixed", "settings": SETTINGS | {"train.weight_decay": 0.1}}
