@@ -1,8 +1,10 @@
-"""Checks devices: how one is written, and whether this machine has it."""
+"""Checks devices, how one is written and whether this machine has it, and says how CUDA devices multiply."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from interp_tasks.errors import UserError
@@ -42,3 +44,25 @@ def devices() -> list[str]:
 
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+@contextlib.contextmanager
+def float32_products(*, rounded: bool) -> Iterator[None]:
+    """Has CUDA devices round the factors of float32 products to tf32, or compute them as they are; restores what was
+    set.
+    """
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    # Torch before 2.9 has the other; reading that one, where this one has been set, is an error.
+    name, values = (
+        ("fp32_precision", ("ieee", "tf32"))
+        if hasattr(matmul, "fp32_precision")
+        else ("allow_tf32", (False, True))
+    )
+    before = getattr(matmul, name)
+    setattr(matmul, name, values[rounded])
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)

@@ -16,8 +16,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp_tasks.devices import float32_products
 from interp_tasks.training.dropout import Dropout
-from interp_tasks.training.precision import float32_products
 from tasks.devices import constant
 from tasks.hooked import is_post_norm
 

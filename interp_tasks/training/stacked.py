@@ -15,7 +15,7 @@ from interp_tasks.checkpoints.atomic import folder_of
 from interp_tasks.checkpoints.run_files import check_no_run, stored_steps
 from interp_tasks.checkpoints.run_folder import RunFolder, resumable
 from interp_tasks.checkpoints.training_state import TrainingState
-from interp_tasks.devices import check_device
+from interp_tasks.devices import check_device, float32_products
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of
 from interp_tasks.training.clock import Clock, free_memory
@@ -27,7 +27,6 @@ from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, StepProgress, stopped
 from interp_tasks.training.observers import GradientNorms
 from interp_tasks.training.optimizer import RANDOM, GradientWatcher
-from interp_tasks.training.precision import float32_products
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
 from interp_tasks.training.trainer import (

@@ -16,7 +16,7 @@ from interp_tasks.checkpoints.atomic import folder_of
 from interp_tasks.checkpoints.run_config import Schedule
 from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
-from interp_tasks.devices import check_device
+from interp_tasks.devices import check_device, float32_products
 from interp_tasks.errors import UserError
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import (
@@ -31,7 +31,6 @@ from interp_tasks.training.distributed import Processes, join
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, StepProgress
 from interp_tasks.training.observers import Observer
-from interp_tasks.training.precision import float32_products
 from interp_tasks.training.provenance import run_info
 from interp_tasks.training.teacher import describe_teacher
 from tasks.base import Task

@@ -11,7 +11,7 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._fourier.table import KEY, KEYS, NEURONS, OTHER, REST, SHARE, SPECTRUM
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold, read_rule
+from interp_tasks.measurement.options import THRESHOLD, check_threshold, read_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import TOKENS_PER_PASS, Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject

@@ -21,8 +21,8 @@ from interp_tasks.experiments._neurons.features import (
 from interp_tasks.experiments._neurons.rows import rows_of
 from interp_tasks.experiments._neurons.table import ACTIVE
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.model_parts import ModelParts
+from interp_tasks.measurement.options import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject

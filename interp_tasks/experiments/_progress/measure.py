@@ -10,8 +10,7 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
-from interp_tasks.measurement.options import check_kinds
+from interp_tasks.measurement.options import RULES, THRESHOLD, check_kinds, read_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (

@@ -16,12 +16,12 @@ import tasks
 from interp_tasks import UserError, train, train_stacked
 from interp_tasks.checkpoints import read_run
 from interp_tasks.cli import main
+from interp_tasks.devices import float32_products
 from interp_tasks.training.captured import CapturedUpdate, is_capturable, why_not_captured
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.distributed import Follower
 from interp_tasks.training.loop import Loop
 from interp_tasks.training.optimizer import Updater
-from interp_tasks.training.precision import float32_products
 from interp_tasks.training.stacked import Seed, Stack
 from interp_tasks.training.stacked_optimizer import StackedUpdater
 from interp_tasks.training.trainer import prepare_model

@@ -15,7 +15,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.measurement.key_rules import RULES, THRESHOLD
+from interp_tasks.measurement.options import RULES, THRESHOLD
 from tasks import GridAxis
 
 P = 11

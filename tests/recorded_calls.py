@@ -1,7 +1,7 @@
 """Numbers of some 300 calls on small random models, kept while the code beneath them is rewritten.
 
-    python tests/circuits/recorded_calls.py --write     # before the first change
-    python tests/circuits/recorded_calls.py             # after each: says which calls give other numbers
+    python tests/recorded_calls.py --write     # before the first change
+    python tests/recorded_calls.py             # after each: says which calls give other numbers
 
 Models are in float64, and a call's numbers are its sum, its norm and its inner product with fixed random numbers, so
 that what differs by more than 1e-8 was computed otherwise. A call that is refused is recorded as its exception's type.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformer_lens import HookedTransformer
@@ -44,7 +44,7 @@ from circuits import (
 )
 from tests.circuits import families
 
-FILE = Path(__file__).parents[1] / "data" / "recorded_calls.json"
+FILE = Path(__file__).parent / "data" / "recorded_calls.json"
 TOLERANCE = 1e-8
 WORDS, LENGTH, BATCH = 20, 6, 12
 BASE: dict[str, Any] = {
