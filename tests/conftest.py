@@ -68,7 +68,6 @@ LONG = {
         "edges_are_derivatives_along_paths_by_hand[bi",
         "integrated_edges_against_passes_by_hand[bi",
     ),
-    "circuits/sweeps/test_executors": ("the_table_is_that_of_one_process[rotary",),
     "circuits/test_combinations": ("",),
     "circuits/test_properties": ("nothing_is_left_behind",),
     "interp_tasks/cli/test_cli": (

@@ -14,7 +14,7 @@ How a value reaches the table:
       Table.add(measurements).result()       values, effects, intervals and p-values, a row for each   table.py
 
 Beside these: the logit difference of given answers (logit_difference.py), the checkpoints of a sweep (checkpoints.py),
-copies of what users' functions are given (copies.py), and units that run on an executor (executors.py).
+and copies of what users' functions are given (copies.py).
 
 `compare` and `patch.attribution` fill Measurements with outputs and estimates of their own; `patch.screen` and
 `patch.edges` measure their largest estimates by `swept`, and `circuit.evaluate` circuits by the same Metric.

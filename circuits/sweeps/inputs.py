@@ -43,7 +43,6 @@ class SweepInputs:
     outputs: int  # tokens whose outputs are in memory together
     not_replayed: str | None = None  # why there is no room for a replay
     per_pass: int | None = None  # tokens per forward of sources; None: as many as they take by themselves
-    rows: slice | None = None  # the examples that are measured; None: all
     memory: int | None = None  # bytes that are not exceeded
 
     @property
@@ -56,9 +55,8 @@ class SweepInputs:
 
     def pieces(self) -> Iterator[slice]:
         """Yields the examples of each forward."""
-        rows = slice(0, len(self.tokens)) if self.rows is None else self.rows
-        for start in range(rows.start, rows.stop, self.step):
-            yield slice(start, min(start + self.step, rows.stop))
+        for start in range(0, len(self.tokens), self.step):
+            yield slice(start, min(start + self.step, len(self.tokens)))
 
     @property
     def first(self) -> slice:

@@ -66,31 +66,6 @@ class Measurements:
         parts = [np.stack([chunk[place][metric] for place in places], axis=1) for chunk in self.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
-    def describe(self) -> dict[str, Any]:
-        """Returns everything as JSON-able data, numbers exactly."""
-        chunks = [
-            {
-                str(place): {name: [part.tolist() for part in pair] for name, pair in values.items()}
-                for place, values in chunk.items()
-            }
-            for chunk in self.chunks
-        ]
-        return {**vars(self), "chunks": chunks}
-
-    @classmethod
-    def read(cls, given: dict[str, Any]) -> Measurements:
-        """Reads what `describe` returns."""
-        chunks = [
-            {
-                int(place): {
-                    name: (np.array(sums), np.array(counts)) for name, (sums, counts) in values.items()
-                }
-                for place, values in chunk.items()
-            }
-            for chunk in given["chunks"]
-        ]
-        return cls(**{**given, "chunks": chunks})
-
     def again(self, **other: Any) -> Measurements:
         """Returns measurements of the same runs, yet to be made."""
         return replace(self, **{"chunks": [], "bytes_held": 0, "naive": {}, **other})

@@ -17,11 +17,10 @@ from circuits.interventions.variants import Draws
 from circuits.model.inputs import read_prompts
 from circuits.model.owner import exclusive
 from circuits.model.prompts import Prompts
-from circuits.model.state import inside_block, parameters_of
+from circuits.model.state import parameters_of
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
 from circuits.sweeps.checkpoints import measure_checkpoints, read_checkpoints
-from circuits.sweeps.executors import Across
 from circuits.sweeps.inputs import SweepInputs, Variant
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
@@ -48,9 +47,7 @@ def sweep(
     draws: int = 1000,
     flips: int = 9999,
     memory: int | None = None,
-    executor: Any = None,
-    split: Any = None,
-    done: Any = None,
+    **removed: Any,
 ) -> SweepResult:
     """Runs every variant on the same tokens and compares each with the unedited model.
 
@@ -86,42 +83,23 @@ def sweep(
         memory: bytes that tensors of the sweep may take beside the model, an error where one example takes more.
             Default: together with the model half as much again as a loop over the variants, or 8 MiB beside the model
             (1 GiB on an accelerator) where that is more. `settings["bytes"]` is what it took.
-        executor: where units of the sweep run, in place of this process: an executor of `concurrent.futures`, or
-            Dask's `client.get_executor()`. `model` is then a function that returns the model, called once in every
-            process; it, the variants and the metric must be such that they can be pickled. The table is the one that
-            a sweep in one process gives.
-        split: the most examples and variants of a unit, such as {"examples": 64, "variants": 12}; by default the
-            examples of one forward, and all variants.
-        done: a dict, or any mapping that can be filled: what units have measured, as JSON-able data. Units that are in
-            it are not run again, so that a sweep that was stopped goes on from there. Functions, that of the model too,
-            are known by their names: where what they do has changed, give another mapping.
 
     Inside a block of `intervene`, the edits of that block belong to the model that is compared with, while
     clean passes still run without them. Raises `CircuitsError` before any run for variants, batch or
     arguments that do not fit, and after the first one for a metric that returns another shape or a value
     that is not finite.
     """
-    across = None if executor is None else Across.of(executor, model, split, done)
-    if across is None and (split is not None or done is not None):
-        raise CircuitsError("sweep: split= and done= are of a sweep with executor=")
-    if across is not None and checkpoints is not None:
-        raise CircuitsError("sweep, executor=: one model at a time; leave checkpoints= out")
-    surface = Surface.of(model if across is None else across.load())
-    if across is not None:
-        with exclusive(surface.model):  # a block of another thread is none around this call
-            if inside_block(surface.model) or surface.spliced:
-                raise CircuitsError(
-                    "sweep, executor=: a block around it edits the model of this process, and workers load their own; "
-                    "leave the block, or put its edits among the variants"
-                )
+    if removed:
+        divides = removed.keys() & {"executor", "split", "done"}
+        how = "; give each process some of the variants, and join the results by SweepResult.concat"
+        raise CircuitsError(f"sweep: no argument {min(removed)}=" + how * bool(divides))
+    surface = Surface.of(model)
     read_choice(engine, ("auto", "fast", "resumed", "naive"), "sweep", "engine")
     prompts = read_prompts(surface, tokens, "sweep")
     surface.check_prompts(prompts, "sweep: tokens")
     measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
     resampling = read_resampling(seed, draws, flips, "sweep")
-    return swept(
-        surface, prompts, variants, measured, resampling, engine, chunk, checkpoints, memory, across=across
-    )
+    return swept(surface, prompts, variants, measured, resampling, engine, chunk, checkpoints, memory)
 
 
 def swept(
@@ -135,7 +113,6 @@ def swept(
     checkpoints: Any = None,
     memory: int | None = None,
     keep: list[Measurements] | None = None,
-    across: Across | None = None,
 ) -> SweepResult:
     """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
     with exclusive(surface.model):
@@ -174,12 +151,9 @@ def swept(
             # Before one is loaded, so that what does not fit the model shows at once.
             _planned(read, surface)
         table = Table(resampling, metric.untested)
-        if across is None:
-            found = measure_checkpoints(
-                read_checkpoints(checkpoints, surface), partial(_planned, read), inputs, engine
-            )
-        else:
-            found = across.measure(surface, variants, _read_and_planned, inputs, engine)
+        found = measure_checkpoints(
+            read_checkpoints(checkpoints, surface), partial(_planned, read), inputs, engine
+        )
         for together in found:
             table.add(together)
             for one in together:
@@ -229,10 +203,6 @@ def _planned(read: _Given, surface: Surface) -> list[Variant]:
         except CircuitsError as error:
             raise CircuitsError(f"variant {name!r}: {error}") from error
     return parsed
-
-
-def _read_and_planned(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:
-    return _planned(_read_variants(variants), surface)
 
 
 def _described(read: _Given) -> dict[str, list[Row]]:

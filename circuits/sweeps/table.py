@@ -61,6 +61,50 @@ class SweepResult:
     def __repr__(self) -> str:
         return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings)])
 
+    @classmethod
+    def concat(cls, parts: Iterable[SweepResult]) -> SweepResult:
+        """Returns the result of one sweep from those of its parts, which have other variants or checkpoints each.
+
+        Holm's adjustment is made anew, over all rows. The parts have the same examples, metrics and resampling (`seed`,
+        `draws`, `flips`), so that they may come from different processes and machines.
+
+        Raises `CircuitsError` for parts that share a row, and for parts whose unedited models or settings differ.
+        """
+        results = list(parts)
+        if not results or not all(isinstance(one, SweepResult) for one in results):
+            raise CircuitsError("SweepResult.concat: give results of sweep, of some variants each")
+        first = results[0].settings
+        for name in ("seed", "draws", "flips", "n", "positions"):
+            if any(one.settings.get(name) != first.get(name) for one in results):
+                raise CircuitsError(
+                    f"SweepResult.concat: {name} differs between parts; give all sweeps the same"
+                )
+        frame = pd.concat([one.frame for one in results], ignore_index=True)
+        baseline = pd.concat([one.baseline for one in results], ignore_index=True)
+        row, model = ["variant", "draw", "checkpoint", "metric"], ["checkpoint", "metric"]
+        if frame.duplicated(row).any():
+            raise CircuitsError(
+                f"SweepResult.concat: variant {frame['variant'][frame.duplicated(row)].iloc[0]!r} is in two parts"
+            )
+        # Machines differ in the last digits.
+        spread = baseline.groupby(model, dropna=False)["value"].agg(["min", "max"])
+        if len({tuple(one.metrics) for one in results}) > 1 or not np.allclose(
+            spread["min"], spread["max"], rtol=1e-4, atol=1e-12, equal_nan=True
+        ):
+            raise CircuitsError(
+                "SweepResult.concat: the unedited models of the parts differ; give all one model, examples and metric"
+            )
+        order = np.argsort(pd.factorize(frame["checkpoint"], use_na_sentinel=False)[0], kind="stable")
+        frame = frame.iloc[order].reset_index(drop=True)
+        frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
+        settings = dict(first)
+        for name in ("naive", "engines"):
+            settings[name] = {key: value for one in results for key, value in one.settings[name].items()}
+        for name in ("bytes", "stacked"):
+            settings[name] = max(one.settings[name] for one in results)
+        interventions = {name: given for one in results for name, given in one.interventions.items()}
+        return cls(frame, baseline.drop_duplicates(model, ignore_index=True), interventions, settings)
+
     @property
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(self.baseline["metric"]))

@@ -170,6 +170,12 @@ def place_of_work(executor: str | Executor, jobs: int | None, threads: int) -> I
         with workplace(executor, jobs, threads) as place:
             yield place
     else:
+        context = getattr(executor, "_mp_context", None)
+        if context is not None and context.get_start_method() == "fork":
+            raise UserError(
+                "grid: an executor that forks hangs where torch has started threads; give "
+                'ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))'
+            )
         yield Workplace(executor, jobs)
 
 

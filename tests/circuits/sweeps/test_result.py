@@ -1,10 +1,11 @@
 import dataclasses
 import json
+import pickle
 
 import pandas as pd
 import pytest
 
-from circuits import CircuitsError, ablate, heads, sweep
+from circuits import CircuitsError, SweepResult, ablate, draws, heads, sweep
 from circuits.sweeps.table import COLUMNS
 
 
@@ -59,6 +60,53 @@ def test_one_metric_is_a_family_of_tests_of_its_own(result):
     pd.testing.assert_frame_equal(result.of_metric("all").frame, result.frame)
     with pytest.raises(CircuitsError, match="of_metric: no metric 'loss'; it has kl, mse, logit_diff"):
         result.of_metric("loss")
+
+
+def test_parts_together_are_the_table_of_one_sweep(make_model, tokens):
+    """Draws and checkpoints too; parts come from other processes, so that they are pickled."""
+    model, states = make_model(), {str(seed): make_model(seed).state_dict() for seed in range(2)}
+
+    def part(*names):
+        drawn = {"drawn": draws(lambda seed: ablate.resample("0.1", tokens, seed=seed), 2)}
+        variants = ablate.each(ablate.zero, heads("all", model)) | drawn
+        chosen = {name: variants[name] for name in names or variants}
+        return sweep(model, tokens, chosen, metric=by_row, checkpoints=states, draws=50, flips=50)
+
+    parts = [part("0.0", "drawn"), part("1.1"), part("0.1", "0.2", "0.3", "1.0", "1.2", "1.3")]
+    found, whole = SweepResult.concat(pickle.loads(pickle.dumps(parts))), part()
+    keys = ["checkpoint", "variant", "draw", "metric"]
+    frames = [one.frame.sort_values(keys, ignore_index=True) for one in (found, whole)]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-9, atol=1e-12)
+    assert list(found.frame["checkpoint"]) == sorted(found.frame["checkpoint"])
+    pd.testing.assert_frame_equal(found.baseline, whole.baseline, rtol=1e-9)
+    assert found.interventions == whole.interventions
+    assert (frames[0]["p_adjusted"].dropna() > frames[0]["p_value"].dropna()).any()
+    for others, message in (
+        ([parts[0], parts[0]], "variant '0.0' is in two parts"),
+        (
+            [parts[1], dataclasses.replace(parts[0], settings={**parts[0].settings, "seed": 1})],
+            "seed differs",
+        ),
+        (
+            [parts[1], dataclasses.replace(parts[0], baseline=parts[0].baseline.assign(value=9.0))],
+            "the unedited models of the parts differ",
+        ),
+        ([], "give results of sweep"),
+    ):
+        with pytest.raises(CircuitsError, match=f"SweepResult.concat: .*{message}"):
+            SweepResult.concat(others)
+
+
+def by_row(output):
+    return output[:, -1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("executor", "SweepResult.concat"), ("done", "concat"), ("metrics", "$")]
+)
+def test_what_sweep_no_longer_takes(make_model, tokens, name, how):
+    with pytest.raises(CircuitsError, match=f"^sweep: no argument {name}=.*{how}"):
+        sweep(make_model(), tokens, {"a": ablate.zero("0.1")}, **{name: None})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
@@ -295,6 +296,15 @@ def test_experiments_over_runs_seeds_or_all():
 def test_what_cannot_be_is_refused_in_one_line_that_names_the_grid(spec, said, tmp_path):
     with pytest.raises(UserError, match=f"^grid: [^\n]*{re.escape(said)}[^\n]*$"):
         grid(spec, tmp_path / "out", executor="serial")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pool_that_forks_is_refused(tmp_path):
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool,
+        pytest.raises(UserError, match=r'^grid: .*mp_context=multiprocessing.get_context\("spawn"\)\)$'),
+    ):
+        grid(small(), tmp_path / "out", executor=pool)
     assert not (tmp_path / "out").exists()
 
 
