@@ -38,6 +38,10 @@ class Panel:
     down: str = "layer"
     #: The text in the cells (default: the values).
     text: pd.DataFrame | None = None
+    #: The value at the end of the colours (default: the largest of the values).
+    end: float | None = None
+    #: Whether a colour bar stands beside it.
+    bar: bool = True
 
 
 def heads(
@@ -99,7 +103,8 @@ def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
     for index, panel in enumerate(panels):
         cell = {"row": index // ABREAST + 1, "col": index % ABREAST + 1}
         grid = panel.values
-        largest = float(np.nan_to_num(grid.abs().to_numpy(dtype=float)).max()) or 1.0
+        ends = grid.abs().to_numpy(dtype=float) if panel.end is None else panel.end
+        largest = float(np.nan_to_num(ends).max()) or 1.0
         right_edge, span = (
             figure.layout[_axis("x", cell, columns)].domain[1],
             figure.layout[_axis("y", cell, columns)].domain,
@@ -113,6 +118,7 @@ def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
             # Symmetric, so that no effect has the same colour in every panel.
             zmin=-largest if panel.signed else 0,
             zmax=largest,
+            showscale=panel.bar,
             text=_in_cells(panel),
             texttemplate="%{text}",
             colorbar={

@@ -18,11 +18,12 @@ import numpy as np
 
 from circuits.figures.names import LONGEST_SHORT, in_common, means, short_names
 
-#: Pixels: what figures are laid out for, a character and a line of their texts, and what a legend has beside a name.
+#: Pixels: what figures are laid out for, a page of 600 without its margins; a character and a line of their texts, and
+#: what a legend has beside a name.
 NARROW, CHARACTER, LINE, SYMBOL = 560, 7.2, 17, 48
-#: Pixels: the narrowest figure, the narrowest with panels side by side, the narrowest cell of a map, what a map of many
-#: cells is content with; a colour bar with its numbers, and the labels of an axis.
-NARROWEST, SIDE_BY_SIDE, CELL, MAP, BAR, LABELS = 320, 620, 6, 760, 100, 42
+#: Pixels: the narrowest figure, the narrowest cell of a map, what a map of many cells is content with; a colour bar
+#: with its numbers, and the labels of an axis.
+NARROWEST, CELL, MAP, BAR, LABELS = 320, 6, 760, 100, 42
 #: Pixels: the narrowest panel; a character in a cell, where plotly chooses its size, that of a trace of its own, whose
 #: size is the figure's, and else a share of the size.
 PANEL, IN_CELL, WRITTEN, SHARE = 56, 7, 8.3, 0.58
@@ -68,7 +69,7 @@ def least_width(figure: Any, widest: float | None = None) -> int:
     """
     spans = {tuple(axis.domain) for axis in figure.select_xaxes() if axis.domain}
     if len(spans) > 1:
-        least = min(SIDE_BY_SIDE, int(widest or SIDE_BY_SIDE))
+        least = min(NARROW, int(widest or NARROW))
         return max(least, _room_for_panels(figure), _room_for_bars(figure), _room_for_labels(figure))
     columns = max((_columns(trace) for trace in figure.data), default=0)
     cells = math.ceil(_beside(figure) + CELL * columns) if columns else 0

@@ -15,8 +15,8 @@ from circuits.figures.layout import ROOM_KEY, laid_out
 from circuits.figures.palette import template
 from circuits.tensors import as_dense_tensor
 
-#: Pixels: height of a title and of a line of the subtitle, and plotly's default width and height of a figure.
-TITLE, LINE, WIDTH, HEIGHT = 38, 17, 900, 450
+#: Pixels: height of a title with plotly's toolbar above it, and of a line of the subtitle; plotly's width and height.
+TITLE, LINE, WIDTH, HEIGHT = 54, 17, 900, 450
 #: Mean width in pixels of a character of the subtitle.
 CHARACTER = 6.9
 #: Ticks of a logarithmic axis as powers of ten; the font is smaller, because plotly enlarges powers by a quarter.
@@ -61,7 +61,7 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
             "xanchor": "left",
             "y": 1,
             "yanchor": "top",
-            "pad": {"l": 16, "t": 12},
+            "pad": {"l": 16, "t": 28},
         },
         height=(layout.height or HEIGHT) + title_height,
         margin={"t": (100 if margin_top is None else margin_top) + title_height},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,8 @@ KINDS = ("auto", "points", "heatmap")
 
 
 def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str, words: Sequence[str] | None = None) -> Any:
-    """Draws heatmaps where the variants form a grid over layers or heads, else points; `kind` can force either.
+    """Draws heatmaps, one per metric and site, where the variants form a grid over layers or heads, else points; `kind`
+    can force either.
 
     Args:
         words: by position, its name (default: its number).
@@ -28,7 +30,7 @@ def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str, words: Sequen
     if kind == "heatmap" and axes is None:
         raise CircuitsError(
             "plot: a heatmap needs a grid, one variant per layer and head, per layer and position or per head and "
-            "position, of one checkpoint"
+            "position of each site, of one checkpoint"
         )
     if kind != "points" and axes is not None:
         return _heatmaps(frame, metrics, axes, words)
@@ -36,15 +38,15 @@ def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str, words: Sequen
 
 
 def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
-    """Returns the columns that identify every variant: those of the rows of a heatmap and that across it; None if no
-    such columns do.
+    """Returns the columns that identify every variant of a site: those of the rows of a heatmap and that across it;
+    None if no such columns do.
     """
     variants = frame.drop_duplicates(["variant", "checkpoint", "draw"])
     if len(variants) < 4:
         return None
     for down, across in ((["layer"], "head"), (["layer"], "position"), (["layer", "head"], "position")):
         columns = [*down, across]
-        if variants[columns].notna().all(axis=None) and not variants.duplicated(columns).any():
+        if variants[columns].notna().all(axis=None) and not variants.duplicated(["site", *columns]).any():
             return down, across
     return None
 
@@ -55,16 +57,22 @@ def _heatmaps(
     columns, across = axes
     down = columns[-1]
     panels = []
-    for metric in metrics:
-        grid = frame[frame["metric"] == metric].pivot(index=columns, columns=across, values="effect")
+    sites = list(dict.fromkeys(frame["site"]))
+    for metric, site in product(metrics, sites):
+        of_metric = frame[frame["metric"] == metric]
+        grid = of_metric[of_metric["site"] == site].pivot(index=columns, columns=across, values="effect")
         grid.index = pd.Index([".".join(map(str, row if len(columns) > 1 else (row,))) for row in grid.index])
         if across == "position" and words is not None:
             grid.columns = [spelled(words[at]) if 0 <= at < len(words) else str(at) for at in grid.columns]
-        panels.append(Panel(str(metric), grid, "effect", signed=True, across=across, down=down))
+        title = str(metric) if len(sites) == 1 else f"{metric}: {site}"
+        # Effects at several sites are compared by their colours.
+        end = float(of_metric["effect"].abs().max())
+        bar = site == sites[-1]
+        panels.append(Panel(title, grid, "effect", True, across, down, end=end, bar=bar))
     label = frame["checkpoint"].iloc[0]
     name = f", {label}" if isinstance(label, str) else ""
     subtitle = (
-        f"Metric under the edit less that of the unedited model{name}; each panel has colours of its own."
+        f"Metric under the edit less that of the unedited model{name}; each metric has colours of its own."
     )
     return maps(panels, f"Effect by {down} and {across}", subtitle)
 

@@ -288,7 +288,7 @@ class Figure:
         if (least := least_width(figure, widest)) > NARROWEST:
             wide += f";min-width:{least}px"
             around, after = (
-                f'<div class="scroll wide" tabindex="0" role="region" aria-label="{alt}">',
+                f'<div class="scroll" tabindex="0" role="region" aria-label="{alt}">',
                 "</div>",
             )
         caption = (

@@ -152,6 +152,8 @@ def test_ticks_of_logarithms_do_not_crowd():
 
 def test_a_title_takes_room_of_its_own_and_gives_it_back(per_head):
     titled = per_head.plot()
+    # Plotly's toolbar ends 25 pixels below the upper edge.
+    assert titled.layout.title.pad.t >= 25
     bare = plots.untitled(titled)
     room = titled.layout.height - bare.layout.height
     assert room == titled.layout.meta[TITLE_HEIGHT_KEY] > 0

@@ -170,7 +170,7 @@ def test_labels_and_colour_bars_between_panels_have_room():
         for is_shared in (False, True)
     )
     assert layout.least_width(lines) == pytest.approx(layout.LABELS / 0.065 + 80, abs=1)
-    assert layout.least_width(shared) == layout.SIDE_BY_SIDE
+    assert layout.least_width(shared) == layout.NARROW
     maps = plots.heads({name: np.eye(3) for name in "abc"})
     bar = maps.data[0].colorbar.x
     gap = maps.layout.xaxis2.domain[0] - bar
@@ -181,8 +181,10 @@ def test_labels_and_colour_bars_between_panels_have_room():
 
 def test_many_panels_are_wide_enough_for_their_titles_and_the_page_scrolls():
     few, many = (make_subplots(rows=1, cols=columns) for columns in (2, 12))
-    assert layout.least_width(few) == layout.SIDE_BY_SIDE
-    assert layout.least_width(few, 600) == 600, "no wider than it is where there is room"
+    assert layout.least_width(few) == layout.NARROW == 600 - 40, (
+        "a page of 600 pixels shows all, colour bars too"
+    )
+    assert layout.least_width(few, 550) == 550, "no wider than it is where there is room"
     many.update_layout(margin={"l": 70, "r": 30})
     narrowest = min(axis.domain[1] - axis.domain[0] for axis in many.select_xaxes())
     assert (layout.least_width(many) - 100) * narrowest == pytest.approx(layout.PANEL, abs=1)

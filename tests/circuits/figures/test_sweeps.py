@@ -64,6 +64,21 @@ def test_positions_become_a_heatmap_too(model, tokens, other_tokens):
     assert result.plot("last").layout.xaxis.title.text == "position"
 
 
+def test_several_sites_become_a_heatmap_each_with_equal_colours(model, tokens, other_tokens):
+    axes = {"site": ["resid_pre.0", "resid_pre.1", "attn_out.0", "attn_out.1"], "positions": range(6)}
+    result = sweep(model, tokens, grid(patch.activations, axes, source=other_tokens), metric=metric, **FEW)
+    figure = result.plot()
+    maps = ["last: resid_pre", "last: attn_out", "other: resid_pre", "other: attn_out"]
+    assert [note.text for note in figure.layout.annotations] == maps
+    effects = result.frame.set_index(["variant", "metric"])["effect"]
+    for trace, panel in zip(figure.data, maps, strict=True):
+        name, site = panel.split(": ")
+        expected = [[effects[f"{site}.{layer}, position {at}", name] for at in range(6)] for layer in (0, 1)]
+        assert np.array(trace.z).tolist() == expected
+        assert trace.zmax == -trace.zmin == effects[:, name].abs().max()
+        assert trace.showscale == (site == "attn_out")
+
+
 def test_heads_by_position_become_a_heatmap_with_a_row_for_each_head(make_model, tokens, other_tokens):
     model = make_model(n_layers=1, n_heads=11)
     axes = {"heads": heads("0.2, 0.10", model), "positions": [-1, 0, 3]}
@@ -85,7 +100,7 @@ def test_a_word_that_looks_like_a_tag_is_shown():
     frame = pd.DataFrame(
         {"metric": "m", "variant": list("abcd"), "draw": None, "checkpoint": None, "head": None}
     )
-    frame = frame.assign(layer=[0, 0, 1, 1], position=[0, 1, 0, 1], effect=1.0)
+    frame = frame.assign(site="z", layer=[0, 0, 1, 1], position=[0, 1, 0, 1], effect=1.0)
     words = ["0 <|endoftext|>", "1 a&b"]
     assert list(sweeps.figure(frame, ["m"], "auto", words).data[0].x) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
     maps = attention_maps.attention_maps(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")

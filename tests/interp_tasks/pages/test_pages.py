@@ -34,6 +34,7 @@ from interp_tasks.pages import (
     with_interval,
     write_atomically,
 )
+from interp_tasks.pages.page import asset
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028"
 VOID = {"meta", "img", "br", "link", "input", "hr", "wbr"}
@@ -259,3 +260,10 @@ def test_numbers_as_people_read_them():
 def test_text_becomes_paragraphs_and_lists():
     html = Text("one\n\n- a\n- b\n\ntwo").html("x")
     assert re.sub(r"\s+", "", html) == "<p>one</p><ul><li>a</li><li>b</li></ul><p>two</p>"
+
+
+def test_the_toolbar_of_a_figure_stands_in_room_of_its_own():
+    css = asset("page.css")
+    (raised,) = re.findall(r"\.modebar-container { top: -([\d.]+)rem", css)
+    (room,) = re.findall(r"^\.plot { margin-top: ([\d.]+)rem", css, re.MULTILINE)
+    assert float(room) >= float(raised)
