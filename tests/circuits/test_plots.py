@@ -207,7 +207,7 @@ def test_the_lens_figure_has_the_size_of_every_contribution(model, tokens):
     shares = lens(model, tokens, lambda output: output[:, -1, 0])
     bars, cells = shares.plot().data
     assert list(bars.y) == list(shares.layers["share"])
-    assert cells.z[1][2] == pytest.approx(float(shares.shares["1.2"].mean()))
+    assert cells.z[1][1] == pytest.approx(float(shares.shares["1.1"].mean()))
 
 
 def test_figures_are_drawn_in_the_palette(per_head):
