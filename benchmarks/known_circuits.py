@@ -9,14 +9,12 @@ and in a random one (the residual stream rotated, which changes no output):
     gradient      the gradient at base, of the projection
     integrated    the mean of the gradients at 5 points between the inputs, of the projection and of the distance
     site          the same along the site of each sender
-    third         verified search: a third of the edges at most is measured, the most doubtful; of the distance
-    verified      the same with all measured that are in doubt
     exact         every edge measured, of the distance
 
 projection: the output along clean − source, summed over the positions that are read; distance: the squared distance
 from the clean output there, which has no gradient at base. The columns: AUROC; precision and recall of the first k
 edges, k the true number, where an edge whose size is 0 is not chosen; how many edges were measured exactly, at least
-one in every screening that is not verified; and the forwards spent, with these, those of backward passes and of the
+one; and the forwards spent, with these, those of backward passes and of the
 metric's own clean runs.
 """
 
@@ -41,8 +39,6 @@ from circuits import circuit, patch, run
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "known_circuits"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
-#: A budget for every edge in doubt.
-EVERY = 10**6
 #: Ranking, and its metric: arguments of patch.edges, and the column that ranks.
 RANKINGS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
     ("gradient", "projection"): ({"method": "gradient", "exact": 1}, "estimate"),
@@ -50,8 +46,6 @@ RANKINGS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
     ("integrated", "distance"): ({"method": "integrated", "exact": 1}, "estimate"),
     ("site", "projection"): ({"method": "integrated", "line": "site", "exact": 1}, "estimate"),
     ("site", "distance"): ({"method": "integrated", "line": "site", "exact": 1}, "estimate"),
-    ("third", "distance"): ({"exact": "verified"}, "best"),
-    ("verified", "distance"): ({"exact": "verified", "budget": EVERY}, "best"),
     ("exact", "distance"): ({"method": "gradient", "exact": "all"}, "effect"),
 }
 

@@ -161,7 +161,7 @@ def tokens_with_room(surface: Surface, length: int, on_cpu: int) -> int:
     On an accelerator more than on a processor, as long as they keep to the memory that any sweep may take there.
     """
     stream, itemsize = surface.sizes["d_model"] or 1, next(surface.model.parameters()).element_size()
-    in_forward = max(_estimated(surface, length), 2 * (stream + _output_size(surface)))
+    in_forward = max(_estimated(surface, length), 2 * (stream + output_size(surface)))
     each = (in_forward + _STREAMS_KEPT * surface.n_layers * stream) * itemsize
     return max(on_cpu, min(more_on_device(surface, on_cpu), int(FLOOR_ON_DEVICE / each)))
 
@@ -213,7 +213,7 @@ def divided(
         of_metric: the bytes that the metric takes for so many examples, with outputs of so many numbers.
     """
     examples, length = prompts.shape[:2]
-    out = _output_size(surface)
+    out = output_size(surface)
     if given and memory is None:
         return Division(max(1, most // length), most, OUTPUTS // out)
     stream, itemsize = surface.sizes["d_model"] or 1, next(surface.model.parameters()).element_size()
@@ -266,7 +266,7 @@ def divided(
     return Division(step, tokens, max(step * length, min(outputs, OUTPUTS // out)), not_replayed)
 
 
-def _output_size(surface: Surface) -> int:
+def output_size(surface: Surface) -> int:
     """Returns how many numbers the output of a token has."""
     cfg: Any = surface.model.cfg
     return next(

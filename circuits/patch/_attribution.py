@@ -14,7 +14,7 @@ from circuits.model.heads import Head, at_index, label_in
 from circuits.model.sites import Site, SiteKind
 from circuits.model.state import unwritten
 from circuits.model.surface import Surface
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, difference, ready_for_gradients
+from circuits.patch._gradients import Pair, difference, ready_for_gradients
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import SweepResult, Table, read_resampling
@@ -33,6 +33,7 @@ def attribution(
     *,
     batch: Any = None,
     by: str = "auto",
+    batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
@@ -51,6 +52,7 @@ def attribution(
         by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
             SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
             key-value groups), else positions.
+        batch_size: examples in a forward and its backward pass, by default as in `screen`.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
     estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is
@@ -59,15 +61,15 @@ def attribution(
     call are not in force.
     """
     place = read_place(site, None, CALLER)
-    pair = Pair.read(CALLER, model, base, source, metric, batch)
+    pair = Pair.read(CALLER, model, base, source, metric, batch, batch_size=batch_size)
     table = Table(read_resampling(seed, draws, flips, CALLER))
     places, kind = pair.surface.at(place.site), place.site.kind
     by = _read_by(by, place.site)
-    settings: Row = {"engine": "gradient", "n": len(pair.base)}
+    settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": pair.batch_size}
     settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
 
     measured = Measurements([], "gradient")
-    for piece in pair.pieces(EXAMPLES_PER_PASS):
+    for piece in pair.batches():
         with ready_for_gradients(piece.surface), unwritten(pair.surface.model, CALLER):
             values, estimates = _estimates(piece, places)
         measured.begin(values)

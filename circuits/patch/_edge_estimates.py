@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
-from circuits.patch._doubt import Arrival, Extremes, attention_hooks, carried, recomputed_z
-from circuits.patch._endpoints import Endpoint, read_hook, stream_of, sum_of, sums_of
+from circuits.patch._endpoints import Endpoint, stream_of, sum_of, sums_of
 from circuits.patch._gradients import Pair, Run, between, difference, midpoints, vector_jacobian_products
 from circuits.patch._screen import INPUTS
 from circuits.sweeps.measurements import BASELINE
@@ -56,10 +54,8 @@ class Recorded:
     gradients: list[str]
 
     @classmethod
-    def of(
-        cls, surface: Surface, senders: list[Endpoint], receivers: list[Endpoint], verified: bool
-    ) -> Recorded:
-        """Lists the hooks that estimates between these need; doubts of them, if `verified`, need more."""
+    def of(cls, surface: Surface, senders: list[Endpoint], receivers: list[Endpoint]) -> Recorded:
+        """Lists the hooks that estimates between these need."""
         layers = range(surface.n_layers)
         sent = [sender.hook for sender in senders]
         inputs = [hook for hook in INPUTS if hook in surface.hooks]
@@ -67,18 +63,15 @@ class Recorded:
         normed = [site.hook() for site in sums_of(surface)[1:] if surface.stream_norm(site.name, site.layer)]
         received = [one.hook for one in receivers]
         reached = [*(stream_of(surface, one).hook() for one in receivers), *received, *normed]
-        read = [read_hook(surface, one) for one in receivers] if verified else []
         # A norm after attention makes the change at attn_out depend on the run, so z is recorded in each.
         changing = [*z, *attn_outs] if surface.sublayer_norm("attn_out", 0) is not None else []
-        within = [hook for layer in layers for hook in attention_hooks(layer).values()] if verified else []
-        own = z if verified else []
-        of_base = [*sent, *inputs, *attn_outs, *reached, *read, *within]
+        of_base = [*sent, *inputs, *attn_outs, *reached]
         return cls(
             inputs,
-            list(dict.fromkeys([*sent, *inputs, *read])),
+            list(dict.fromkeys([*sent, *inputs])),
             [hook for hook in dict.fromkeys(of_base) if hook in surface.hooks],
-            list(dict.fromkeys([*inputs, *reached, *changing, *own])),
-            list(dict.fromkeys([*received, *own])),
+            list(dict.fromkeys([*inputs, *reached, *changing])),
+            list(dict.fromkeys(received)),
         )
 
 
@@ -89,21 +82,16 @@ class EdgeEstimates:
     Attributes:
         piece: the examples.
         senders: in order of computation.
-        arrivals: what arrives of the senders' changes, by receiver, where doubts are asked for.
         found: the estimates [sender n] by receiver and metric, of senders before the receiver.
-        extremes: those of single runs, in the same way.
         sums: the sites of sums in the residual stream.
     """
 
     piece: Pair
     senders: list[Endpoint]
-    arrivals: dict[str, Arrival]
     found: dict[str, dict[str, Tensor]]
-    extremes: dict[str, dict[str, Extremes]] = field(init=False)
     sums: list[Site] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.extremes = {name: {} for name in self.found}
         self.sums = sums_of(self.piece.surface)
 
     def add(
@@ -129,62 +117,13 @@ class EdgeEstimates:
         read = _to_stream(run, receivers, stream.hook(), gradients[receivers[0].hook])
         read = torch.stack([self.piece.without_padding(one, stream.hook()) for one in read])
         at_sum = _at_sums(surface, run, self.sums, stream, read)
-        linear = [
-            (changes_at_sum, at_sum[sum_site].double())
-            for sum_site, changes_at_sum in _by_sum(surface, self.senders[:n_senders], changes)
-        ]
-        shifts = torch.cat([_products(*pair) for pair in linear], 1)
+        by_sum = _by_sum(surface, self.senders[:n_senders], changes)
+        shifts = torch.cat([_products(at_one, at_sum[sum_site].double()) for sum_site, at_one in by_sum], 1)
         elsewhere = torch.ones_like(shifts[0, :, :1], dtype=torch.bool)
         elsewhere[point.on_line.start : point.on_line.stop] = False
-        sizes = shifts
-        if self.arrivals:
-            sizes = torch.cat([_products(changed.abs(), by.abs()) for changed, by in linear], 1)
-        for receiver, shift, size in zip(receivers, shifts, sizes, strict=True):
-            if self.arrivals:
-                shift, size = self._through_softmax(receiver, gradients) or (shift, size)
-                self.extremes[receiver.name].setdefault(metric, Extremes()).add(shift, size, elsewhere)
-            shift = shift.masked_fill(elsewhere, 0.0)
+        for receiver, shift in zip(receivers, shifts.masked_fill(elsewhere, 0.0), strict=True):
             total = self.found[receiver.name].get(metric, 0) + point.weight * shift
             self.found[receiver.name][metric] = self.piece.finite(total, metric, receiver.name)
-
-    def _through_softmax(
-        self, receiver: Endpoint, gradients: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor] | None:
-        """Returns estimates by what queries or keys make of z, and linear from there (AtP*), and the sums of their
-        absolute terms; None of other receivers.
-        """
-        arrival = self.arrivals[receiver.name]
-        if arrival.z is None:
-            return None
-        z_hook = KINDS["z"].hook.format(receiver.layer or 0)
-        z_gradient = self.piece.without_padding(gradients[z_hook][:, :, arrival.heads], z_hook).double()
-        z_change = arrival.z.double()
-        shift, size = (
-            torch.einsum("s b p h d, b p h d -> s b", *pair)
-            for pair in ((z_change, z_gradient), (z_change.abs(), z_gradient.abs()))
-        )
-        return shift, size
-
-    def evidence(self, metric_gaps: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-        """Returns the evidence for doubts, [sender field] by receiver and metric.
-
-        Args:
-            metric_gaps: |metric at source − at base| by example.
-        """
-        return {
-            receiver: {
-                metric: np.concatenate(
-                    [
-                        self.arrivals[receiver].sizes,
-                        extremes.summed(),
-                        np.full((len(extremes.summed()), 1), metric_gaps[metric].sum()),
-                    ],
-                    1,
-                )
-                for metric, extremes in by_metric.items()
-            }
-            for receiver, by_metric in self.extremes.items()
-        }
 
 
 def estimated(
@@ -193,12 +132,9 @@ def estimated(
     receivers: list[Endpoint],
     steps: int | None,
     line: str,
-    verified: bool,
-) -> tuple[PerExample, dict[str, dict[str, Tensor]], dict[str, dict[str, np.ndarray]]]:
-    """Returns the metrics at base, estimates [sender n] by receiver and metric, for senders before the receiver; and,
-    if `verified`, evidence [sender field] for doubts, in the same way.
-    """
-    hooks = Recorded.of(piece.surface, senders, receivers, verified)
+) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
+    """Returns the metrics at base, and estimates [sender n] by receiver and metric, for senders before the receiver."""
+    hooks = Recorded.of(piece.surface, senders, receivers)
     source_activations = piece.patched(dict.fromkeys(hooks.of_source))
     base_run = piece.run(piece.base, hooks.of_base, graph=True)
     clean = base_run.output.detach()
@@ -208,15 +144,13 @@ def estimated(
     }
     changes = _changes(senders, base_run, gaps)
     changes_in_each_run = piece.surface.sublayer_norm("attn_out", 0) is not None
-    arrivals = _arrivals(piece, senders, receivers, base_run, source_activations, changes) if verified else {}
-    estimates = EdgeEstimates(piece, senders, arrivals, {one.name: {} for one in receivers})
-    metric_gaps: dict[str, np.ndarray] = {}
+    estimates = EdgeEstimates(piece, senders, {one.name: {} for one in receivers})
     baseline = read_values(
         piece.values(clean, clean), "metric", len(piece.base), BASELINE, piece.metric.advice
     )
     received = dict.fromkeys(one.hook for one in receivers)
     by_hook = [[one for one in receivers if one.hook == hook] for hook in received]
-    for point in _points(senders, hooks.inputs, steps, line, verified):
+    for point in _points(senders, hooks.inputs, steps, line):
         run = base_run
         if point.fraction is not None:
             interpolated = {
@@ -226,20 +160,17 @@ def estimated(
             run = piece.run(piece.base, dict.fromkeys(hooks.of_each_run), interpolated, graph=True)
             changes = _changes(senders, run, gaps) if changes_in_each_run else changes
         values = piece.values(run.output, clean)
-        if point.fraction == 1.0:
-            at_source = read_values(values, "metric", len(piece.base), BASELINE, piece.metric.advice)
-            metric_gaps = {name: np.abs(at_source[name][0] - baseline[name][0]) for name in baseline}
         for metric, gradients in piece.gradients(run, values, hooks.gradients).items():
             for together in by_hook:
                 estimates.add(point, run, changes, together, metric, gradients)
-    return baseline, estimates.found, estimates.evidence(metric_gaps)
+    return baseline, estimates.found
 
 
-def _points(
-    senders: list[Endpoint], input_hooks: list[str], steps: int | None, line: str, verified: bool
-) -> list[Point]:
+def _points(senders: list[Endpoint], input_hooks: list[str], steps: int | None, line: str) -> list[Point]:
     """Lists the runs whose gradients are taken."""
     every = range(len(senders))
+    if steps is None:
+        return [Point([], every, None, 1.0)]
     lines = [(input_hooks, every)]
     if line == "site":
         hooks = [sender.hook for sender in senders]  # senders of a hook are adjacent
@@ -247,74 +178,11 @@ def _points(
             ([hook], range(hooks.index(hook), hooks.index(hook) + hooks.count(hook)))
             for hook in dict.fromkeys(hooks)
         ]
-    at_base = steps is None
-    points = [
-        Point(moving, on_line, fraction, 1 / (steps or 1))
-        for moving, on_line in ([] if at_base else lines)
-        for fraction in midpoints(steps or 1)
+    return [
+        Point(moving, on_line, fraction, 1 / steps)
+        for moving, on_line in lines
+        for fraction in midpoints(steps)
     ]
-    if at_base or verified:
-        points.append(Point([], every, None, float(at_base)))
-    if verified:
-        points.append(Point(input_hooks, every, 1.0, 0.0))
-    return points
-
-
-def _arrivals(
-    piece: Pair,
-    senders: list[Endpoint],
-    receivers: list[Endpoint],
-    run: Run,
-    source_activations: dict[str, Tensor],
-    changes: Tensor,
-) -> dict[str, Arrival]:
-    """Returns what arrives of every sender's change at each receiver, at base."""
-    found: dict[str, Arrival] = {}
-
-    def size(x: Tensor, hook: str, head: int | slice) -> Tensor:
-        """Returns squared sizes [...], of x [... batch pos (head) d]."""
-        kept = torch.stack([piece.without_padding(one, hook) for one in x])
-        kept = kept if Site(hook).kind.head_axis is None else kept[:, :, :, head]
-        return kept.double().square().flatten(1).sum(1)
-
-    arrived: dict[str, Tensor] = {}
-    z_arrived: dict[str, Tensor | None] = {}
-    for receiver in receivers:
-        hook, stream = read_hook(piece.surface, receiver), stream_of(piece.surface, receiver).hook()
-        n_senders = sum(sender.order < receiver.order for sender in senders)
-        if hook not in arrived:
-            carried_there = None
-            if hook != stream:
-                carried_there = carried(run.activations[hook], run.activations[stream], changes[:n_senders])
-            arrived[hook] = changes[:n_senders] if carried_there is None else carried_there
-            site, shown = receiver.place.site.name, attention_hooks(receiver.layer or 0)
-            z_arrived[hook] = None
-            if site in ("q", "k") and all(one in run.activations for one in shown.values()):
-                z_arrived[hook] = recomputed_z(run, receiver.layer or 0, site, arrived[hook])
-        head = slice(None) if receiver.head is None else receiver.head
-        base, z = run.activations[hook].detach(), z_arrived[hook]
-        source = source_activations[hook].expand_as(base)
-        whole = size(torch.stack([base, source]), hook, head).sum()
-        moved = size(difference(base, source)[None], hook, head)[0]
-        sizes = [size(arrived[hook], hook, head), whole, moved]
-        heads = slice(None)
-        if z is not None and receiver.head is not None:
-            z_hook = attention_hooks(receiver.layer or 0)["z"]
-            per_group = z.shape[3] // run.activations[hook].shape[2]
-            heads = slice(receiver.head * per_group, (receiver.head + 1) * per_group)
-            z_base, z_source = run.activations[z_hook].detach(), source_activations[z_hook]
-            z_source = z_source.expand_as(z_base)
-            sizes += [
-                size(z, z_hook, heads),
-                size(torch.stack([z_base, z_source]), z_hook, heads).sum(),
-                size(difference(z_base, z_source)[None], z_hook, heads)[0],
-            ]
-            z = z[:, :, :, heads]
-        else:
-            sizes += [torch.tensor(torch.nan)] * 3
-        rows = torch.stack([one.double().cpu().expand(n_senders) for one in sizes], 1)
-        found[receiver.name] = Arrival(z, heads, rows.numpy())
-    return found
 
 
 def _changes(senders: list[Endpoint], run: Run, gaps: dict[str, Tensor]) -> Tensor:
@@ -348,9 +216,19 @@ def _through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> T
     head_changes = z.new_zeros(len(heads), *z.shape)
     for change, head in zip(head_changes, heads, strict=True):
         change[:, :, head] = gap[:, :, head].to(z.dtype)
-    changes = carried(out, z, head_changes)
-    assert changes is not None
-    return changes.double()
+    return _carried(out, z, head_changes).double()
+
+
+def _carried(out: Tensor, x: Tensor, changes: Tensor) -> Tensor:
+    """Carries changes of x [sender ...] forward to `out`, to first order.
+
+    The Jacobian-vector product is computed by backward passes: the vector-Jacobian product is linear in its vector, and
+    its gradient there is the Jacobian-vector product.
+    """
+    vector = torch.zeros_like(out, requires_grad=True)
+    with torch.enable_grad():
+        (vjp,) = torch.autograd.grad(out, x, vector, create_graph=True)
+    return vector_jacobian_products(vjp, vector, changes.to(x.dtype)).detach()
 
 
 def _to_stream(run: Run, receivers: Sequence[Endpoint], stream: str, gradient: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
-from circuits.interventions.edges import MAX_CHANGE_ENTRIES
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
@@ -21,7 +20,7 @@ from circuits.model.sites import Site
 from circuits.model.state import unwritten
 from circuits.patch._edge_estimates import estimated
 from circuits.patch._endpoints import Endpoint, inputs_of, senders_of
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, ready_for_gradients
+from circuits.patch._gradients import Pair, ready_for_gradients
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
 from circuits.patch._screen import LINES, METHODS
@@ -47,8 +46,8 @@ def edges(
     steps: int = 5,
     line: str = "input",
     exact: int | str = 10,
-    budget: int | None = None,
     rank: str = "mean",
+    batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
@@ -74,13 +73,9 @@ def edges(
             every sender has that value.
         metric: as in `patch.screen`.
         batch: as in `patch.screen`.
-        exact: as in `patch.screen`; or "verified", the `budget` edges whose estimates are the most doubtful, and no
-            others. Estimates then are those of `method`, but for queries and keys with the softmax computed anew
-            (AtP*: Kramár et al. 2024, arXiv:2403.00745). An edge is in doubt unless what it changes does not arrive, or
-            the gradients at base, on the way and at source agree. `frame` also has `verified`, whether the effect was
-            measured, and `doubt`, how far the estimate may be off by that rule, in units of the metric; 0 is trusted.
-        budget: the largest number of exact effects of "verified"; by default a third of the edges.
+        exact: as in `patch.screen`.
         rank: as in `patch.screen`.
+        batch_size: as in `patch.screen`.
         seed: as in `patch.screen`.
         draws: as in `patch.screen`.
         flips: as in `patch.screen`.
@@ -89,32 +84,20 @@ def edges(
     does not hear the heads of its layer. Position embeddings (pos_embed) are a sender under "zero"; on a source, and in
     the mean over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
-    pair = Pair.read(CALLER, model, base, source, metric, batch, how)
+    pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
     read_choice(method, METHODS, CALLER, "method")
     read_choice(line, LINES, CALLER, "line")
-    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank, budget)
-    if counts.verified and pair.surface.post_norm:
-        raise CircuitsError(
-            f'{CALLER}: exact="verified" is not supported where the residual stream itself is normalised; give a '
-            'number or "all"'
-        )
-    if counts.verified and how != "resample":
-        raise CircuitsError(
-            f'{CALLER}: exact="verified" follows changes to the run of a source; give how="resample", or exact= a '
-            'number or "all"'
-        )
+    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
     senders, receivers = senders_of(pair.surface, how), inputs_of(pair.surface)
     refuse_inside_blocks(pair)
 
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
-    per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
-    per_example *= 2 * pair.surface.n_layers if counts.verified else 1  # changes of z, of queries and of keys
-    for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, MAX_CHANGE_ENTRIES // per_example))):
+    for piece in pair.batches():
         with ready_for_gradients(pair.surface), unwritten(pair.surface.model, CALLER):
             _refuse_edited_streams(piece)
-            values, estimates, evidence = estimated(
-                piece, senders, receivers, steps if method == "integrated" else None, line, counts.verified
+            values, estimates = estimated(
+                piece, senders, receivers, steps if method == "integrated" else None, line
             )
         baseline.append(values)
         # Senders are in order of computation; `shifts` ends before the receiver, so zip stops there.
@@ -127,9 +110,6 @@ def edges(
                             _description(*edge, pair.how), partial(_path, sender, receiver, pair.replacement)
                         )
                     candidates[edge].add(name, shift.cpu().numpy())
-            for name, rows in evidence.get(receiver.name, {}).items():
-                for sender, row in zip(senders, rows, strict=False):
-                    candidates[sender.name, receiver.name].add_evidence(name, row)
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
     settings |= {"steps": steps, "line": line} if method == "integrated" else {}

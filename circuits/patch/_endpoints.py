@@ -90,15 +90,3 @@ def sum_of(surface: Surface, sender: Endpoint) -> Site:
         return Site("embed")
     between = Site("resid_mid", sender.layer)
     return between if site == "z" and between.hook() in surface.hooks else Site("resid_post", sender.layer)
-
-
-def read_hook(surface: Surface, receiver: Endpoint) -> str:
-    """Returns the hook of what a receiver reads; of an MLP with more reads than one, that of the stream."""
-    if receiver.place.site.name != "mlp_pre":
-        return receiver.hook
-    pre = KINDS["mlp_pre"].hook.format(receiver.layer)
-    gated = (
-        getattr(surface.model.cfg, "gated_mlp", False)
-        or pre.replace("hook_pre", "hook_pre_linear") in surface.hooks
-    )
-    return stream_of(surface, receiver).hook() if gated else pre

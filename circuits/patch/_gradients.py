@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from circuits.engine.memory import more_on_device, output_size
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.arguments import read_source_positions
@@ -17,6 +19,7 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import at_own_positions, read_source
+from circuits.model.hooks import Function
 from circuits.model.inputs import read_prompts
 from circuits.model.interrupts import contextmanager
 from circuits.model.prompts import Prompts, by_row
@@ -26,9 +29,12 @@ from circuits.model.state import modules_of, suspended
 from circuits.model.surface import Surface
 from circuits.sweeps.metrics import Metric, first_choice, in_errors, is_pair, read_values
 from circuits.tensors import Positions, Snapshot, parse_positions
+from circuits.validate import is_whole
 
-#: Examples per gradient; all activations of a backward pass are in memory.
-EXAMPLES_PER_PASS = 512
+#: Tokens in a forward by default, and numbers that are in memory for its backward pass.
+TOKENS, NUMBERS = 8192, 2**27
+#: What the unembedding reads.
+UNEMBED = "unembed.hook_in"
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class Pair:
     source: Prompts | None  # in the layout of base, or a batch of 1; for means any batch, for zeros none
     metric: Metric
     how: str = "resample"
-    #: Of means over the whole source, which all pieces share.
+    batch_size: int = 1  # examples in a forward and its backward pass
+    #: Of means over the whole source, which all batches share.
     means: References | None = field(default=None, compare=False)
     at: Positions | Snapshot | None = None  # the positions that are patched; None: all
     #: Those of the source that go there, in order, and then it is not in the layout of base; None: the same.
@@ -67,6 +74,8 @@ class Pair:
         how: str = "resample",
         positions: Any = None,
         source_positions: Any = None,
+        batch_size: Any = None,
+        of_edges: bool = False,
     ) -> Pair:
         """Reads the arguments of an attribution into base, source and metric, and refuses what does not fit."""
         surface = Surface.of(model)
@@ -82,7 +91,11 @@ class Pair:
         measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
         at = parse_positions(positions, caller)
         source_at = read_source_positions(source_positions, at, caller)
-        pair = cls(caller, surface, prompts, other, measured, how, References(surface), at, source_at)
+        size = _read_batch_size(batch_size, caller)
+        if size is None:
+            size = _default_batch_size(surface, prompts.shape[1], of_edges)
+        means = References(surface, size * prompts.shape[1])
+        pair = cls(caller, surface, prompts, other, measured, how, size, means, at, source_at)
         pair._columns()  # positions that are not there are refused before anything runs
         return pair
 
@@ -93,10 +106,10 @@ class Pair:
             return Zero()
         return FromTokens(self.source, self.source_at) if self.how == "resample" else Mean(self.source)
 
-    def pieces(self, size: int) -> Iterator[Pair]:
-        """Yields pairs of at most `size` examples, in order."""
-        for start in range(0, len(self.base), size):
-            rows = slice(start, min(start + size, len(self.base)))
+    def batches(self) -> Iterator[Pair]:
+        """Yields pairs of at most `batch_size` examples, in order."""
+        for start in range(0, len(self.base), self.batch_size):
+            rows = slice(start, min(start + self.batch_size, len(self.base)))
             yield replace(
                 self,
                 base=self.base[rows],
@@ -144,17 +157,30 @@ class Pair:
         if self.source is None:
             return dict.fromkeys(hooks, torch.zeros((), device=self.surface.device))
         if self.how == "resample":
-            return self.run(self.source, hooks).activations
+            return self.run(self.source, hooks, columns=torch.zeros(1, dtype=torch.long)).activations
         assert self.means is not None
         means = {hook: Reference(self.source, hook, Site(hook).kind, MeanOver()) for hook in hooks}
         self.means.fetch(means.values())
         return {hook: at_own_positions(self.means[mean], self.base) for hook, mean in means.items()}
 
     def values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
-        """Returns the metrics of an output by name, with their gradients; `clean` is the output at base."""
+        """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""
         # Gradients are enabled even if the caller has disabled them, because the output may have a graph.
         with torch.enable_grad():
+            if self.logit_columns is not None:
+                return self.metric.values_at(self.logit_columns, output, clean)
             return self.metric.values(output, clean)
+
+    @cached_property
+    def logit_columns(self) -> Tensor | None:
+        """The columns at which logits are computed; None: all."""
+        columns, model = self.metric.columns, self.surface.model
+        unembed = model.get_submodule(UNEMBED.partition(".")[0]) if UNEMBED in self.surface.hooks else None
+        if columns is None or unembed is None or len(columns) == self.base.shape[1]:
+            return None
+        # A hook of the user's there may count in all positions.
+        hooked = any(one._forward_hooks or one._forward_pre_hooks for one in (model, *unembed.modules()))
+        return None if hooked else columns
 
     def run(
         self,
@@ -162,18 +188,24 @@ class Pair:
         hooks: Iterable[str],
         interpolated: Mapping[str, Tensor] | None = None,
         graph: bool = False,
+        columns: Tensor | None = None,
     ) -> Run:
         """Runs the model with some activations replaced by `interpolated` ones, by hook, and records those at `hooks`.
 
         Args:
             graph: keep the graph, so that gradients at `hooks` exist even where the weights are frozen.
+            columns: those at which logits are computed, where not all are; by default those of the metric.
         """
         interpolated, activations = interpolated or {}, dict[str, Tensor]()
         recorders = {
             hook: _recorder(activations, hook, interpolated.get(hook), graph)
             for hook in (*interpolated, *hooks)
         }
-        with torch.set_grad_enabled(graph), listening(self.surface, recorders.items()):
+        functions: list[tuple[str, Function]] = list(recorders.items())
+        if self.logit_columns is not None:
+            read = (self.logit_columns if columns is None else columns).to(self.surface.device)
+            functions.append((UNEMBED, lambda x: x.index_select(1, read)))
+        with torch.set_grad_enabled(graph), listening(self.surface, functions):
             output: Tensor = self.surface.call(prompts)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise CircuitsError(
@@ -242,6 +274,33 @@ class Pair:
                 f"{self.caller}: {in_errors(metric)}: the estimate at {description} is not finite"
             )
         return estimate
+
+
+def _read_batch_size(given: Any, caller: str) -> int | None:
+    if given is not None and not is_whole(given, 1):
+        raise CircuitsError(
+            f"{caller}: batch_size={given!r}; give the number of examples in a forward, at least 1"
+        )
+    return None if given is None else int(given)
+
+
+def _default_batch_size(surface: Surface, length: int, of_edges: bool) -> int:
+    """Returns how many examples keep to `TOKENS` and to `NUMBERS`, of activations with their gradients and of outputs.
+
+    Args:
+        of_edges: each example has the changes of the stream by all senders, too.
+    """
+    cfg: Any = surface.model.cfg
+    stream, heads = surface.sizes["d_model"] or 1, surface.n_heads * (surface.sizes["d_head"] or 1)
+    mlp = (surface.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
+    layer = 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
+    # Outputs at all positions, which exact effects need.
+    token = surface.n_layers * layer + 6 * output_size(surface)
+    if of_edges:
+        # In float64, in each order that products need.
+        token += 8 * surface.n_layers * (surface.n_heads + 1) * stream
+    numbers, tokens = (more_on_device(surface, most) for most in (NUMBERS, TOKENS))
+    return max(1, min(tokens, numbers // token) // length)
 
 
 def _of_rows(at: Positions | Snapshot | None, rows: slice) -> Positions | Snapshot | None:

@@ -13,9 +13,8 @@ from circuits.circuit._graph import Graph
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
 from circuits.model.state import inside_block
-from circuits.patch._doubt import Evidence, rounding_of
 from circuits.patch._gradients import Pair
-from circuits.patch._result import EXACT, ScreenResult, make_screen
+from circuits.patch._result import ScreenResult, make_screen
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.sweeps.metrics import PerExample, unedited_metrics
@@ -37,8 +36,6 @@ class Candidate:
     patch: Callable[[], Intervention]
     #: By metric, the estimates for the sums of the metric, piece by piece.
     parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    #: By metric, what `Evidence` is made of.
-    evidence: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -46,9 +43,6 @@ class Candidate:
 
     def add(self, metric: str, estimates: np.ndarray) -> None:
         self.parts.setdefault(metric, []).append(estimates)
-
-    def add_evidence(self, metric: str, row: np.ndarray) -> None:
-        self.evidence[metric] = self.evidence.get(metric, 0) + row
 
     def estimates(self, metric: str) -> np.ndarray:
         return np.concatenate(self.parts[metric])
@@ -62,29 +56,21 @@ class Counts:
     seed: int
     draws: int
     flips: int
-    verified: bool = False  # the most doubtful are measured, not the largest
-    budget: int | None = None  # None: a third
     rank: str = "mean"  # or "size"
 
     @classmethod
-    def read(
-        cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any, budget: Any = None
-    ) -> Counts:
+    def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> Counts:
         """Reads how many rows are measured, by how many draws and flips, and how they are ranked."""
         read_choice(rank, RANKS, caller, "rank")
-        verified = caller == "patch.edges" and isinstance(exact, str) and exact == "verified"
-        if budget is not None and not verified:
-            raise CircuitsError(f'{caller}: budget= is of exact="verified"; else exact= says how many')
-        if budget is not None and not is_whole(budget, 0):
-            raise CircuitsError(f"{caller}: budget={budget!r}; give the largest number of exact effects")
-        exact = 1 if verified else exact
         every = isinstance(exact, str) and exact == "all"
         if not every and not is_whole(exact, 1):
-            raise CircuitsError(f'{caller}: exact={exact!r}; give how many top rows to measure, or "all"')
+            raise CircuitsError(
+                f'{caller}: exact={exact!r}; give how many top rows to measure, exact=10, or exact="all"'
+            )
         if not (is_whole(draws, 1) and is_whole(flips, 1)):
             raise CircuitsError(f"{caller}: draws and flips are positive numbers, got {draws} and {flips}")
         measured = None if every else int(exact)
-        return cls(measured, read_seed(seed, caller), int(draws), int(flips), verified, budget, rank)
+        return cls(measured, read_seed(seed, caller), int(draws), int(flips), rank)
 
 
 def read_steps(steps: Any, caller: str) -> int:
@@ -108,14 +94,9 @@ def ranked(
         for metric in baseline[0]
     }
     tables = {metric: _estimate_table(candidates, metric, unedited[metric], counts) for metric in unedited}
-    settings, graph = settings | {"rank": counts.rank}, Graph.of(pair.surface)
+    settings, graph = settings | {"rank": counts.rank, "batch_size": pair.batch_size}, Graph.of(pair.surface)
     notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, counts.rank))]
     chosen = list(dict.fromkeys(index for table in tables.values() for index in table.index[: counts.exact]))
-    if counts.verified:
-        chosen, doubt_settings = _doubtful(pair, candidates, tables, unedited, counts)
-        settings = settings | doubt_settings
-    if not chosen:
-        return _unmeasured(tables, counts, settings | {"n": len(pair.base)}, graph, notes)
     exact_result, measured = _measure(pair, [candidates[index] for index in chosen], counts)
     examples = {
         (run["variant"], metric): (values[:, place], values[:, 0])
@@ -136,56 +117,6 @@ def ranked(
     settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
     settings |= {"n": len(pair.base), "level": LEVEL}
     return make_screen(tables, exact_result, pd.DataFrame(agreement), settings, graph, notes)
-
-
-def _doubtful(
-    pair: Pair,
-    candidates: Sequence[Candidate],
-    tables: dict[str, pd.DataFrame],
-    unedited: dict[str, list[np.ndarray]],
-    counts: Counts,
-) -> tuple[list[int], Row]:
-    """Chooses those with the largest doubts, relative to the change of each metric; adds doubts to the tables."""
-    width = pair.surface.sizes["d_model"] or 1
-    rounding = rounding_of(next(pair.surface.model.parameters()).dtype, width)
-    relative = np.zeros(len(candidates))
-    for metric, table in tables.items():
-        evidence = Evidence.of([candidate.evidence[metric] for candidate in candidates])
-        doubts = evidence.doubts(rounding)
-        with np.errstate(divide="ignore"):
-            shares = np.divide(doubts, evidence.gap, out=np.zeros_like(doubts), where=doubts > 0)
-        relative = np.maximum(relative, shares)
-        entries = np.full(len(doubts), unedited[metric][1].sum())
-        table["doubt"] = ratio(doubts, entries)[table.index]
-    order = [int(index) for index in np.argsort(-relative, kind="stable") if relative[index] > 0]
-    budget = len(candidates) // 3 if counts.budget is None else counts.budget
-    chosen = order[:budget]
-    for table in tables.values():
-        table["verified"] = table.index.isin(chosen)
-    return chosen, {"exact": "verified", "budget": budget, "doubtful": len(order), "verified": len(chosen)}
-
-
-def _unmeasured(
-    tables: dict[str, pd.DataFrame], counts: Counts, settings: Row, graph: Graph, notes: Sequence[str]
-) -> ScreenResult:
-    """Returns estimates alone, where none is in doubt."""
-    for table in tables.values():
-        table["effect_size"] = np.nan
-    columns = ["variant", "metric", *EXACT]
-    nothing = SweepResult(pd.DataFrame(columns=columns), pd.DataFrame({"metric": list(tables)}), {}, {})
-    rows = [
-        {
-            "metric": metric,
-            "spearman": np.nan,
-            "spearman_ci_low": np.nan,
-            "spearman_ci_high": np.nan,
-            "n": 0,
-            "of": len(table),
-        }
-        for metric, table in tables.items()
-    ]
-    settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "level": LEVEL}
-    return make_screen(tables, nothing, pd.DataFrame(rows), settings, graph, notes)
 
 
 def _estimate_table(
@@ -246,7 +177,8 @@ def _measure(
     variants = {one.name: one.patch() for one in chosen}
     metric = replace(pair.metric, default=unedited_metrics)
     resampling, measured = Resampling(counts.seed, counts.draws, counts.flips), list[Measurements]()
-    result = swept(pair.surface, pair.base, variants, metric, resampling, keep=measured)
+    chunk = pair.batch_size * pair.base.shape[1]
+    result = swept(pair.surface, pair.base, variants, metric, resampling, chunk=chunk, keep=measured)
     return result, measured
 
 

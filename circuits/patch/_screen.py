@@ -20,7 +20,6 @@ from circuits.model.sites import UNITS, Site, SiteKind
 from circuits.model.state import unwritten
 from circuits.model.surface import Surface
 from circuits.patch._gradients import (
-    EXAMPLES_PER_PASS,
     Pair,
     between,
     difference,
@@ -61,6 +60,7 @@ def screen(
     rank: str = "mean",
     positions: Any = None,
     source_positions: Any = None,
+    batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
@@ -96,6 +96,9 @@ def screen(
         source_positions: those of the source that go there, in order, where prompts and their partners have not one
             length; as in `patch.activations`. Then there is no line from one input to the other: method is "gradient"
             or line "site".
+        batch_size: examples in a forward and its backward pass; examples × patches, where patches are measured. Results
+            depend on it by rounding only. By default as many as keep to 8,192 tokens and 2^27 numbers in memory, 16
+            times as many on an accelerator; `settings` says how many.
         seed: as in `sweep`, for both estimates and effects.
         draws: as in `sweep`.
         flips: as in `sweep`.
@@ -103,9 +106,8 @@ def screen(
     Estimate and effect are the metric of base with the source's activation in it, minus that of base.
     Refused inside a block of `intervene` that edits the model. Raises `CircuitsError` for a metric without a gradient.
     """
-    pair = Pair.read(
-        CALLER, model, base, source, metric, batch, positions=positions, source_positions=source_positions
-    )
+    given = {"positions": positions, "source_positions": source_positions, "batch_size": batch_size}
+    pair = Pair.read(CALLER, model, base, source, metric, batch, **given)
     read_choice(method, METHODS, CALLER, "method")
     read_choice(line, LINES, CALLER, "line")
     read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
@@ -117,7 +119,7 @@ def screen(
 
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
-    for piece in pair.pieces(EXAMPLES_PER_PASS):
+    for piece in pair.batches():
         with ready_for_gradients(pair.surface), unwritten(pair.surface.model, CALLER):
             values, estimates = _estimates(piece, [hook for _, _, hook in layer_sites], method, steps, line)
         baseline.append(values)

@@ -19,7 +19,7 @@ from circuits.model.prompts import Prompts
 from circuits.model.state import untouched
 from circuits.model.surface import Surface
 from circuits.sweeps.copies import private
-from circuits.sweeps.logit_difference import bound
+from circuits.sweeps.logit_difference import Answers, bound
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
 from circuits.validate import check_batch_length, read_batch
 
@@ -186,6 +186,26 @@ class Metric:
             f"{type(error).__name__} on {len(output)} of {self.examples} examples, which run in parts; give what it "
             "reads of each example (answers, labels) as batch=, whose rows come with those of the output"
         )
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The columns of the output that it reads in some example; None: perhaps all."""
+        if isinstance(self.batch, Answers):
+            return self.batch.columns.unique()
+        if self.positions is None or self.function is None or self.kept is None:
+            return None
+        return self.kept.any(0).nonzero()[:, 0]
+
+    def values_at(self, columns: Tensor, output: Tensor, clean: Tensor) -> dict[str, Any]:
+        """Returns `values` of an output [n column out] that has only these of its columns, as `clean` has."""
+        if isinstance(self.batch, Answers):
+            kept = None if self.kept is None else self.kept[:, columns.to(self.kept.device)]
+            answers = replace(self.batch, columns=torch.searchsorted(columns, self.batch.columns))
+            return replace(self, kept=kept, batch=answers).values(output, clean)
+        assert self.kept is not None
+        whole = output.new_full((*self.kept.shape, output.shape[2]), torch.nan)
+        whole[:, columns.to(output.device)] = output
+        return self.values(whole, clean, spare=self.aligned)
 
     @contextmanager
     def watched(self) -> Iterator[Metric]:

@@ -126,7 +126,8 @@ def swept(
                 beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
         most = read_chunk(chunk, more_on_device(surface, AUTO_CHUNK), "sweep")
         division = divided(surface, prompts, most, bound, chunk != "auto", **beside)
-        per_pass = None if bound is None else min(division.tokens, division.outputs)
+        is_bounded = bound is not None or chunk != "auto"
+        per_pass = min(division.tokens, division.outputs) if is_bounded else None
         inputs = SweepInputs(
             prompts,
             metric,

@@ -150,7 +150,7 @@ def circuit(
         typer.Option(
             "--method",
             metavar="METHOD",
-            help="Ranking: gradient, integrated, exact or verified.",
+            help="Ranking: gradient, integrated or exact.",
             show_default="integrated",
         ),
     ] = None,
@@ -162,10 +162,6 @@ def circuit(
             help="By the mean effect, or by the mean size of effects.",
             show_default="mean",
         ),
-    ] = None,
-    budget: Annotated[
-        int | None,
-        typer.Option("--budget", metavar="N", help="Effects that verified measures.", show_default="a third"),
     ] = None,
     faithfulness: Annotated[
         float | None,
@@ -210,11 +206,9 @@ def circuit(
         rank_by: the metric whose effects rank members. Default: the same, or the task's first that has a gradient.
         kind: ``"edges"`` (default) or ``"nodes"``.
         method: members are ranked by estimates of their effects, from the ``"gradient"`` or ``"integrated"`` gradients
-            (default); by ``"exact"`` effects, one forward pass each; or (``"verified"``) by estimates of which the most
-            doubtful are measured: see ``circuits.patch.edges``.
+            (default), or by ``"exact"`` effects, one forward pass each.
         rank: by the size of the ``"mean"`` effect over examples (default), or by the mean ``"size"``, where signs
             differ between examples.
-        budget: effects that ``"verified"`` measures.
         faithfulness: what the circuit has at least, on the half it is found on. Default: 0.9.
         random: random circuits of its size.
         curve: whether faithfulness over about 20 sizes is measured, on the half that tests, beside a random order.
@@ -241,7 +235,6 @@ def circuit(
         "kind": kind,
         "method": method,
         "rank": rank,
-        "budget": budget,
         "faithfulness": faithfulness,
         "curve": curve,
     }

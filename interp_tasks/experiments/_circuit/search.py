@@ -165,12 +165,10 @@ def ranked(subject: Subject, half: Half, metric: Any, search: Search) -> tuple[A
     """Returns the screening of a half, and its members, the largest first."""
     from circuits import patch
 
-    exact: Any = {"exact": "all", "verified": "verified"}.get(search.method, MEASURED)
+    exact: Any = "all" if search.method == "exact" else MEASURED
     options: dict[str, Any] = {"exact": exact, "batch": half.batch, "seed": subject.seed}
     options["rank"] = search.rank
     options["method"] = "gradient" if search.method == "gradient" else "integrated"
-    if search.kind == "edges":
-        options["budget"] = search.budget
     screen = patch.edges if search.kind == "edges" else patch.screen
     screened = screen(subject.model, half.base, half.source, metric, **options)
     return screened, screened.ranking(by=ranked_by(search.method))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from circuits.circuit import Circuit
 
 KINDS = ("edges", "nodes")
-METHODS = ("gradient", "integrated", "exact", "verified")
+METHODS = ("gradient", "integrated", "exact")
 #: What ranks members: the size of the mean effect over examples, or the mean size.
 RANKS = ("mean", "size")
 #: Fewest examples: two to find by, and two to test on.
@@ -39,7 +39,6 @@ class Search:
     kind: str = "edges"
     method: str = "integrated"
     rank: str = "mean"
-    budget: int | None = None
     faithfulness: float = 0.9
     random: int = 20
     curve: bool = True
@@ -54,15 +53,6 @@ class Search:
         check_choice("--kind", self.kind, KINDS)
         check_choice("--method", self.method, METHODS)
         check_choice("--rank", self.rank, RANKS)
-        if self.method == "verified" and self.kind == "nodes":
-            raise UserError("--method verified searches among edges: leave --kind nodes out, or take exact")
-        if self.budget is not None:
-            if self.method != "verified":
-                raise UserError(
-                    f"--budget {self.budget} goes with --method verified, which spends it on exact effects"
-                )
-            if self.budget < 1:
-                raise UserError(f"--budget {self.budget}: at least 1")
         if not 0 < self.faithfulness <= 1:
             raise UserError(f"--faithfulness {self.faithfulness:g}: above 0 and at most 1")
         check_draws(self.random, "--random")
@@ -97,7 +87,7 @@ class Search:
 
 def ranked_by(method: str) -> str:
     """Returns the size that a method ranks by: the exact effect, where measured, or the estimate."""
-    return {"exact": "effect", "verified": "best"}.get(method, "estimate")
+    return "effect" if method == "exact" else "estimate"
 
 
 def refused_metric(option: str, name: str, known: Sequence[str]) -> UserError:

@@ -49,7 +49,6 @@ COMMANDS = {
         f"{ADD} --samples 8 --random 1 --method gradient",
         f"{ADD} --samples 8 --random 1 --method integrated --kind nodes",
         f"{ADD} --samples 8 --random 1 --method exact --no-curve",
-        f"{ADD} --samples 8 --random 1 --method verified --budget 10 --no-curve",
         f"{MI} --samples 8 --random 1 --rank size --no-curve",
         f"{MC} --samples 8 --random 1 --kind nodes --no-curve",
     ],

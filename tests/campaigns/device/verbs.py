@@ -34,7 +34,6 @@ from tests.campaigns.device.models import FEW, KINDS, LENGTH, Given, Models, Ver
 
 #: What a kind of model refuses.
 REFUSED = {
-    ("edges verified", "post-norm"),
     ("padded prompts", "post-norm"),
     ("transplants", "gpt2"),
     ("permutations", "llama"),
@@ -227,11 +226,6 @@ def edges(given: Given, exact: Any = 5, **options: Any) -> Any:
 @verb
 def edges_ranked(given: Given) -> Any:
     return {method: edges(given, method=method).frame for method in ("integrated", "gradient")}
-
-
-@verb
-def edges_verified(given: Given) -> Any:
-    return edges(given, "verified", budget=12).frame
 
 
 @verb

@@ -127,20 +127,3 @@ def test_paths_that_were_not_compared_are_refused(hf_model, name):
             CircuitsError, match=r"were not compared with a forward by hand, and are not supported"
         ):
             call()
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_the_verified_search_measures_what_it_doubts(hf_model, name):
-    asked = {"draws": 10, "flips": 10}
-    found = patch.edges(hf_model(name), TOKENS, SOURCE, exact="verified", budget=3, **asked).frame
-    plain = patch.edges(hf_model(name), TOKENS, SOURCE, exact=1, **asked).frame
-    assert found["verified"].sum() == 3
-    assert found["doubt"].gt(0).sum() > 10
-    found, plain = (frame.set_index("variant")["estimate"] for frame in (found, plain))
-    # Queries and keys are estimated otherwise, so that the model does show its softmax.
-    attention = plain.index[plain.index.str.contains(r"\.[qk]")]
-    others = plain.index.difference(attention)
-    torch.testing.assert_close(
-        *(torch.tensor(one[others].to_numpy()) for one in (found, plain)), rtol=1e-4, atol=1e-7
-    )
-    assert (found[attention] != plain[attention]).any()

@@ -145,7 +145,7 @@ def test_the_direction_is_from_source_to_base(causal, tokens, other_tokens):
     assert same["null_effect"].all()
 
 
-def test_pairs_batches_and_pieces(causal, tokens, other_tokens, by_hand, monkeypatch):
+def test_pairs_batches_and_pieces(causal, tokens, other_tokens, by_hand):
     hidden = torch.rand(8, 6, generator=torch.Generator().manual_seed(1)) < 0.4
     hidden[2] = False
 
@@ -159,22 +159,22 @@ def test_pairs_batches_and_pieces(causal, tokens, other_tokens, by_hand, monkeyp
     )
     total = torch.stack(list(expected.values())).sum((2, 4)).sum(1).flatten() / hidden.sum()
     np.testing.assert_allclose(whole[whole["metric"] == "hidden"]["effect"], total, rtol=1e-8, atol=1e-11)
-    monkeypatch.setattr("circuits.patch._attribution.EXAMPLES_PER_PASS", 3)
     sizes = []
     handle = Surface.of(causal).on_run(lambda args, kwargs: sizes.append(len(args[0])))
-    pieces = patch.attribution(causal, tokens, other_tokens, metric, batch=torch.arange(8), **FEW).frame
+    pieces = patch.attribution(
+        causal, tokens, other_tokens, metric, batch=torch.arange(8), batch_size=3, **FEW
+    ).frame
     handle.remove()
     assert sizes == [3] * 4 + [2] * 2
     for column in ("value", "effect", "effect_ci_low", "p_value"):
         np.testing.assert_allclose(pieces[column], whole[column], rtol=1e-9, atol=1e-12)
 
 
-def test_a_source_of_one_example(causal, tokens, other_tokens, monkeypatch):
+def test_a_source_of_one_example(causal, tokens, other_tokens):
     one = patch.attribution(causal, tokens, other_tokens[:1], weighed, **FEW).frame
     every = patch.attribution(causal, tokens, other_tokens[:1].expand(8, -1), weighed, **FEW).frame
     np.testing.assert_allclose(one["effect"], every["effect"], rtol=1e-10)
-    monkeypatch.setattr("circuits.patch._attribution.EXAMPLES_PER_PASS", 3)
-    pieces = patch.attribution(causal, tokens, other_tokens[:1], weighed, **FEW).frame
+    pieces = patch.attribution(causal, tokens, other_tokens[:1], weighed, batch_size=3, **FEW).frame
     np.testing.assert_allclose(pieces["effect"], one["effect"], rtol=1e-10)
 
 

@@ -204,9 +204,9 @@ def test_one_forward_for_all_sites_and_a_backward_per_metric(causal, tokens, oth
     runs, backwards = [], []
     plain_run, plain_grad = Pair.run, torch.autograd.grad
 
-    def counted_run(self, tokens, hooks, moved=None, graph=False):
+    def counted_run(self, tokens, hooks, moved=None, graph=False, columns=None):
         runs.append(graph)
-        return plain_run(self, tokens, hooks, moved, graph)
+        return plain_run(self, tokens, hooks, moved, graph, columns)
 
     def counted_grad(*args, **kwargs):
         backwards.append(len(args[1]))
@@ -531,8 +531,6 @@ def test_edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones(model, t
         assert abs(effects[name] - there) <= 1e-9 * largest, name
     assert found.settings["how"] == how
     assert how in found.frame["intervention"][0]
-    with pytest.raises(CircuitsError, match="verified"):
-        edges(model, tokens, source, weighed, how=how, exact="verified")
 
 
 def test_edges_of_means_over_prompts_of_unequal_length(make_model, tokens):
@@ -669,7 +667,7 @@ BOTH = [pytest.param(nodes, id="screen"), pytest.param(edges, id="edges")]
 
 
 @pytest.mark.parametrize("screened", BOTH)
-def test_pieces_and_a_source_of_one_example(screened, causal, tokens, other_tokens, monkeypatch):
+def test_pieces_and_a_source_of_one_example(screened, causal, tokens, other_tokens):
     hidden = torch.rand(8, 6, generator=torch.Generator().manual_seed(1)) < 0.4
     hidden[2] = False
 
@@ -680,10 +678,7 @@ def test_pieces_and_a_source_of_one_example(screened, causal, tokens, other_toke
     given = {"metric": metric, "batch": torch.arange(8), "method": "integrated", "steps": 2, **FEW}
     for source, as_many in ((other_tokens, other_tokens), (other_tokens[:1], other_tokens[:1].expand(8, -1))):
         whole = screened(causal, tokens, as_many, **given)
-        with monkeypatch.context() as smaller:
-            smaller.setattr("circuits.patch._screen.EXAMPLES_PER_PASS", 3)
-            smaller.setattr("circuits.patch._edges.EXAMPLES_PER_PASS", 3)
-            pieces = screened(causal, tokens, source, **given)
+        pieces = screened(causal, tokens, source, batch_size=3, **given)
         for column in ("estimate", "estimate_ci_high", "effect", "baseline"):
             for name in ("hidden", "last"):
                 pairs = zip(
@@ -807,7 +802,8 @@ def test_faults_are_one_line(screened, causal, tokens, other_tokens):
         ({"method": "grad"}, "method='grad'; choose from 'gradient', 'integrated'"),
         ({"line": "output"}, "line='output'; choose from 'input', 'site'"),
         ({"steps": 0}, "steps=0; give a whole number of points, at least 1"),
-        ({"exact": 0}, 'exact=0; give how many top rows to measure, or "all"'),
+        ({"exact": 0}, 'exact=0; give how many top rows to measure, exact=10, or exact="all"'),
+        ({"exact": "verified"}, 'give how many top rows to measure, exact=10, or exact="all"'),
         ({"exact": True}, "exact=True"),
         ({"draws": 0}, "draws and flips are positive numbers, got 0 and 9999"),
         ({"seed": -1}, "seed=-1"),

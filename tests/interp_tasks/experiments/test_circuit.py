@@ -228,12 +228,6 @@ def test_a_ranking_by_mean_sizes(copier, examples):
     assert result.config["rank"] == "size"
 
 
-def test_a_verified_search_spends_its_budget(copier):
-    result = experiments.circuit(copier, method="verified", budget=4, curve=False, random=2, **SHARED)
-    assert (result.frame["engine"] == "exact").sum() <= 4
-    assert result.config["budget"] == 4
-
-
 def test_the_smallest_size_by_bisection():
     def steps(at):
         return lambda size: float(size >= at)
@@ -327,12 +321,9 @@ def test_bare_tokens_have_the_distance_between_the_first_two_choices(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"method": "best"}, "--method 'best': choose gradient, integrated, exact or verified"),
+        ({"method": "best"}, "--method 'best': choose gradient, integrated or exact"),
         ({"rank": "largest"}, "--rank 'largest': choose mean or size"),
         ({"kind": "heads"}, "--kind 'heads': choose edges or nodes"),
-        ({"kind": "nodes", "method": "verified"}, "searches among edges"),
-        ({"budget": 3}, "--budget 3 goes with --method verified"),
-        ({"budget": 0, "method": "verified"}, "--budget 0: at least 1"),
         ({"faithfulness": 0.0}, "--faithfulness 0: above 0 and at most 1"),
         ({"faithfulness": 1.5}, "--faithfulness 1.5"),
         ({"random": 0}, "--random 0"),
@@ -348,7 +339,6 @@ def test_bare_tokens_have_the_distance_between_the_first_two_choices(tmp_path):
                 "method": "integrated",
                 "rank": "mean",
                 "rank_by": "mse_all",
-                "budget": 3,
                 "faithfulness": 0.9,
                 "curve": True,
             }.items()
