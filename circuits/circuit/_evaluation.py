@@ -66,6 +66,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         lines = [short_table(self.frame, SHOWN)]
+        if self.settings["random"]:
+            lines.append(
+                f"random_high: the most faithful of {self.settings['random']} random circuits of the same size; "
+                "p_random: (1 + those at least as faithful as the circuit) / (1 + all)."
+            )
         tested = self.minimality.groupby(["circuit", "metric"], sort=False)["p_value"]
         limits = (
             line

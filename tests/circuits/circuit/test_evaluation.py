@@ -108,6 +108,7 @@ def test_results_show_their_table(model, tokens, other_tokens):
     assert shown[0].split()[:4] == ["circuit", "size", "faithfulness", "[95%"]
     assert shown[1].split()[:2] == ["chain", "10"]
     assert shown[2] == f"1 row of metric; .frame has all {len(found.frame.columns)} columns"
+    assert shown[3].startswith("random_high: the most faithful of 1 random circuits of the same size")
     for name, number in (("completeness", "difference"), ("minimality", "share")):
         printed = str(getattr(found, name))
         assert f"{number} [95% CI]" in printed
