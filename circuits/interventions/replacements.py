@@ -99,7 +99,7 @@ class Mean(_FromPrompts):
         prompts = self.prompts
         if isinstance(self.at, tuple):
             select_positions(self.at, prompts.shape[1], f"{label}, reference_positions", prompts.real)
-        if not bool(self.reduction.chosen(prompts).any()):
+        if self.at is not None and not bool(self.reduction.chosen(prompts).any()):
             raise CircuitsError(f"{label}: the reference has no tokens at reference_positions={self.at}")
         # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones(prompts.shape[:2], dtype=torch.bool) if self.over == "batch,pos" else None

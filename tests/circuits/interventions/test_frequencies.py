@@ -318,7 +318,7 @@ def test_masked_scores_stay_masked(small):
         ({"grid": complete(5)[:-1]}, "it has 24 examples, 24 of them different"),
         ({"grid": complete(5)[[0, *range(24)]]}, "it has 25 examples, 24 of them different"),
         ({"grid": complete(5).double() + 0.5}, r"coordinates are token ids \[batch pos\]"),
-        ({"site": "result"}, "no site 'result'"),
+        ({"site": "sideways"}, "no site 'sideways'"),
         ({"site": "mlp_post", "heads": "0.1"}, "no head axis"),
     ],
 )
