@@ -251,7 +251,7 @@ def test_a_sweep_runs_in_eval_mode_without_gradients(model, tokens):
 
 
 def test_a_clean_pass_serves_all_chunks_and_variants(model, tokens, other_tokens):
-    """Two chunks of the baseline and of two variants, and one clean pass on three examples, which the chunk divides too."""
+    """Two chunks of the baseline and of two variants, and one clean pass on three examples, divided like them."""
     passes = []
     model.add_hook("blocks.0.hook_resid_pre", lambda value, hook: passes.append(len(value)))
     reference = other_tokens[:3]
