@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     from transformer_lens import HookedTransformer
 
 from circuits import (
+    CircuitsError,
     ablate,
     cache,
     circuit,
@@ -147,7 +148,7 @@ def calls(model: Any, other: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "cut", lambda: run(model, tokens, circuit.edges(["0.1 -> 1.2.q"], model).cut(source))
     yield "evaluate", lambda: circuit.evaluate(model, known, tokens, source, metric, random=20).frame
     yield "patterns", lambda: patterns.attention(model, tokens).mean
-    yield "lens", lambda: lens(model, tokens).resid
+    yield "lens", lambda: lens(model, tokens, metric).frame
     yield (
         "probe",
         lambda: probe.linear(model, tokens, tokens[:, 0].double(), positions=[0, 3], ridge=0.1).frame,
@@ -177,7 +178,7 @@ def record() -> dict[str, Any]:
             for label, call in calls(*make()):
                 try:
                     found[f"{name}: {label}"] = numbers(call())
-                except Exception as error:
+                except CircuitsError as error:
                     found[f"{name}: {label}"] = type(error).__name__
     return found
 

@@ -35,7 +35,7 @@ _PATTERNS: Mapping[str, str] = {
 }
 
 
-def is_of(name: str, parts: Sequence[str]) -> bool:
+def in_parts(name: str, parts: Sequence[str]) -> bool:
     """Returns whether a parameter belongs to one of some parts.
 
     Raises:
@@ -49,9 +49,11 @@ def is_of(name: str, parts: Sequence[str]) -> bool:
     return any(re.fullmatch(_PATTERNS[part], name) for part in parts)
 
 
-def starts(name: str, config: TrainConfig) -> bool:
+def comes_from_source(name: str, config: TrainConfig) -> bool:
     """Returns whether a parameter comes from ``train.start_from``: by default those that do not train, or all."""
-    return is_of(name, config.start_parts) if config.start_parts else not is_of(name, config.train_parts)
+    return (
+        in_parts(name, config.start_parts) if config.start_parts else not in_parts(name, config.train_parts)
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def read_source(config: TrainConfig) -> Source | None:
     checkpoint = one_checkpoint(config.start_from, "train.start_from")
     meta = read_meta(checkpoint.path)
     stored = read_parameters(checkpoint.path, meta)
-    tensors = {name: tensor for name, tensor in stored.items() if starts(name, config)}
+    tensors = {name: tensor for name, tensor in stored.items() if comes_from_source(name, config)}
     return Source(checkpoint.ref, tensors, meta["weights"]["sha256"], meta["model"].get("norm", "pre"))
 
 
@@ -118,7 +120,7 @@ def copy_weights(model: HookedTransformer, source: Source, config: TrainConfig) 
             f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {layer_norm}-norm: "
             f"set model.norm={source.norm}, or start from another"
         )
-    wanted = {name: p for name, p in model.named_parameters() if starts(name, config)}
+    wanted = {name: p for name, p in model.named_parameters() if comes_from_source(name, config)}
     for name in sorted({*wanted, *source.tensors}):
         shapes = [shape(each.get(name)) for each in (source.tensors, wanted)]
         if shapes[0] != shapes[1]:
@@ -144,7 +146,7 @@ def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
     if not config.train_parts:
         return
     for name, parameter in model.named_parameters():
-        if not is_of(name, config.train_parts):
+        if not in_parts(name, config.train_parts):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(

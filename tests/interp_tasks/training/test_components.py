@@ -15,7 +15,7 @@ from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.checkpoints.run_config import run_json
 from interp_tasks.cli import main
-from interp_tasks.training.components import is_of
+from interp_tasks.training.components import in_parts
 from interp_tasks.training.config import PARTS, WHOLE_PARTS, train_config
 
 TINY = {"d_model": 8, "n_heads": 2, "n_layers": 2}
@@ -72,15 +72,15 @@ def started(source: Path, out: Path, matrices, **config):
 def test_the_parts_share_out_all_parameters(matrices):
     names = {name for name, _ in matrices.build_model(0, matrices.Model(**TINY)).named_parameters()}
     assert set().union(*(NAMES[part] for part in WHOLE_PARTS)) == names
-    assert {part: {name for name in names if is_of(name, [part])} for part in PARTS} == NAMES
+    assert {part: {name for name in names if in_parts(name, [part])} for part in PARTS} == NAMES
     post = matrices.build_model(0, matrices.Model(**TINY, norm="post"))
-    theirs = {part: {name for name, _ in post.named_parameters() if is_of(name, [part])} for part in PARTS}
+    theirs = {part: {name for name, _ in post.named_parameters() if in_parts(name, [part])} for part in PARTS}
     changed = {"embed": {"embed.W_E", "ln_embed.w", "ln_embed.b"}, "unembed": {"unembed.W_U", "unembed.b_U"}}
     assert theirs == NAMES | changed
     with pytest.raises(
         UserError, match=r"parameter blocks\.0\.attn2\.W belongs to none of the parts attn, qk, mlp"
     ):
-        is_of("blocks.0.attn2.W", PARTS)
+        in_parts("blocks.0.attn2.W", PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -110,7 +110,7 @@ def test_weights_given_to_a_fresh_model_train_on(source, matrices, tmp_path):
     )
     first, last = weights(run, 0), weights(run, 4)
     for name in given:
-        expected = given[name] if is_of(name, ("embed", "pos_embed")) else fresh[name]
+        expected = given[name] if in_parts(name, ("embed", "pos_embed")) else fresh[name]
         assert torch.equal(first[name], expected), name
     for name in ("embed.W_E", "pos_embed.W_pos", "unembed.W_U"):
         assert not torch.equal(first[name], last[name])
