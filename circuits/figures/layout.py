@@ -61,8 +61,8 @@ def laid_out(figure: Any) -> str:
 def least_width(figure: Any, widest: float | None = None) -> int:
     """Returns the pixels below which a figure cannot be read: a narrower page scrolls it sideways.
 
-    Panels side by side, and maps of many columns, are as wide as what they are laid out for; lines and points take what
-    there is.
+    Panels side by side, and maps of many columns, are as wide as what they are laid out for, or as the texts in their
+    cells need; lines and points take what there is.
 
     Args:
         widest: the most that it takes of a page.
@@ -70,7 +70,13 @@ def least_width(figure: Any, widest: float | None = None) -> int:
     spans = {tuple(axis.domain) for axis in figure.select_xaxes() if axis.domain}
     if len(spans) > 1:
         least = min(NARROW, int(widest or NARROW))
-        return max(least, _room_for_panels(figure), _room_for_bars(figure), _room_for_labels(figure))
+        texts = [
+            trace.meta[ROOM_KEY]
+            for trace in figure.data
+            if isinstance(trace.meta, Mapping) and ROOM_KEY in trace.meta
+        ]
+        between = (_room_for_panels(figure), _room_for_bars(figure), _room_for_labels(figure))
+        return max(least, *between, *(room for room in texts if room <= MAP))
     columns = max((_columns(trace) for trace in figure.data), default=0)
     cells = math.ceil(_beside(figure) + CELL * columns) if columns else 0
     return max(NARROWEST, int(min(cells, MAP, widest or MAP)))
