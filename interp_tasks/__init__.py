@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from interp_tasks import experiments
     from interp_tasks.checkpoints import Checkpoint, load_checkpoint, load_checkpoints, save_checkpoint
     from interp_tasks.errors import UserError
-    from interp_tasks.training import TrainConfig, train, train_stacked
+    from interp_tasks.training import TrainConfig, train
 
 _HOMES = {
     "Checkpoint": "interp_tasks.checkpoints",
@@ -24,7 +24,6 @@ _HOMES = {
     "load_checkpoints": "interp_tasks.checkpoints",
     "save_checkpoint": "interp_tasks.checkpoints",
     "train": "interp_tasks.training",
-    "train_stacked": "interp_tasks.training",
 }
 
 __all__ = [
@@ -36,7 +35,6 @@ __all__ = [
     "load_checkpoints",
     "save_checkpoint",
     "train",
-    "train_stacked",
 ]
 
 
@@ -46,6 +44,10 @@ def __getattr__(name: str) -> Any:
         file_locks()
     if name == "experiments":
         return importlib.import_module("interp_tasks.experiments")
+    if name == "train_stacked":
+        raise AttributeError(
+            "train_stacked is gone: train(..., config={'seed': ...}) for each seed, or a grid"
+        )
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""``python -m interp_tasks`` is ``interp-run``; torchrun starts it by that name."""
+"""``python -m interp_tasks`` is ``interp-run``."""
 
 import sys
 

@@ -20,10 +20,6 @@ class Stopped(Exception):
     code = 130
 
 
-class ProcessLost(UserError):
-    """Another process of a run on several has gone."""
-
-
 class Diverged(UserError):
     """Training diverged: a search goes on with other settings, anything else stops."""
 

@@ -18,8 +18,8 @@ gc.disable()
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)
 # A longer search: pytest tests/circuits/test_properties.py --hypothesis-profile=campaign
 settings.register_profile("campaign", deadline=None, database=None, max_examples=3000, print_blob=True)
-# For tests/breakages.py, which asks whether a test fails and not for the smallest reason.
-settings.register_profile("breakages", settings.get_profile("suite"), phases=[Phase.explicit, Phase.generate])
+# For mutmut, which asks whether a test fails and not for the smallest reason.
+settings.register_profile("mutants", settings.get_profile("suite"), phases=[Phase.explicit, Phase.generate])
 # What --hypothesis-profile names is loaded after this file.
 settings.load_profile("suite")
 
@@ -117,13 +117,6 @@ LONG = {
     ),
     "interp_tasks/pages/test_faded_edges": ("a_click_on_a_node_fades_all_edges_but_its_own[saved",),
     "interp_tasks/report/test_browser": ("the_slider_moves_every_figure_by_keyboard",),
-    "test_breakages": (
-        "a_child_that_hangs_is_killed",
-        "a_package_from_elsewhere_is_found_out",
-        "a_test_that_fails_anyway_proves_nothing",
-        "what_is_broken_and_noticed_is_red",
-        "what_is_not_noticed_or_not_for_its_reason_is_a_failure",
-    ),
     "test_docs": tuple(
         f"page_runs[docs/{page}.md]"
         for page in (

@@ -6,16 +6,14 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from interp_tasks.cli.failures import NOT_TEXT, not_text
 from interp_tasks.cli.groups import CONTEXT, BareFlags
-from interp_tasks.errors import UserError
 from interp_tasks.measurement.families import check_family
-from interp_tasks.training.launch import launched
 
 
 class Once(BareFlags, TyperCommand):
@@ -79,9 +77,6 @@ def spelled(parameter: Any) -> str:
 class Command(ABC):
     """Defines the options and methods that every command has."""
 
-    #: Whether torchrun may start several processes of it.
-    takes_processes: ClassVar[bool] = False
-
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings.")] = False
 
@@ -126,8 +121,6 @@ def make_command(path: str, command_class: type[Command], group: str = "") -> An
 
     def call(**options: Any) -> None:
         command = command_class(**options)
-        if not command.takes_processes and launched().count > 1:
-            raise UserError(f"{path} is of one process: only train is started by torchrun")
         command.check()
         check_family(group, path, command.tasks)
         command.execute()

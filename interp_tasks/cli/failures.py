@@ -15,9 +15,8 @@ from typing import Any
 import typer
 
 from interp_tasks.cli.streams import STDOUT, silence, to_stderr
-from interp_tasks.errors import ProcessLost, Stopped, UserError
+from interp_tasks.errors import Stopped, UserError
 from interp_tasks.texts import one_line
-from interp_tasks.training.launch import follows
 
 USAGE = 2
 INTERRUPTED = 130
@@ -68,8 +67,8 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool, written: Sequence[s
 def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> int:
     """Runs a command and returns its exit status; says a user's mistake in one line, and raises others."""
 
-    def say(message: str, *, of_one: bool = False) -> None:
-        refuse(message, debug, written, of_one=of_one)
+    def say(message: str) -> None:
+        refuse(message, debug, written)
 
     try:
         code = command()
@@ -95,19 +94,13 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
     except CLICK_ERROR as error:
         say(usage_message(error))
         return USAGE
-    except ProcessLost as error:
-        say(str(error), of_one=True)
-        return USAGE
     except user_errors() as error:
         say(str(error))
         return USAGE
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        say(
-            "not enough memory: ask for fewer --samples, a smaller batch or a smaller model",
-            of_one=True,
-        )
+        say("not enough memory: ask for fewer --samples, a smaller batch or a smaller model")
         return USAGE
     except ImportError as error:
         if not is_without_models(error):
@@ -176,10 +169,8 @@ def user_errors() -> tuple[type[Exception], ...]:
     return (UserError, *elsewhere)
 
 
-def refuse(message: str, debug: bool, written: Sequence[str] = (), *, of_one: bool = False) -> None:
-    """Prints one line on stderr; of several processes of torchrun only the first does, unless it is ``of_one``."""
-    if follows() and not of_one:
-        return
+def refuse(message: str, debug: bool, written: Sequence[str] = ()) -> None:
+    """Prints one line on stderr."""
     if debug:
         to_stderr(traceback.format_exc().rstrip())
     to_stderr(f"interp-run: {one_line(message, parts_of(written))}")

@@ -1,4 +1,4 @@
-"""The shared trainer: :func:`train`, :func:`train_stacked`, and :class:`TrainConfig` for every setting of it.
+"""The shared trainer: :func:`train`, and :class:`TrainConfig` for every setting of it.
 
 Both load on first use; configuring a run needs no torch.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interp_tasks.training.config import Resolved, TrainConfig, resolve_config
-    from interp_tasks.training.stacked import train_stacked
     from interp_tasks.training.trainer import train
 
 _HOMES = {
@@ -18,10 +17,9 @@ _HOMES = {
     "TrainConfig": "interp_tasks.training.config",
     "resolve_config": "interp_tasks.training.config",
     "train": "interp_tasks.training.trainer",
-    "train_stacked": "interp_tasks.training.stacked",
 }
 
-__all__ = ["Resolved", "TrainConfig", "resolve_config", "train", "train_stacked"]
+__all__ = ["Resolved", "TrainConfig", "resolve_config", "train"]
 
 
 def __getattr__(name: str) -> Any:

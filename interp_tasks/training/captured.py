@@ -34,7 +34,6 @@ def why_not_captured(device: str, task: Task, model: Any, config: TrainConfig, f
     checks = {
         "not on a CUDA device": torch.device(device).type != "cuda",
         f"task {task.name!r} does not declare its loss capturable": not is_capturable(task),
-        "several processes": forward == "shared",
         "the model's own forward": forward == "hooked",
         "attention of another model": forward == "taught",
         "hooks on parameters": any(has_unknown_hooks(parameter) for parameter in model.parameters()),

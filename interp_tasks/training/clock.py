@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import sys
 import time
-from pathlib import Path
 
 import torch
 
@@ -50,20 +48,3 @@ class Clock:
         if self.device.type == "cuda":
             peaks["device"] = torch.cuda.max_memory_allocated(self.device)
         return peaks
-
-
-def free_memory(device: str) -> int | None:
-    """Returns the bytes that tensors can still have on a device; ``None`` where that is unknown."""
-    torch_device = torch.device(device)
-    if torch_device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(torch_device)
-        # What torch keeps for itself, it gives again.
-        return free + torch.cuda.memory_reserved(torch_device) - torch.cuda.memory_allocated(torch_device)
-    if torch_device.type != "cpu":
-        return None
-    try:
-        # Free pages alone would leave out those that files are cached in.
-        match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return 1024 * int(match[1]) if match else None

@@ -28,7 +28,6 @@ class Dropout:
         rate: share of entries set to zero; the rest is scaled by 1 / (1 − rate).
         masks: one for each sample, or one shared by the batch, as published.
         positions: length of the full sequence; a mask covers it whatever part is computed.
-        share: of a batch computed in shares, the examples here: first, one past the last, and how many there are.
     """
 
     rate: float
@@ -36,7 +35,6 @@ class Dropout:
     positions: int
     seed: int
     step: int
-    share: tuple[int, int, int] | None = None
 
     def __call__(
         self,
@@ -65,15 +63,13 @@ class Dropout:
     def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
         """Returns the entries that stay, on the CPU; of a shared mask one row."""
         random_stream = generator(self.seed, "dropout", self.step, layer, place)
-        first, last, whole = self.share or (0, examples, examples)
-        rows = 1 if self.masks == "shared" else whole
-        kept = torch.rand(rows, self.positions, d_model, generator=random_stream) >= self.rate
-        return kept if self.masks == "shared" else kept[first:last]
+        rows = 1 if self.masks == "shared" else examples
+        return torch.rand(rows, self.positions, d_model, generator=random_stream) >= self.rate
 
 
 @dataclass(frozen=True)
 class DrawnMasks(Dropout):
-    """Dropout masks drawn in advance, by ``layer.place``, because a mapped or a captured function cannot draw."""
+    """Dropout masks drawn in advance, by ``layer.place``, because a captured function cannot draw."""
 
     drawn: Mapping[str, Tensor] = field(default_factory=dict)
 

@@ -15,7 +15,6 @@ from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.clock import Clock
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.distributed import Follower, Processes
 from interp_tasks.training.dropout import DrawnMasks, Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
@@ -61,14 +60,11 @@ class Loop:
         device: str,
         observers: Sequence[Observer],
         progress: StepProgress | None,
-        processes: Processes | None = None,
     ) -> None:
         """Draws the data that stay, chooses the fastest forward that is the model's, and makes the optimiser."""
-        self.processes = processes or Processes()
         self.task, self.model, self.config = task, model, config
         self.device, self.progress = device, progress
         self.whole_split = None if config.batch_size else whole_split(task).to(device)
-        self.processes.launch.check_batch(len(self.batch(0)))
         # Of a mixture each kind of examples, of any other task the one there is.
         self.validation = {
             name: (part, part.sample(config.eval_samples, seed=config.seed, split="validation").to(device))
@@ -83,16 +79,12 @@ class Loop:
             self.forward, self.forward_reason = fastest_forward(
                 model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
             )
-        self.forward = self.processes.forward(self.forward, model)
-        kind = "shared" if self.processes.several else self.forward.kind
-        self.eager_reason = why_not_captured(device, task, model, config, kind)
+        self.eager_reason = why_not_captured(device, task, model, config, self.forward.kind)
         self.updater = Updater(model, config, captured=self.eager_reason is None)
         self.captured: CapturedUpdate | None = None
         if self.eager_reason is None:
             self.captured = CapturedUpdate(self.compute_from, self.updater.parameters, device)
-        # They measure the whole model, which every process has.
-        seen_by_one = [*observers, *self._observer_of_activations()]
-        self.observers = seen_by_one if self.processes.leads else []
+        self.observers = [*observers, *self._observer_of_activations()]
         self.clock = Clock(device)
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
@@ -104,18 +96,16 @@ class Loop:
                 "kind": "eager" if self.captured is None else "captured",
                 "reason": self.eager_reason,
             },
-            "stacked": None,
-            "processes": self.processes.described(),
             "validation_examples": {name: len(batch) for name, (_, batch) in self.validation.items()},
         }
 
-    def run(self, folder: RunFolder | Follower, stop: Callable[[], bool] | None = None) -> None:
-        start = self.begin(folder, self.processes.point(self.processes.lead(folder.resume)))
+    def run(self, folder: RunFolder, stop: Callable[[], bool] | None = None) -> None:
+        start = self.begin(folder, folder.resume())
         try:
             for step in range(start, self.config.steps):
                 self.clock.go()
                 self.after(folder, step + 1, self.update(step))
-                if stop is not None and step + 1 < self.config.steps and self.processes.any(stop()):
+                if stop is not None and step + 1 < self.config.steps and stop():
                     self.store_stop(folder, step + 1)
                     raise stopped(str(folder.path), step + 1, self.config.steps)
         finally:
@@ -125,7 +115,7 @@ class Loop:
         if start < self.config.steps:
             folder.finish(self.clock.memory())
 
-    def begin(self, folder: RunFolder | Follower, point: ResumePoint | None) -> int:
+    def begin(self, folder: RunFolder, point: ResumePoint | None) -> int:
         """Resumes a run, or stores the start of a new one; returns the number of updates made."""
         if point is None:
             self.after(folder, 0, {})
@@ -180,11 +170,9 @@ class Loop:
         with self.autocast():
             output = self.forward(batch.tokens, dropout)
         loss = self.task.loss(output.float() if output.dtype == torch.bfloat16 else output, batch)
-        # Gradients are summed over processes: one of them penalises.
-        if self.config.l1 and self.processes.leads:
+        if self.config.l1:
             loss = loss + self.config.l1 * sum(each.abs().sum() for each in self.updater.parameters.values())
-        with self.processes.losses():
-            loss.backward()
+        loss.backward()
         self.updater.apply(watch)
 
     def logs(self, step: int) -> bool:
@@ -195,7 +183,7 @@ class Loop:
         """Returns whether something else than updates is due after ``step`` of them."""
         return self.logs(step) or any(step % observer.every == 0 for observer in self.observers)
 
-    def after(self, folder: RunFolder | Follower, step: int, line: dict[str, Any]) -> None:
+    def after(self, folder: RunFolder, step: int, line: dict[str, Any]) -> None:
         """Logs, observes and stores the model after ``step`` updates."""
         last = step == self.config.steps
         if line or self.pauses(step):
@@ -223,7 +211,7 @@ class Loop:
         """Puts back what :meth:`training_state` gave."""
         self.updater.load_state(tensors)
 
-    def store_stop(self, folder: RunFolder | Follower, step: int) -> None:
+    def store_stop(self, folder: RunFolder, step: int) -> None:
         """Stores all that is needed to go on from ``step`` updates, where no checkpoint is due."""
         self.clock.stop()
         if self.clock.seconds is not None:

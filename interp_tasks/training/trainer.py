@@ -27,8 +27,6 @@ from interp_tasks.training.config import (
     presets_of,
     train_config,
 )
-from interp_tasks.training.distributed import Processes, join
-from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, StepProgress
 from interp_tasks.training.observers import Observer
 from interp_tasks.training.provenance import run_info
@@ -57,9 +55,6 @@ def train(
 ) -> Path:
     """Train a task's model into a run folder, or continue or extend the run that the folder holds.
 
-    In processes that torchrun started, all train this one run: each computes its share of every batch, and the first
-    one writes.
-
     Args:
         task: a task, or the name of one.
         out: the run folder.
@@ -87,16 +82,13 @@ def train(
     out = folder_of(out)
     check_no_run(out.resolve().parent)
     task, settings, config = resolve_settings(task, preset, settings, config)
-    launch = launched()
-    device = launch.device(device)
     check_device(device)
     check_precision(config, device)
-    processes = join(launch, device)
-    config = share_thread_count(config, out, processes)
+    config = with_threads(config, out)
     model, described = prepare_model(task, settings, config, device, model)
     with reproducible(config):
-        loop = Loop(task, model, config, device, observers, progress, processes)
-        with processes.folder(lambda: open_run_folder(out, described, loop, preset)) as folder:
+        loop = Loop(task, model, config, device, observers, progress)
+        with open_run_folder(out, described, loop, preset) as folder:
             loop.run(folder, stop)
     return out
 
@@ -214,12 +206,6 @@ def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
         stored = section.get("threads") if isinstance(section, dict) else None
         threads = stored if type(stored) is int and 1 <= stored <= MAX_THREADS else threads
     return config.model_copy(update={"threads": threads})
-
-
-def share_thread_count(config: TrainConfig, out: Path, processes: Processes) -> TrainConfig:
-    """Returns the config with the threads of the first process, which alone needs to see the run folder."""
-    shared = processes.lead(lambda: with_threads(config, out)) or config
-    return shared.model_copy(update={"threads": processes.number(shared.threads or 0)})
 
 
 def check_precision(config: TrainConfig, device: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,10 +19,8 @@ from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import read_seeds, read_settings
-from interp_tasks.training.launch import launched
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.subjects import Progress
     from interp_tasks.training.config import Resolved
 
 
@@ -35,8 +33,6 @@ class Train(RecipeCommand):
     answered with the closest that does.
     """
 
-    takes_processes: ClassVar[bool] = True
-
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RUN", help="Run folder.", show_default="runs/TASK-PRESET")
     ] = None
@@ -44,21 +40,17 @@ class Train(RecipeCommand):
         str | None,
         typer.Option("--seeds", metavar="0:8", help="A run each (end excluded), in RUN/seed-0, ..."),
     ] = None
-    stacked: Annotated[
-        bool,
-        typer.Option("--stacked", help="Train the seeds as one, in larger operations; for small models."),
-    ] = False
+    stacked: Annotated[bool, typer.Option("--stacked", hidden=True)] = False
 
     def check(self) -> None:
         """Refuses options that do not go together, a start_from that is not there, and a folder in use."""
+        if self.stacked:
+            raise UserError(
+                "--stacked is gone: --seeds trains one after another, interp-run grid several at a time"
+            )
         settings, seeds = self.check_recipe(), read_seeds(self.seeds)
-        launched().device(self.device)
         if seeds is not None and "train.seed" in settings:
             raise UserError("give --seeds or --set train.seed=..., not both")
-        if self.stacked and launched().count > 1:
-            raise UserError("--stacked trains in one process: leave out torchrun, or --stacked")
-        if self.stacked and seeds is None:
-            raise UserError("--stacked trains several seeds as one: give --seeds 0:8 with it")
         if self.import_path is None:
             from interp_tasks.training.config import resolve_config
 
@@ -73,6 +65,7 @@ class Train(RecipeCommand):
         return self.out or Path("runs") / f"{self.task}-{self.preset}"
 
     def execute(self) -> None:
+        """Trains the run, or the run of each seed, and prints its last metrics."""
         from interp_tasks.training.config import resolve_config
 
         self.import_tasks()
@@ -81,68 +74,32 @@ class Train(RecipeCommand):
         import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
 
         with asked_to_stop() as stop:
-            if seeds is not None and self.stacked:
-                self.train_stacked(resolved, seeds, stop)
-                return
             if seeds is None:
                 self.train_one(resolved, self.folder(), resolved.train.seed, stop)
             for seed in seeds or []:
                 self.train_one(resolved, self.folder() / f"seed-{seed}", seed, stop)
 
     def train_one(self, resolved: Resolved, out: Path, seed: int, stop: Callable[[], bool]) -> None:
+        from interp_tasks.checkpoints import read_metrics
         from interp_tasks.training.trainer import train_resolved
 
-        follows = launched().rank > 0
-        before = None if follows else goes_on_from(out)
-        with progress_line(self.quiet or follows) as progress:
-            line = None if progress is None else shown(progress, out)
-            train_resolved(resolved, out, seed=seed, device=self.device, progress=line, stop=stop)
-        if not follows:
-            self.say(out, before)
-
-    def train_stacked(self, resolved: Resolved, seeds: list[int], stop: Callable[[], bool]) -> None:
-        """Trains several seeds in one process, and says where each run is."""
-        from interp_tasks.training.stacked import train_stacked
-        from tasks import get
-
-        before = [goes_on_from(self.folder() / f"seed-{seed}") for seed in seeds]
+        before = resumes_at(out)
         with progress_line(self.quiet) as progress:
-            runs = train_stacked(
-                get(resolved.task_name, **resolved.task),
-                out=self.folder(),
-                seeds=seeds,
-                preset=resolved.preset,
-                settings=resolved.model,
-                config=resolved.train,
-                device=self.device,
-                progress=None if progress is None else shown(progress, self.folder()),
-                stop=stop,
-            )
-        for run, step in zip(runs, before, strict=True):
-            self.say(run, step)
 
-    def say(self, out: Path, before: int | None) -> None:
-        from interp_tasks.checkpoints import read_metrics
+            def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
+                if progress is not None:
+                    progress(step, steps, f"{plain(line.get('validation', {}))}  {out}")
 
+            train_resolved(resolved, out, seed=seed, device=self.device, progress=show, stop=stop)
         if before is not None:
             note(f"{out}: went on from step {before}", self.quiet)
         last = read_metrics(out)[-1]
         write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
 
 
-def goes_on_from(run: Path) -> int | None:
-    """Returns the step that training will go on from; None of a run that has stored nothing yet."""
+def resumes_at(run: Path) -> int | None:
+    """Returns the step that training goes on from; ``None`` for a run that has stored nothing yet."""
     from interp_tasks.checkpoints.meta import reached
     from interp_tasks.checkpoints.run_folder import resumable
 
     return None if reached(run) is None else next(resumable(run), None)
-
-
-def shown(progress: Progress, out: Path) -> Any:
-    """Returns the trainer's callback as a progress line."""
-
-    def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
-        run = out / f"seed-{line['seed']}" if "seed" in line else out
-        progress(step, steps, f"{plain(line.get('validation', {}))}  {run}")
-
-    return show

@@ -196,8 +196,6 @@ def test_a_device_that_is_not_there_is_refused_before_any_work(command, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.toml").write_text(GRID)
     arguments = f"{command} {CALLS[command][-1]}".replace("--rate 20", "")
-    if command == "train":
-        arguments += " --stacked"
     assert main(f"{arguments} --device cuda:99".split()) == 2
     said = capsys.readouterr()
     assert said.out == ""

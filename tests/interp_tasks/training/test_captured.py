@@ -7,26 +7,21 @@ everything which changes from step to step reaches the memory that the recorded 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import tasks
-from interp_tasks import UserError, train, train_stacked
+from interp_tasks import UserError, train
 from interp_tasks.checkpoints import read_run
 from interp_tasks.cli import main
 from interp_tasks.devices import float32_products
 from interp_tasks.training.captured import CapturedUpdate, is_capturable, why_not_captured
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.distributed import Follower
 from interp_tasks.training.loop import Loop
 from interp_tasks.training.optimizer import Updater
-from interp_tasks.training.stacked import Seed, Stack
-from interp_tasks.training.stacked_optimizer import StackedUpdater
-from interp_tasks.training.trainer import prepare_model
+from interp_tasks.training.trainer import open_run_folder, prepare_model
 from tasks.catalog import BUILT_IN
-from tasks.devices import moved
 from tasks.modular_arithmetic.one_modulus import OneModulus
 
 TINY = {"d_model": 8, "n_heads": 2}
@@ -82,31 +77,6 @@ def loops(case, device="cpu"):
     return eager, captured, recorded
 
 
-def stacks(case, device="cpu"):
-    """The same seeds twice: an update at a time, and captured."""
-    task, settings, training = kept(case)
-
-    def stack():
-        configs = [TrainConfig(**training, seed=seed) for seed in (0, 3)]
-        return Stack(
-            [
-                Seed(task, prepare_model(task, settings, config, device)[0], config, device, (0, 3), None)
-                for config in configs
-            ]
-        )
-
-    eager, captured = stack(), stack()
-    keep, recorded = recording()
-    joined = parameters_of(captured)
-    captured.updater = StackedUpdater(joined, captured.config, captured=True)
-    captured.captured = CapturedUpdate(captured._compute_from, captured.updater.parameters, device, keep)
-    return eager, captured, recorded
-
-
-def parameters_of(stack):
-    return SimpleNamespace(named_parameters=lambda: iter(stack.updater.parameters.items()))
-
-
 def assert_same(expected, got, rtol=1e-5, atol=1e-6):
     assert expected.keys() == got.keys()
     for name, one in expected.items():
@@ -128,31 +98,6 @@ def test_captured_updates_are_the_updates(case):
     assert_same(eager.updater.parameters, captured.updater.parameters)
     # Each shape of batch once.
     assert len(recorded) == (2 if case == "sizes" else 1)
-
-
-@pytest.mark.parametrize("case", ["whole split", "fresh batches", "shared masks", "post-norm"])
-def test_captured_updates_of_several_seeds_are_their_updates(case):
-    eager, captured, recorded = stacks(case)
-    for step in range(14):
-        lines = [stack.update(step) for stack in (eager, captured)]
-        assert [line.keys() for line in lines[0]] == [line.keys() for line in lines[1]]
-    assert_same(eager.updater.parameters, captured.updater.parameters)
-    assert len(recorded) == 1
-
-
-def test_batches_of_all_seeds_are_copied_to_the_device_as_one(monkeypatch):
-    eager, _, _ = stacks("fresh batches")
-    copied = []
-
-    def count(tensor, device):
-        copied.append((tuple(tensor.shape), device))
-        return moved(tensor, device)
-
-    monkeypatch.setattr("interp_tasks.training.stacked.moved", count)
-    monkeypatch.setattr("tasks.base.moved", count)
-    tokens, targets, extras = eager._batch(0)
-    assert copied == [(tuple(each.shape), "cpu") for each in (tokens, targets, *extras.values())]
-    assert len(tokens) == len(targets) == 2
 
 
 @pytest.mark.parametrize("change", ["moved", "frozen"])
@@ -215,11 +160,12 @@ def test_what_was_captured_is_freed_when_training_ends(tmp_path):
     name, data, _ = CASES["whole split"]
     task = tasks.get(name, **data)
     config = TrainConfig(steps=6, eval_samples=4, threads=1)
-    model, _ = prepare_model(task, task.Model(**TINY), config, "cpu")
+    model, described = prepare_model(task, task.Model(**TINY), config, "cpu")
     loop = Loop(task, model, config, "cpu", (), None)
     keep, recorded = recording()
     loop.captured = CapturedUpdate(loop.compute_from, loop.updater.parameters, "cpu", keep)
-    loop.run(Follower())
+    with open_run_folder(tmp_path / "run", described, loop, None) as folder:
+        loop.run(folder)
     assert len(recorded) == 1
     assert not loop.captured.captured
 
@@ -235,7 +181,6 @@ def test_reasons_to_launch_operations_one_by_one():
     assert reason("cpu") == "not on a CUDA device"
     assert reason() is None
     assert "own forward" in reason("cuda:1", forward="hooked")
-    assert "processes" in reason(forward="shared")
     assert "sgd" in reason(config=TrainConfig(optimizer="sgd"))
     assert "window" in reason(config=TrainConfig(grokfast="ma"))
     matrices = tasks.get("matrix-completion", n=2, rank=1)
@@ -275,8 +220,6 @@ def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
     rounded = {"steps": 1, "precision": "tf32"}
     with pytest.raises(UserError, match="CUDA"):
         train("modular-addition", out=tmp_path / "run", config=rounded)
-    with pytest.raises(UserError, match="CUDA"):
-        train_stacked("modular-addition", out=tmp_path / "run", seeds=[0, 1], config=rounded)
     spec = tmp_path / "spec.toml"
     spec.write_text('[[train]]\ntask = "modular-addition"\n[train.set]\ntrain.precision = "tf32"\n')
     assert main(["grid", str(spec), "--out", str(tmp_path / "grid"), "--quiet"]) == 2
@@ -314,18 +257,6 @@ def test_cuda_graphs_make_the_same_updates(case):
     for step in range(14):
         for loop in (eager, captured):
             loop.update(step)
-    assert_same(eager.updater.parameters, captured.updater.parameters, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("case", ["whole split", "fresh batches", "shared masks", "post-norm"])
-def test_cuda_graphs_make_the_same_updates_of_several_seeds(case):
-    eager, captured, _ = stacks(case, "cuda")
-    eager.captured, eager.updater = None, StackedUpdater(parameters_of(eager), eager.config)
-    captured.captured = CapturedUpdate(captured._compute_from, captured.updater.parameters, "cuda")
-    for step in range(14):
-        for stack in (eager, captured):
-            stack.update(step)
     assert_same(eager.updater.parameters, captured.updater.parameters, rtol=1e-3, atol=1e-4)
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import tasks
-from interp_tasks import UserError, load_checkpoint, train, train_stacked
+from interp_tasks import UserError, load_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.checkpoints.run_files import read_clock
 from interp_tasks.errors import Stopped
@@ -92,14 +92,11 @@ def constant(**changes):
     return {**{key: value for key, value in HARD.items() if not key.startswith("schedule")}, **changes}
 
 
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("stops_at", [8, 10])
-def test_a_constant_run_takes_a_fall_of_the_steps_to_come(addition, tmp_path, stops_at, stacked):
+def test_a_constant_run_takes_a_fall_of_the_steps_to_come(addition, tmp_path, stops_at):
     """The run that had the schedule from the start, bit for bit, whether its end is a checkpoint's step or not."""
 
     def run(folder, config):
-        if stacked:
-            return train_stacked(addition, out=folder, seeds=(0, 1), settings=TINY, config=config)[1]
         return train(addition, out=folder, settings=TINY, config=config)
 
     fall = {"schedule": "linear", "schedule_start": 10, "schedule_end": 14, "schedule_floor": 0.25}
@@ -477,7 +474,6 @@ def test_an_out_that_is_no_path_is_refused_in_one_line(addition, monkeypatch, ou
     config = {"steps": 1}
     for call in (
         lambda: train(addition, out=out, settings=TINY, config=config),
-        lambda: train_stacked(addition, out=out, seeds=(0, 1), settings=TINY, config=config),
         lambda: grid({"runs": ["zoo:modular-addition-113"]}, out),
     ):
         with pytest.raises(UserError, match=f"^{message}$"):
@@ -491,7 +487,6 @@ def test_a_run_in_a_run_is_refused_before_a_model_is_built(addition, tmp_path, m
     for call in (
         lambda: train(addition, out=single / "seed-0", settings=TINY, config={"steps": 1}),
         lambda: train(addition, out="seed-0", settings=TINY, config={"steps": 1}),
-        lambda: train_stacked(addition, out=single, seeds=(0, 1), settings=TINY, config={"steps": 1}),
     ):
         with pytest.raises(UserError, match=r"single is the folder of a run: choose another --out$"):
             call()
