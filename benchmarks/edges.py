@@ -3,7 +3,7 @@
     python benchmarks/edges.py [--layers 12] [--heads 12] [--width 768] [--effects 48] [--repeats 3] [--clock cpu]
 
 Batch 4 x 16, vocabulary 200, float32, one thread. Estimates: five points, and one exact effect. Effects: edges drawn at
-random, by the engine that "auto" takes, beside one full forward for each. Repeats are interleaved; a line gives the
+random. Repeats are interleaved; a line gives the
 median milliseconds with the range, and the median ratio.
 """
 
@@ -68,14 +68,10 @@ def main() -> None:
         with torch.no_grad():
             model(base)
 
-    def effects(engine: str) -> Callable[[], Any]:
-        return lambda: sweep(model, base, paths, metric, engine=engine, **FEW)
-
     peers: dict[str, Callable[[], Any]] = {
         "clean forward": forward,
         "estimates of all edges": lambda: patch.edges(model, base, source, metric, exact=1, **FEW),
-        f"effects of {len(paths)} edges": effects("auto"),
-        "a full forward for each": effects("naive"),
+        f"effects of {len(paths)} edges": lambda: sweep(model, base, paths, metric, **FEW),
     }
     times: dict[str, list[float]] = {name: [] for name in peers}
     for repeat in range(given.repeats + 1):
@@ -85,15 +81,8 @@ def main() -> None:
             if repeat:  # the first is for the caches
                 times[name].append(1e3 * (clock() - start))
     for name, spent in times.items():
-        of_clean, of_naive = (
-            float(np.median(np.array(spent) / np.array(times[other])))
-            for other in ("clean forward", "a full forward for each")
-        )
-        print(
-            f"{name:<25} {summary(spent, 0)} ms, {of_clean:.1f} clean forwards, x {of_naive:.2f} of a forward for each"
-        )
-    engines = set(effects("auto")().frame["engine"])
-    print(f"engine: {', '.join(sorted(engines))}")
+        of_clean = float(np.median(np.array(spent) / np.array(times["clean forward"])))
+        print(f"{name:<25} {summary(spent, 0)} ms, {of_clean:.1f} clean forwards")
 
 
 if __name__ == "__main__":

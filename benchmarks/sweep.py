@@ -1,7 +1,7 @@
 """A sweep over every head, against the same sweep written as a loop.
 
     python benchmarks/sweep.py [--only 4L8H] [--batch 64] [--repeats 5] [--device cpu] [--checkpoints 100]
-        [--kind zero] [--peers hooks [--share 12]] [--engine resumed] [--dtype bfloat16] [--times-only] [--clock cpu]
+        [--kind zero] [--peers hooks [--share 12]] [--dtype bfloat16] [--times-only] [--clock cpu]
 
 Peers run in one process, with the same threads, the same model and tokens, without gradients, and read the same
 positions; repeats are interleaved, and a time is the median with its range. "hooks" is a loop of `run_with_hooks`, one
@@ -123,7 +123,6 @@ CASES = (
 @dataclass(frozen=True)
 class Setting:
     case: Case
-    engine: str
     model: Any
     tokens: Tensor
     source: Tensor
@@ -193,7 +192,7 @@ def swept(setting: Setting, make: Callable[[Any], Any], **options: Any) -> Sweep
         variants,
         metric=setting.metric,
         positions=setting.case.read,
-        **{"draws": 1, "flips": 1, "engine": setting.engine, **options},
+        **{"draws": 1, "flips": 1, **options},
     )
 
 
@@ -287,7 +286,7 @@ def _is_view(function: Any) -> bool:
 class Counts:
     gflop: float  # of matrix products, as torch counts them
     megabytes: float
-    forwards: int  # of the model itself; the replay of the fast engine is none
+    forwards: int  # of the unembedding
 
     def __str__(self) -> str:
         return f"{self.gflop:8.2f} GFLOP {self.megabytes:7.1f} MB {self.forwards:5} forwards"
@@ -301,7 +300,7 @@ def counted(peer: Callable[[], Any]) -> Counts:
         # Not the model's own call, which `run_with_hooks` goes round.
         forwards += module.__class__.__name__ == "Unembed"
 
-    # Of a hook on all modules the engine knows that it only looks on where torch itself has put it.
+    # Of a hook on all modules the sweep knows that it only looks on where torch itself has put it.
     look.__module__ = "torch.utils."
     handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
     try:
@@ -326,7 +325,7 @@ def exact(setting: Setting) -> float:
     return float(whole + case.n_heads * heads_from) / 1e9
 
 
-def settings(only: str | None, device: str, engine: str, dtype: torch.dtype, share: int) -> Iterator[Setting]:
+def settings(only: str | None, device: str, dtype: torch.dtype, share: int) -> Iterator[Setting]:
     for case in CASES:
         if only is not None and only not in case.name:
             continue
@@ -336,7 +335,7 @@ def settings(only: str | None, device: str, engine: str, dtype: torch.dtype, sha
             tokens, source = (
                 draw(generator=torch.Generator().manual_seed(seed)).to(device) for seed in (1, 2)
             )
-            yield Setting(case, engine, model, tokens, source, share)
+            yield Setting(case, model, tokens, source, share)
 
 
 def over_checkpoints(setting: Setting, count: int) -> dict[str, Callable[[], list[float]]]:
@@ -417,7 +416,6 @@ def main() -> None:
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: of this process, on a busy machine"
     )
-    parser.add_argument("--engine", choices=["auto", "fast", "resumed"], default="auto", help="of our sweep")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
@@ -429,7 +427,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.device}, {given.clock} time")
     with torch.no_grad():
         dtype = getattr(torch, given.dtype)
-        for setting in settings(given.only, given.device, given.engine, dtype, given.share):
+        for setting in settings(given.only, given.device, dtype, given.share):
             if given.batch is None or len(setting.tokens) == given.batch:
                 compare(setting, given)
 

@@ -27,7 +27,7 @@ from circuits.interventions.classes import ClassFit, RemoveClasses
 from circuits.interventions.edited_means import EditedMean
 from circuits.interventions.edits import Edit
 from circuits.interventions.frequencies import DIRECTIONS, FourierComponents, RemoveFrequencies, check_grid
-from circuits.interventions.replacements import Mean, Resample, Uniform, Zero
+from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.inputs import Texts, read_given
 from circuits.model.prompts import Prompts
@@ -44,6 +44,7 @@ __all__ = [
     "mean",
     "mean_pattern",
     "neurons",
+    "noise",
     "resample",
     "uniform",
     "zero",
@@ -170,6 +171,20 @@ def resample(what: Any, source: Inputs, seed: int = 0, *, queries: Any = None, p
     return Edit(
         caller, places, _resampled(source, seed, caller), read_queries(queries, positions, caller), optional
     )
+
+
+def noise(what: Any, scale: float, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
+    """Adds Gaussian noise of standard deviation `scale` to activations, at z to each head's output.
+
+    Independent for every example, position and entry, drawn from `seed` for the whole batch: the same whatever the
+    chunks are. Prompts have one length.
+    """
+    caller = "ablate.noise"
+    places, optional = read_what(what, caller)
+    if not isinstance(scale, int | float | np.number) or isinstance(scale, bool) or not 0 <= scale < np.inf:
+        raise CircuitsError(f"{caller}: scale={scale!r}; give a standard deviation, at least 0")
+    replacement = Noise(float(scale), read_seed(seed, caller))
+    return Edit(caller, places, replacement, read_queries(queries, positions, caller), optional)
 
 
 def all_but(

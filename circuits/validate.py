@@ -20,6 +20,18 @@ def is_whole(number: Any, least: int | None = None) -> bool:
     return is_integer and (least is None or bool(number >= least))
 
 
+#: Of arguments that are gone, by name, what serves instead.
+BOUND = "batch_size= bounds the rows (examples × variants) in a forward"
+RENAMED = {"chunk": BOUND}
+
+
+def refuse_removed(caller: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
+    """Refuses arguments that a function does not have; of one it had, by name, says what serves instead."""
+    for name in given:
+        advice = f"; {instead[name]}" if name in instead else ""
+        raise CircuitsError(f"{caller}: no argument {name}={advice}")
+
+
 def read_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
     """Copies a non-empty batch of examples without padding: [batch pos], or [batch pos ...] of vectors."""
     if not isinstance(tokens, np.ndarray | Tensor) and getattr(tokens, "mask", None) is not None:

@@ -59,7 +59,7 @@ class PostNormConfig(HookedTransformerConfig):
 class PostNormBlock(TransformerBlock):
     """One layer: LayerNorm after each residual sum, and none before attention and MLP."""
 
-    # Read by the fast engine of sweeps, which only replays classes with this declaration.
+    # Read by the fast engine of sweeps, which runs no other classes outside of TransformerLens.
     tokens_enter_by_embeddings_alone = True
 
     def __init__(self, cfg: PostNormConfig, block_index: int) -> None:

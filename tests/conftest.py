@@ -46,18 +46,6 @@ LONG = {
         *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("detect_pattern", "reverse", "sort")),
         *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("induction", "pair_balance")),
     ),
-    "circuits/engine/test_memory": (
-        "a_bound_is_kept_to",
-        "half_as_much_again_as_a_loop",
-        "what_is_told_is_what_is_taken",
-    ),
-    "circuits/engine/test_replay": (
-        "any_combination",
-        "every_misreading_is_found[p",
-        "half_precision",
-        "positions_that_are_read[positions0",
-    ),
-    "circuits/engine/test_resume": ("floating_point_operations",),
     "circuits/fourier/test_fourier": ("noise_",),
     "circuits/model/test_prompts": ("sweep",),
     "circuits/patch/test_screen": (

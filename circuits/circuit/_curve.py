@@ -98,6 +98,7 @@ def curve(
     *,
     batch: Any = None,
     how: str = "resample",
+    batch_size: int | None = None,
     sizes: Iterable[int | float] | None = None,
     seed: int = 0,
     draws: int = 1000,
@@ -117,6 +118,7 @@ def curve(
         metric: as in `evaluate`.
         batch: as in `evaluate`.
         how: as in `evaluate`.
+        batch_size: as in `evaluate`.
         sizes: whole numbers of members, or shares up to 1.0 (`circuit.MIB_SHARES`); by default 20, evenly spaced on a
             logarithmic scale. Sizes beyond a ranking are left out.
         seed: of the resamples of examples.
@@ -138,7 +140,7 @@ def curve(
         for name, ranking in by_text(rankings, _CALLER, "rankings").items()
     }
     asked = None if sizes is None else _read_sizes(sizes)
-    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how)
+    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
     rows: list[Row] = []
     areas: list[Row] = []
     for name, (names, kind, graph) in given.items():
@@ -191,6 +193,7 @@ def curve(
         "draws": draws,
         "level": LEVEL,
         "n": rows[0]["n"],
+        "batch_size": measurement.size,
         "forwards": measurement.forwards,
     }
     return Curve(pd.DataFrame(rows), pd.DataFrame(areas), baseline(measurement, seed, draws), settings)

@@ -118,6 +118,7 @@ def evaluate(
     *,
     batch: Any = None,
     how: str = "resample",
+    batch_size: int | None = None,
     random: int = 99,
     subsets: int = 10,
     greedy: int = 5,
@@ -139,6 +140,7 @@ def evaluate(
         metric: as in `sweep`; with `batch`, a function of output and rows of the batch. By default the logit difference
             between the clean run's first and second choice, as in `patch.edges`.
         how: as in `Circuit.keep`; the source run is that of the empty circuit.
+        batch_size: examples in a forward, by default as in `sweep`; `settings` says how many.
         random: number of random circuits, of as many members as the circuit has that can matter, at as many positions
             each; `p_random` is 1 / (1 + random) at least. Members that send position embeddings cannot matter under
             "resample" and "mean": they have the same value in both runs.
@@ -165,7 +167,7 @@ def evaluate(
         if not is_whole(number, least):
             raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
     seed = read_seed(seed, _CALLER)
-    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how)
+    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
     tables: dict[str, list[Row]] = {"frame": [], "completeness": [], "minimality": []}
     for name, circuit in given.items():
         measurement.graph.check_same(circuit.graph, f"{_CALLER}: {name}")
@@ -190,6 +192,7 @@ def evaluate(
         "flips": flips,
         "level": LEVEL,
         "n": len(next(iter(measurement.clean.values()))[0]),
+        "batch_size": measurement.size,
         "forwards": measurement.forwards,
     }
     frames = {name: pd.DataFrame(rows, columns=_COLUMNS[name]) for name, rows in tables.items()}
@@ -226,7 +229,6 @@ def baseline(measurement: Measurement, seed: int, draws: int) -> pd.DataFrame:
 
     Warns of a metric by which the two runs do not surely differ: faithfulness is then a share of nothing.
     """
-    measurement.contents.refuse_writes(measurement.caller)
     rows: list[Row] = []
     for metric in measurement.clean:
         measured = Faithfulness.of(measurement, [], metric, seed, draws)

@@ -13,23 +13,22 @@ from circuits.circuit._graph import Graph
 from circuits.circuit._intervention import CircuitEdit, is_sender, stored
 from circuits.circuit._names import EVERYWHERE, Member, Node, Where
 from circuits.circuit._value import Circuit
+from circuits.engine.batch_size import batch_size as rows_in_a_forward
+from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations, run
 from circuits.interventions.base import Replacement
-from circuits.interventions.edges import MAX_CHANGE_ENTRIES
 from circuits.interventions.reference_runs import MeanOver
 from circuits.interventions.replacements import Zero
 from circuits.interventions.sources import at_own_positions, read_source
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.model.state import Contents, inside_block
+from circuits.model.state import inside_block
 from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
 from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors
 
-#: Examples per forward.
-EXAMPLES_PER_PIECE = 512
 CLEAN, SOURCE = "the clean run", "the source run"
 
 
@@ -50,6 +49,7 @@ class Measurement:
     Attributes:
         clean: the metric's sums and counts per example of the run without edits.
         source: the same of the empty circuit, which is the source's run where edges are resampled.
+        size: examples in a forward.
         forwards: how often the model was run on a piece of the examples, sources too.
     """
 
@@ -58,19 +58,26 @@ class Measurement:
     graph: Graph
     how: str
     metric: Metric
-    pieces: list[_Piece]
-    clean: PerExample
-    source: PerExample
-    forwards: int
-    #: Of the longest example.
-    positions: int
-    #: Of the model's weights when the first run began.
-    contents: Contents
+    base: Prompts
+    sources: Prompts | None
+    size: int
+    clean: PerExample = field(default_factory=dict)
+    source: PerExample = field(default_factory=dict)
+    forwards: int = 0
+    pieces: list[_Piece] = field(default_factory=list)
     _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any, how: str
+        cls,
+        caller: str,
+        model: Any,
+        base: Any,
+        source: Any,
+        metric: Any,
+        batch: Any,
+        how: str,
+        batch_size: int | None = None,
     ) -> Measurement:
         """Runs the model on base and source, with the activations of the source's senders kept.
 
@@ -87,15 +94,22 @@ class Measurement:
         measured = Metric.of(metric, batch, (surface, base), caller, default=first_choice)
         if inside_block(surface.model):
             raise CircuitsError(f"{caller}: a block around this call edits the model; call it outside")
-        graph, contents = Graph.of(surface), Contents(surface.model)
-        measurement = cls(caller, surface, graph, how, measured, [], {}, {}, 0, base.shape[1], contents)
-        measurement._prepare(base, source)
+        graph = Graph.of(surface)
+        # What every sender changes of the stream.
+        kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
+        size = rows_in_a_forward(surface, base.shape[1], batch_size, caller, kept=kept)
+        measurement = cls(caller, surface, graph, how, measured, base, source, size)
+        within_memory(size, measurement._prepare)
         return measurement
 
-    def _prepare(self, base: Prompts, source: Prompts | None) -> None:
+    @property
+    def positions(self) -> int:
+        """The positions of the longest example."""
+        return self.base.shape[1]
+
+    def _prepare(self, step: int) -> None:
         """Cuts the examples into pieces, each with its replacement, and measures the clean and the source run."""
-        per_example = len(self.graph.nodes) * base.shape[1] * (self.surface.sizes["d_model"] or 1)
-        step = max(1, min(EXAMPLES_PER_PIECE, MAX_CHANGE_ENTRIES // per_example))
+        base, source, self.size, self.pieces = self.base, self.sources, step, []
         sources: list[PerExample] = []
         shared: Replacement | None = Zero() if self.how == "zero" else None
         means = self._means(source, step) if source is not None and self.how == "mean" else {}
@@ -192,11 +206,16 @@ class Measurement:
         return self._known[key]
 
     def _measure(self, circuit: Circuit, keep: bool) -> PerExample:
-        parts: list[PerExample] = []
-        for piece in self.pieces:
-            edit = CircuitEdit(circuit, piece.replacement, keep)
-            parts.append(self._values(piece, self._output(piece.prompts, edit), edit.label))
-        return concatenated(parts)
+        def measured(size: int) -> PerExample:
+            if size != self.size:
+                self._prepare(size)
+            parts: list[PerExample] = []
+            for piece in self.pieces:
+                edit = CircuitEdit(circuit, piece.replacement, keep)
+                parts.append(self._values(piece, self._output(piece.prompts, edit), edit.label))
+            return concatenated(parts)
+
+        return within_memory(self.size, measured)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The fast path of a sweep, which computes once what its variants share."""
+"""Runs many variants of one model together, and says how many rows are in one forward."""

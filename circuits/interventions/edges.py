@@ -15,8 +15,6 @@ RECEIVERS = {"q": 0, "k": 0, "v": 0, "mlp_pre": 2, "resid_post": 4}
 _PER_LAYER = 10
 #: Sites of receivers that have heads.
 BY_HEAD = ("q", "k", "v")
-#: The most entries of all senders' changes in memory at once.
-MAX_CHANGE_ENTRIES = 2**27
 
 
 def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -169,6 +170,27 @@ class Resample(_FromPrompts):
 
     def describe(self) -> dict[str, Any]:
         return {"value": "resample", "seed": self.seed, "source": self.given.describe()}
+
+
+@dataclass(frozen=True)
+class Noise(Replacement):
+    """The activation plus Gaussian noise of standard deviation `scale`, independent for every entry of the batch."""
+
+    scale: float
+    seed: int = 0
+
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        label = context.write.label
+        if context.mask is not None:
+            raise CircuitsError(f"{label}: noise is drawn by position; give prompts of one length")
+        # Of the whole batch, then cut to the rows of this call: the same whatever the batch size.
+        total = len(current) if context.total is None else context.total
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {context.write.hook}".encode()))
+        drawn = torch.randn(total, *current.shape[1:], generator=generator, dtype=torch.float64)
+        return current + in_dtype_of(self.scale * context.per_example(drawn, len(current), "noise"), current)
+
+    def describe(self) -> dict[str, Any]:
+        return {"value": "noise", "scale": self.scale, "seed": self.seed}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from circuits.engine.batch_size import batch_size as rows_in_a_forward
+from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene, run_with_padding
 from circuits.logit_lens._norms import ReadOut, centre
@@ -22,12 +24,9 @@ from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.sweeps.metrics import Metric, in_errors, is_pair, read_values
 from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
-from circuits.validate import is_whole
 
 __all__ = ["DirectAttribution", "Lens", "lens"]
 
-# Tokens of a forward, and numbers of an output, of which a few are in memory at a time.
-_TOKENS, _OUTPUTS = 2**14, 2**22
 # The rest of a metric that counts as rounding, relative to its terms.
 _LINEAR = 1e-5
 # Parts that stand at the end.
@@ -60,7 +59,7 @@ def lens(
         batch: as in `sweep`.
         positions: with a metric, where it reads (default: what it says itself). Without one, the positions that are
             kept, whole numbers that count in each prompt's own tokens; default: all.
-        batch_size: examples in a forward. Default: as many as have 2^14 tokens and 2^22 numbers of output.
+        batch_size: examples in a forward, by default as in `sweep`; `settings` says how many.
 
     Norms must be LayerNorm, RMS or none, and the unembedding linear, but for a soft cap: a model whose contributions do
     not add up to its output is refused with `CircuitsError`. Eval mode, no gradients.
@@ -70,11 +69,12 @@ def lens(
         metric, *given = given  # type: ignore[assignment]
     prompts = read_prompts(surface, tokens, "lens")
     surface.check_prompts(prompts, "lens: tokens")
-    size = _batch_size(surface, prompts, batch_size)
+    parts = surface.n_layers * (surface.n_heads + 4) * (surface.sizes["d_model"] or 1)
+    size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "lens", kept=parts)
     if metric is None and batch is not None:
         raise CircuitsError("lens: batch= goes with metric=")
-    # One block spans everything, so that contributions use the weights that interventions put in.
-    with intervene(model, *given):
+
+    def measured(size: int) -> Any:
         runs = _runs(surface, prompts, bool(given), size)
         if metric is None:
             return _read_out(surface, prompts, runs, positions)
@@ -82,16 +82,9 @@ def lens(
             surface, runs, Metric.of(metric, batch, (surface, prompts), "lens", positions), size
         )
 
-
-def _batch_size(surface: Surface, prompts: Prompts, given: int | None) -> int:
-    if given is not None and not is_whole(given, 1):
-        raise CircuitsError(
-            f"lens: batch_size={given!r}; give the number of examples in a forward, at least 1"
-        )
-    cfg: Any = surface.model.cfg
-    width = max(getattr(cfg, "d_vocab_out", None) or 0, getattr(cfg, "d_vocab", None) or 0, 1)
-    per_forward = min(_TOKENS, _OUTPUTS // width) // prompts.shape[1]
-    return min(len(prompts), int(given or max(1, per_forward)))
+    # One block spans everything, so that contributions use the weights that interventions put in.
+    with intervene(model, *given):
+        return within_memory(size, measured)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -91,8 +90,8 @@ def suspended(model: nn.Module) -> Iterator[None]:
 def untouched(model: nn.Module, who: str) -> Iterator[None]:
     """Refuses, at a normal exit, that a user's function has written to the weights or changed the hooks of the model.
 
-    Blocks of ours may have replaced weights and put them back. Cheap, and so without writes by way of `data`, which
-    torch does not count: see `Contents`.
+    Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
+    not noticed.
     """
     tensors, weights, hooks = _versions(model)
     yield
@@ -165,86 +164,6 @@ def _version(tensor: Tensor) -> int:
 def _name_of(model: nn.Module, tensor: Tensor) -> str:
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return next((name for name, one in named if one is tensor), "of before")
-
-
-#: Tensors of fewer bytes are compared with a copy, larger ones by sums over rows and columns of so many words: odd, as
-#: an even number of signs that change would change no sum.
-_FEW, _WORDS = 2**16, 1021
-# Of small tensors that are compared together: they are copied once more for that.
-_GROUP = 2**18
-
-
-class Contents:
-    """What a model's parameters and buffers hold, to notice writes that torch does not count: by way of `data`, numpy.
-
-    Of a large tensor the sums of the words of its memory, laid out in rows, along rows and columns: exact in any order,
-    and changed by every write but one that keeps all of them. Two passes through memory. Small tensors are copied into
-    one, as calls for each would cost a small model's sweep more than its arithmetic.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        groups: dict[Any, list[Tensor]] = {}
-        self._version = {tensor: _version(tensor) for tensor in _versions(model)[0]}
-        small: dict[torch.device, int] = {}
-        for tensor in self._version:
-            key: Any = id(tensor)
-            if tensor.nbytes < _FEW:
-                small[tensor.device] = small.get(tensor.device, 0) + tensor.nbytes
-                key = tensor.device, small[tensor.device] // _GROUP
-            groups.setdefault(key, []).append(tensor)
-        self._held = [
-            (group, [tensor.nbytes for tensor in group], _summary(group)) for group in groups.values()
-        ]
-
-    def refuse_writes(self, who: str) -> None:
-        """Raises `CircuitsError` if a tensor holds something else than it did; blocks of ours put back what they
-        replace.
-        """
-        for group, sizes, summary in self._held:
-            if all(map(torch.equal, _summary(group), summary)):
-                continue
-            parts = summary[0].view(torch.uint8).tensor_split(list(accumulate(sizes)))
-            for tensor, part in zip(group, parts, strict=False):
-                same = len(group) > 1 and torch.equal(_memory(tensor), part)
-                # A forward may keep something in a buffer.
-                kept = not isinstance(tensor, nn.Parameter) and _version(tensor) != self._version[tensor]
-                if not same and not kept:
-                    raise CircuitsError(
-                        f"{who}: a metric, the function of an edit or a hook has written to the model's weights "
-                        f"({_name_of(self._model, tensor)}), and what ran after it had them"
-                    )
-
-
-def _memory(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
-
-
-def _summary(group: list[Tensor]) -> tuple[Tensor, ...]:
-    """Returns what tells whether small tensors of one device, or a large one, have changed."""
-    parts = [_memory(tensor) for tensor in group]
-    if len(group) == 1 and group[0].nbytes >= _FEW and parts[0].storage_offset() % 8 == 0:
-        whole = group[0].nbytes // (8 * _WORDS) * (8 * _WORDS)
-        words = parts[0][:whole].view(torch.int64).unflatten(0, (-1, _WORDS))
-        return words.sum(0), words.sum(1), parts[0][whole:].clone()
-    # Words are compared several times faster than bytes.
-    parts.append(parts[0].new_zeros(-sum(tensor.nbytes for tensor in group) % 8))
-    return (torch.cat(parts).view(torch.int64),)
-
-
-def kept_to_compare(model: nn.Module) -> int:
-    """Returns about how many bytes `Contents` holds of a model, with what a comparison takes."""
-    sizes = [tensor.nbytes for tensor in dict.fromkeys(_versions(model)[0])]
-    copied = sum(size for size in sizes if size < _FEW)
-    return copied + min(copied, _GROUP) + sum(8 * _WORDS + size // _WORDS for size in sizes if size >= _FEW)
-
-
-@contextmanager
-def unwritten(model: nn.Module, who: str) -> Iterator[None]:
-    """Refuses, at a normal exit, that the model's weights are others than before, whoever wrote them and how."""
-    contents = Contents(model)
-    yield
-    contents.refuse_writes(who)
 
 
 @contextmanager
@@ -377,23 +296,3 @@ def _copy(values: dict[nn.Parameter, Tensor]) -> None:
     with torch.no_grad():
         for parameter, value in values.items():
             parameter.copy_(value)
-
-
-@contextmanager
-def substituted(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Puts other tensors in the place of the parameters of these names, for a function transform, whose tensors cannot
-    be copied into parameters. The parameters keep their values; a model that reaches one by another way sees the
-    parameter.
-    """
-    slots: list[tuple[dict[str, Any], str, Any]] = []
-    for name in values:
-        path, _, leaf = name.rpartition(".")
-        module_parameters = model.get_submodule(path)._parameters
-        slots.append((module_parameters, leaf, module_parameters[leaf]))
-    try:
-        for (parameters, leaf, _), value in zip(slots, values.values(), strict=True):
-            parameters[leaf] = value
-        yield
-    finally:
-        for parameters, leaf, parameter in slots:
-            parameters[leaf] = parameter

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.model.heads import Head, at_index, label_in
 from circuits.model.sites import Site, SiteKind
-from circuits.model.state import unwritten
+from circuits.model.state import untouched
 from circuits.model.surface import Surface
 from circuits.patch._gradients import Pair, difference, ready_for_gradients
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
@@ -65,12 +66,23 @@ def attribution(
     table = Table(read_resampling(seed, draws, flips, CALLER))
     places, kind = pair.surface.at(place.site), place.site.kind
     by = _read_by(by, place.site)
-    settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": pair.batch_size}
-    settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
 
+    def estimated(size: int) -> tuple[int, Measurements]:
+        return size, _measured(pair.of_size(size), places, kind, by)
+
+    size, measured = within_memory(pair.batch_size, estimated)
+    table.add([measured])
+    settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": size}
+    settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
+    description = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
+    return table.result({run["variant"]: [description] for run in measured.runs}, settings)
+
+
+def _measured(pair: Pair, places: list[tuple[int | None, str]], kind: SiteKind, by: str) -> Measurements:
+    """Returns the metrics at base and, for each patch, these with its estimate added."""
     measured = Measurements([], "gradient")
     for piece in pair.batches():
-        with ready_for_gradients(piece.surface), unwritten(pair.surface.model, CALLER):
+        with ready_for_gradients(piece.surface), untouched(pair.surface.model, CALLER):
             values, estimates = _estimates(piece, places)
         measured.begin(values)
         numbers = count()
@@ -88,9 +100,7 @@ def attribution(
                     name: (sums + shifts[name][entry], entries) for name, (sums, entries) in values.items()
                 }
                 measured.add(number, parts)
-    table.add([measured])
-    description = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
-    return table.result({run["variant"]: [description] for run in measured.runs}, settings)
+    return measured
 
 
 def _estimates(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit
@@ -17,7 +18,7 @@ from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.interrupts import contextmanager
 from circuits.model.sites import Site
-from circuits.model.state import unwritten
+from circuits.model.state import untouched
 from circuits.patch._edge_estimates import estimated
 from circuits.patch._endpoints import Endpoint, inputs_of, senders_of
 from circuits.patch._gradients import Pair, ready_for_gradients
@@ -91,14 +92,27 @@ def edges(
     senders, receivers = senders_of(pair.surface, how), inputs_of(pair.surface)
     refuse_inside_blocks(pair)
 
+    def estimates(size: int) -> tuple[Pair, list[PerExample], list[Candidate]]:
+        sized = pair.of_size(size)
+        return sized, *_candidates(sized, senders, receivers, steps if method == "integrated" else None, line)
+
+    sized, baseline, candidates = within_memory(pair.batch_size, estimates)
+    settings: Row = {"method": method, "how": how}
+    settings |= {"direction": DIRECTION} if how == "resample" else {}
+    settings |= {"steps": steps, "line": line} if method == "integrated" else {}
+    return ranked(sized, candidates, baseline, counts, settings)
+
+
+def _candidates(
+    pair: Pair, senders: list[Endpoint], receivers: list[Endpoint], steps: int | None, line: str
+) -> tuple[list[PerExample], list[Candidate]]:
+    """Returns the metrics at base, batch by batch, and every edge with its estimates."""
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     for piece in pair.batches():
-        with ready_for_gradients(pair.surface), unwritten(pair.surface.model, CALLER):
+        with ready_for_gradients(pair.surface), untouched(pair.surface.model, CALLER):
             _refuse_edited_streams(piece)
-            values, estimates = estimated(
-                piece, senders, receivers, steps if method == "integrated" else None, line
-            )
+            values, estimates = estimated(piece, senders, receivers, steps, line)
         baseline.append(values)
         # Senders are in order of computation; `shifts` ends before the receiver, so zip stops there.
         for receiver in receivers:
@@ -110,10 +124,7 @@ def edges(
                             _description(*edge, pair.how), partial(_path, sender, receiver, pair.replacement)
                         )
                     candidates[edge].add(name, shift.cpu().numpy())
-    settings: Row = {"method": method, "how": how}
-    settings |= {"direction": DIRECTION} if how == "resample" else {}
-    settings |= {"steps": steps, "line": line} if method == "integrated" else {}
-    return ranked(pair, list(candidates.values()), baseline, counts, settings)
+    return baseline, list(candidates.values())
 
 
 def _refuse_edited_streams(piece: Pair) -> None:

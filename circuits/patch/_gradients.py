@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from circuits.engine.memory import more_on_device, output_size
+from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.arguments import read_source_positions
@@ -29,10 +29,7 @@ from circuits.model.state import modules_of, suspended
 from circuits.model.surface import Surface
 from circuits.sweeps.metrics import Metric, first_choice, in_errors, is_pair, read_values
 from circuits.tensors import Positions, Snapshot, parse_positions
-from circuits.validate import is_whole
 
-#: Tokens in a forward by default, and numbers that are in memory for its backward pass.
-TOKENS, NUMBERS = 8192, 2**27
 #: What the unembedding reads.
 UNEMBED = "unembed.hook_in"
 
@@ -91,11 +88,11 @@ class Pair:
         measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
         at = parse_positions(positions, caller)
         source_at = read_source_positions(source_positions, at, caller)
-        size = _read_batch_size(batch_size, caller)
-        if size is None:
-            size = _default_batch_size(surface, prompts.shape[1], of_edges)
-        means = References(surface, size * prompts.shape[1])
-        pair = cls(caller, surface, prompts, other, measured, how, size, means, at, source_at)
+        # Changes of the stream by all senders are in float64, in each order that products need.
+        changes = 8 * surface.n_layers * (surface.n_heads + 1) * (surface.sizes["d_model"] or 1)
+        kept, layers = changes * of_edges, surface.n_layers
+        size = rows_in_a_forward(surface, prompts.shape[1], batch_size, caller, layers=layers, kept=kept)
+        pair = cls(caller, surface, prompts, other, measured, how, at=at, source_at=source_at).of_size(size)
         pair._columns()  # positions that are not there are refused before anything runs
         return pair
 
@@ -105,6 +102,11 @@ class Pair:
         if self.source is None:
             return Zero()
         return FromTokens(self.source, self.source_at) if self.how == "resample" else Mean(self.source)
+
+    def of_size(self, batch_size: int) -> Pair:
+        """Returns the same pair with so many examples in a forward."""
+        means = References(self.surface, batch_size * self.base.shape[1])
+        return replace(self, batch_size=batch_size, means=means)
 
     def batches(self) -> Iterator[Pair]:
         """Yields pairs of at most `batch_size` examples, in order."""
@@ -274,33 +276,6 @@ class Pair:
                 f"{self.caller}: {in_errors(metric)}: the estimate at {description} is not finite"
             )
         return estimate
-
-
-def _read_batch_size(given: Any, caller: str) -> int | None:
-    if given is not None and not is_whole(given, 1):
-        raise CircuitsError(
-            f"{caller}: batch_size={given!r}; give the number of examples in a forward, at least 1"
-        )
-    return None if given is None else int(given)
-
-
-def _default_batch_size(surface: Surface, length: int, of_edges: bool) -> int:
-    """Returns how many examples keep to `TOKENS` and to `NUMBERS`, of activations with their gradients and of outputs.
-
-    Args:
-        of_edges: each example has the changes of the stream by all senders, too.
-    """
-    cfg: Any = surface.model.cfg
-    stream, heads = surface.sizes["d_model"] or 1, surface.n_heads * (surface.sizes["d_head"] or 1)
-    mlp = (surface.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
-    layer = 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
-    # Outputs at all positions, which exact effects need.
-    token = surface.n_layers * layer + 6 * output_size(surface)
-    if of_edges:
-        # In float64, in each order that products need.
-        token += 8 * surface.n_layers * (surface.n_heads + 1) * stream
-    numbers, tokens = (more_on_device(surface, most) for most in (NUMBERS, TOKENS))
-    return max(1, min(tokens, numbers // token) // length)
 
 
 def _of_rows(at: Positions | Snapshot | None, rows: slice) -> Positions | Snapshot | None:

@@ -18,7 +18,7 @@ from circuits.patch._result import ScreenResult, make_screen
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.sweeps.metrics import PerExample, unedited_metrics
-from circuits.sweeps.sweep import swept
+from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.table import SweepResult
 from circuits.validate import is_whole, read_choice, read_seed
 
@@ -176,10 +176,8 @@ def _measure(
     """Sweeps patches; returns the result, and the measurements, which have a value for every example."""
     variants = {one.name: one.patch() for one in chosen}
     metric = replace(pair.metric, default=unedited_metrics)
-    resampling, measured = Resampling(counts.seed, counts.draws, counts.flips), list[Measurements]()
-    chunk = pair.batch_size * pair.base.shape[1]
-    result = swept(pair.surface, pair.base, variants, metric, resampling, chunk=chunk, keep=measured)
-    return result, measured
+    resampling = Resampling(counts.seed, counts.draws, counts.flips)
+    return run_sweep(pair.surface, pair.base, variants, metric, resampling, batch_size=pair.batch_size)
 
 
 def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.interventions.base import Replacement
@@ -17,7 +18,7 @@ from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
 from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site, SiteKind
-from circuits.model.state import unwritten
+from circuits.model.state import untouched
 from circuits.model.surface import Surface
 from circuits.patch._gradients import (
     Pair,
@@ -117,10 +118,25 @@ def screen(
     if pair.at is not None:
         _check_positions(pair, layer_sites, by, method, line)
 
+    def estimated(size: int) -> tuple[Pair, list[PerExample], list[Candidate]]:
+        sized = pair.of_size(size)
+        return sized, *_candidates(sized, layer_sites, by, method, steps, line)
+
+    sized, baseline, candidates = within_memory(pair.batch_size, estimated)
+    settings: Row = {"method": method, "by": by, "direction": DIRECTION, "sites": _names(layer_sites)}
+    settings |= {"steps": steps, "line": line} if method == "integrated" else {}
+    settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
+    return ranked(sized, candidates, baseline, counts, settings)
+
+
+def _candidates(
+    pair: Pair, layer_sites: list[_LayerSite], by: str, method: str, steps: int, line: str
+) -> tuple[list[PerExample], list[Candidate]]:
+    """Returns the metrics at base, batch by batch, and every patch with its estimates."""
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
     for piece in pair.batches():
-        with ready_for_gradients(pair.surface), unwritten(pair.surface.model, CALLER):
+        with ready_for_gradients(pair.surface), untouched(pair.surface.model, CALLER):
             values, estimates = _estimates(piece, [hook for _, _, hook in layer_sites], method, steps, line)
         baseline.append(values)
         for site, layer, hook in layer_sites:
@@ -145,10 +161,7 @@ def screen(
                         )
                     entry = (slice(None), *index)
                     candidates[label].add(name, sums[entry])
-    settings: Row = {"method": method, "by": by, "direction": DIRECTION, "sites": _names(layer_sites)}
-    settings |= {"steps": steps, "line": line} if method == "integrated" else {}
-    settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
-    return ranked(pair, list(candidates.values()), baseline, counts, settings)
+    return baseline, list(candidates.values())
 
 
 def _estimates(

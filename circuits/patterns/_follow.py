@@ -18,6 +18,7 @@ from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval
 from circuits.tables import short_table
 from circuits.tensors import read_numbers
+from circuits.validate import RENAMED, refuse_removed
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def follow(
     layers: Any = None,
     seed: int = 0,
     draws: int = 1000,
-    chunk: int | str = "auto",
+    batch_size: int | None = None,
+    **removed: Any,
 ) -> Following:
     """Measures how often attention follows something that moves from one group of positions to another.
 
@@ -78,11 +80,12 @@ def follow(
         layers: only these.
         seed: draws the bootstrap and the pairs of `unpaired`.
         draws: the number of bootstrap resamples.
-        chunk: tokens per forward pass.
+        batch_size: examples in a forward, by default as in `sweep`.
 
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
+    refuse_removed(caller, removed, RENAMED)
     pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
     count, length = pairs.prompts.shape[:2]
     of_key = _whole(groups, length, "groups", caller)
@@ -102,7 +105,7 @@ def follow(
     device = pairs.surface.device
     member = torch.nn.functional.one_hot(of_key).double().to(device)  # [key group]
     sums = pairs.zeros()
-    for rows, query_mask in pairs.chunks(chunk):
+    for rows, query_mask in pairs.chunks(batch_size):
         attended_before: dict[int, Tensor] = {}
         attended_after: dict[int, Tensor] = {}
         pairs.visit(rows, partial(_keep, attended_before, member))

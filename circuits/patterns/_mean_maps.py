@@ -14,6 +14,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
 from circuits.patterns._read import PatternPass
+from circuits.validate import RENAMED, refuse_removed
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +80,8 @@ def attention(
     *,
     queries: Any = None,
     positions: Any = None,
-    chunk: int | str = "auto",
+    batch_size: int | None = None,
+    **removed: Any,
 ) -> Maps:
     """Computes every head's mean attention map in one pass; its memory does not grow with the number of examples.
 
@@ -87,14 +89,15 @@ def attention(
         tokens: ids [batch pos], or anything that `circuits.prompts` takes. Positions count in each prompt's own tokens.
         layers: only these.
         queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the examples that select it.
-        chunk: tokens per forward. Inside `intervene` the edits are in force.
+        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
+    refuse_removed("patterns.attention", removed, RENAMED)
     reading = PatternPass.read("patterns.attention", model, tokens, layers, queries, positions)
     prompts = reading.prompts
     shape, length = (len(reading.layers), reading.surface.n_heads), prompts.shape[1]
     total = torch.zeros(*shape, length, length, dtype=torch.float64)
     entropy, uniform_entropy = torch.zeros(2, *shape, dtype=torch.float64)
-    for rows, query_mask in reading.chunks(chunk):
+    for rows, query_mask in reading.chunks(batch_size):
         sums = total, entropy, uniform_entropy
         reading.visit(rows, partial(_add, sums, reading.layers, query_mask.double()))
     longest = int(prompts.lengths.max())

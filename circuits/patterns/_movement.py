@@ -16,6 +16,7 @@ from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval, ratio
 from circuits.tables import short_table
+from circuits.validate import RENAMED, refuse_removed
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def movement(
     layers: Any = None,
     seed: int = 0,
     draws: int = 1000,
-    chunk: int | str = "auto",
+    batch_size: int | None = None,
+    **removed: Any,
 ) -> Movement:
     """Measures how far each head's attention moves between `tokens` and `other`, paired row by row.
 
@@ -68,9 +70,10 @@ def movement(
     Args:
         queries: compare these only: positions, or a boolean mask [batch pos].
         layers: only these. seed also draws the bootstrap, of `draws` resamples.
-        chunk: tokens per forward. Inside `intervene` the edits are in force.
+        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
+    refuse_removed(caller, removed, RENAMED)
     pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
     lengths = pairs.prompts.lengths
     if int(lengths.min()) < int(lengths.max()) and not pairs.surface.causal:
@@ -79,7 +82,7 @@ def movement(
             "prompts of one length"
         )
     sums, compared = pairs.zeros(), pairs.compared
-    for rows, query_mask in pairs.chunks(chunk):
+    for rows, query_mask in pairs.chunks(batch_size):
         before: dict[int, Tensor] = {}
         pairs.visit(rows, partial(_keep, before))
         control_mask = compared[rows, None].to(query_mask.device)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.engine.memory import more_on_device, read_chunk, tokens_with_room
+from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_queries
 from circuits.interventions.replacements import derangement, visible
@@ -27,11 +27,10 @@ from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
-from circuits.validate import is_whole, read_indices, read_seed
+from circuits.validate import RENAMED, is_whole, read_indices, read_seed, refuse_removed
 
-# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto" on a processor:
-# what is computed of them in double precision then stays in its cache.
-AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**22
+# Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
+_PER_ENTRY = 32
 
 # Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
 Visitor = Callable[[int, Tensor, Tensor], None]
@@ -73,7 +72,9 @@ class Recorded:
             visitor(layer, self.patterns[layer][rows], self.seen[layer][rows])
 
 
-def record(model: Any, tokens: Any, layers: Any = None, *, chunk: int | str = "auto") -> Recorded:
+def record(
+    model: Any, tokens: Any, layers: Any = None, *, batch_size: int | None = None, **removed: Any
+) -> Recorded:
     """Runs a model once and keeps its attention patterns, for several functions of this module.
 
     What comes out is what the tokens give, without another forward pass. A recorded pattern takes one number of the
@@ -82,8 +83,11 @@ def record(model: Any, tokens: Any, layers: Any = None, *, chunk: int | str = "a
     Args:
         tokens: ids [batch pos], or anything that `circuits.prompts` takes.
         layers: only these.
-        chunk: tokens per forward. Inside `intervene` the edits are in force, and stay so in what was recorded.
+        batch_size: examples in a forward, by default as in `sweep`.
+
+    Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
+    refuse_removed("patterns.record", removed, RENAMED)
     reading = PatternPass.read("patterns.record", model, tokens, layers, None, None)
     surface, prompts = reading.surface, reading.prompts
     patterns: dict[int, list[Tensor]] = {layer: [] for layer in reading.layers}
@@ -93,7 +97,7 @@ def record(model: Any, tokens: Any, layers: Any = None, *, chunk: int | str = "a
         patterns[layer].append(pattern)
         seen[layer].append(visible_keys)
 
-    for rows, _ in reading.chunks(chunk):
+    for rows, _ in reading.chunks(batch_size):
         visit_patterns(surface, prompts, rows, reading.layers, store)
     joined = ({layer: torch.cat(parts) for layer, parts in kept.items()} for kept in (patterns, seen))
     return Recorded(reading.layers, prompts, surface.model, *joined)
@@ -134,9 +138,9 @@ class PatternPass:
         """All heads of the layers, layer by layer."""
         return tuple(Head(layer, head) for layer in self.layers for head in range(self.surface.n_heads))
 
-    def chunks(self, chunk: int | str) -> Iterator[tuple[slice, Tensor]]:
+    def chunks(self, batch_size: int | None) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows of each forward pass and their mask of queries that count, bool [batch 1 query]."""
-        for rows in chunks(self.surface, self.prompts, self.layers, chunk, self.caller):
+        for rows in chunks(self.surface, self.prompts, self.layers, batch_size, self.caller):
             yield rows, self.selected[rows, None].to(self.surface.device)
 
     def visit(self, rows: slice | Tensor, visitor: Visitor) -> None:
@@ -294,18 +298,14 @@ def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
 
 
 def chunks(
-    surface: Surface, prompts: Prompts, layers: tuple[int, ...], chunk: int | str, caller: str
+    surface: Surface, prompts: Prompts, layers: tuple[int, ...], batch_size: int | None, caller: str
 ) -> Iterator[slice]:
-    """Yields the rows of each forward pass: `chunk` tokens, at least one example."""
-    tokens = prompts.tokens
-    most = tokens_with_room(surface, tokens.shape[1], AUTO_CHUNK)
-    step = read_chunk(chunk, most, caller) // tokens[0].numel()
-    if chunk == "auto":
-        entries = len(layers) * surface.n_heads * tokens.shape[1] ** 2
-        step = min(step, more_on_device(surface, AUTO_ENTRIES) // entries)
-    step = max(1, step)
-    for start in range(0, len(tokens), step):
-        yield slice(start, min(start + step, len(tokens)))
+    """Yields the rows of each forward pass."""
+    total, length = prompts.shape[:2]
+    kept = _PER_ENTRY * len(layers) * surface.n_heads * length
+    step = rows_in_a_forward(surface, length, batch_size, caller, kept=kept)
+    for start in range(0, total, step):
+        yield slice(start, min(start + step, total))
 
 
 def read_run(surface: Surface, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:

@@ -19,7 +19,7 @@ from circuits.patterns._read import PatternPass, read_draws
 from circuits.patterns._templates import read_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
-from circuits.validate import check_batch_length, read_batch, read_seed
+from circuits.validate import RENAMED, check_batch_length, read_batch, read_seed, refuse_removed
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def scores(
     layers: Any = None,
     seed: int = 0,
     draws: int = 1000,
-    chunk: int | str = "auto",
+    batch_size: int | None = None,
+    **removed: Any,
 ) -> Scores:
     """Scores every head against every template, in one pass.
 
@@ -100,9 +101,10 @@ def scores(
         layers: only these.
         seed: the seed of the bootstrap.
         draws: the number of its resamples.
-        chunk: tokens per forward. Inside `intervene` the edits are in force.
+        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
+    refuse_removed(caller, removed, RENAMED)
     reading = PatternPass.read(caller, model, tokens, layers, queries, positions)
     prompts, heads = reading.prompts, reading.heads
     tokens = prompts.tokens
@@ -112,7 +114,7 @@ def scores(
         check_batch_length(batch, len(tokens), caller)
     by_name = read_templates(templates, tokens, batch is not None)
     sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(by_name), len(tokens)))
-    for rows, query_mask in reading.chunks(chunk):
+    for rows, query_mask in reading.chunks(batch_size):
         examples = tokens[rows] if batch is None else batch[rows]
         keys = [
             template_keys(name, template, examples, rows, prompts[rows]) for name, template in by_name.items()

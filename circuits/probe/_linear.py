@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from circuits.engine.memory import read_chunk, tokens_with_room
+from circuits.engine.batch_size import batch_size as rows_in_a_forward
+from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
@@ -23,11 +25,7 @@ from circuits.probe._scores import Scores, pooled
 from circuits.probe._sites import ProbeSite, parse_sites
 from circuits.probe._split import read_entries
 from circuits.probe._targets import Target, read_targets
-from circuits.validate import is_whole, read_seed
-
-# Tokens per forward pass under chunk="auto" on a processor; the activations of a chunk at all sites are in memory
-# together.
-AUTO_CHUNK = 4096
+from circuits.validate import RENAMED, is_whole, read_seed, refuse_removed
 
 
 def linear(
@@ -48,9 +46,10 @@ def linear(
     untrained: Any = None,
     shuffles: int = 1,
     interventions: Intervention | Iterable[Intervention] = (),
-    chunk: int | str = "auto",
+    batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
+    **removed: Any,
 ) -> ProbeResult:
     """Fits a linear map from each site to each target on some examples, and scores it on the others.
 
@@ -77,13 +76,14 @@ def linear(
         shuffles: how many times targets are exchanged between examples (as a whole; among the examples to fit and among
             those held out) for a control, which is averaged over them. 0: none.
         interventions: edits in force in `model`, in addition to those of open blocks.
-        chunk: tokens per forward, at least one example. Results depend on it by rounding only.
+        batch_size: examples in a forward, by default as in `sweep`. Results depend on it by rounding only.
         seed: the seed of the held-out examples, the folds, the shuffles and the bootstrap.
         draws: the number of bootstrap resamples of the held-out examples, for 95% intervals.
 
     Source: least squares without intercept as in Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled
     control and selectivity after Hewitt & Liang 2019 (arXiv:1909.03368).
     """
+    refuse_removed("probe", removed, RENAMED)
     surface = Surface.of(model)
     control = None if untrained is None else Surface.of(untrained)
     prompts, seed = read_prompts(surface, tokens, "probe"), read_seed(seed, "probe")
@@ -96,8 +96,6 @@ def linear(
     entries = read_entries(prompts, positions, splits, test, fit_settings.folds, seed, per_position)
     refuse_padding(surface, prompts, entries.used, "probe")
     named_targets = read_targets(targets, kind, prompts)
-    most = tokens_with_room(surface, prompts.shape[1], AUTO_CHUNK)
-    step = max(1, read_chunk(chunk, most, "probe") // prompts.tokens[0].numel())
     separate_positions = entries.positions if per_position else None
     probe_sites = parse_sites(surface, sites, heads, separate_positions)
     if isinstance(interventions, Intervention):
@@ -106,20 +104,22 @@ def linear(
     groups = [entries.fit, entries.held_out]
     shuffled = [target.shuffled(groups, int(one)) for one in seeds for target in named_targets]
 
+    if control is not None and parse_sites(control, sites, heads, separate_positions) != probe_sites:
+        raise CircuitsError("probe: the untrained model has not the sites of the model")
+    # The activations of a forward at all sites are in memory together.
+    kept = 2 * len(probe_sites) * (surface.sizes["d_model"] or 1)
+    size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
+
+    def fitted(of: Surface, on: Sequence[Target], size: int) -> tuple[dict[ProbeSite, _SiteProbes], int]:
+        stream = ActivationStream(of, prompts, entries, size)
+        return _fit_and_score(stream, probe_sites, on, fit_settings), size
+
     with intervene(model, *interventions):
-        probes = _fit_and_score(
-            ActivationStream(surface, prompts, entries, step),
-            probe_sites,
-            [*named_targets, *shuffled],
-            fit_settings,
-        )
+        every = [*named_targets, *shuffled]
+        probes, size = within_memory(size, partial(fitted, surface, every))
     untrained_probes = None
     if control is not None:
-        if parse_sites(control, sites, heads, separate_positions) != probe_sites:
-            raise CircuitsError("probe: the untrained model has not the sites of the model")
-        untrained_probes = _fit_and_score(
-            ActivationStream(control, prompts, entries, step), probe_sites, named_targets, fit_settings
-        )
+        untrained_probes, _ = within_memory(size, partial(fitted, control, named_targets))
     measured = [
         Measured(
             site,
@@ -143,7 +143,7 @@ def linear(
         "draws": draws,
         "shuffles": shuffles,
         "intercept": intercept,
-        "chunk": chunk,
+        "batch_size": size,
     }
     settings |= {"ridge": list(fit_settings.ridges), "folds": fit_settings.folds}
     return ProbeResult(

@@ -4,135 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from circuits.engine.check import side_by_side
-from circuits.engine.engine import Engine
-from circuits.engine.memory import copied_weights
-from circuits.engine.replay import NotReplayed
 from circuits.errors import CircuitsError
 from circuits.model.interrupts import contextmanager
-from circuits.model.record import evaluating
 from circuits.model.state import holding, inside_block, same_bits, state_of
 from circuits.model.supported import foreign_names
 from circuits.model.surface import Surface
-from circuits.sweeps.inputs import SweepInputs, Variant
-from circuits.sweeps.measure import ModelSweep, measure_stacked
-from circuits.sweeps.measurements import Measurements
-
-
-def measure_checkpoints(
-    loaders: Iterable[LabelledLoader],
-    variants: Callable[[Surface], list[Variant]],
-    inputs: SweepInputs,
-    engine: str,
-) -> Iterator[list[Measurements]]:
-    """Yields the measurements of each checkpoint in their order; those measured together in one list.
-
-    Each is compared with its own replay. Checkpoints that differ from the first only in their parameters are stacked,
-    as many as fit. The first runs alone, so that errors of the metric show before the second is loaded.
-    """
-    seen: set[str | None] = set()
-    pending: _PendingCheckpoints | None = None
-    for label, load in loaders:
-        if label in seen:
-            raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
-        seen.add(label)
-        checkpoint = load()
-        # Where they are not stacked, one is gone before the next is made.
-        del load
-        if pending is not None and pending.take(label, checkpoint):
-            del checkpoint
-            if pending.full:
-                yield pending.measured()
-            continue
-        with checkpoint.loaded() as surface:
-            job = ModelSweep.of(surface, variants(surface), inputs, engine, label)
-            measurements = checkpoint.counted(job.run())
-        if pending is not None and pending.jobs:
-            yield pending.measured()
-        yield measurements
-        max_stacked = job.max_stacked() if checkpoint.values is not None else 1
-        pending = (
-            _PendingCheckpoints(job, engine, max_stacked, Weights(checkpoint, max_stacked))
-            if max_stacked > 1
-            else None
-        )
-        # A model of its own is gone before the next one is read.
-        del checkpoint, surface, job, measurements
-    if pending is not None and pending.jobs:
-        yield pending.measured()
-
-
-@dataclass
-class _PendingCheckpoints:
-    """Checkpoints of one model that are yet to be measured, together."""
-
-    like: ModelSweep  # the sweep of the checkpoint that was measured alone
-    engine: str  # the caller's choice
-    max_stacked: int
-    weights: Weights
-    checkpoints: list[Checkpoint] = field(default_factory=list)
-    jobs: list[ModelSweep] = field(default_factory=list)
-
-    @property
-    def full(self) -> bool:
-        return len(self.jobs) == self.max_stacked
-
-    def take(self, label: str | None, checkpoint: Checkpoint) -> bool:
-        """Adds a checkpoint; returns False where it cannot be stacked with the others."""
-        if checkpoint.values is None or checkpoint.surface is not self.like.surface:
-            return False
-        kept, job = self.weights.put(len(self.jobs), checkpoint), self.like.another(label)
-        self.checkpoints.append(kept)
-        self.jobs.append(job)
-        return True
-
-    def measured(self) -> list[Measurements]:
-        checkpoints, jobs = self.checkpoints, self.jobs
-        self.checkpoints, self.jobs = [], []
-        try:
-            engine = self._engine(checkpoints, jobs)
-            # In the stack, put aside to be put back, and what the replay copies.
-            held = self.weights.nbytes + checkpoints[0].nbytes
-            held += len(jobs) * copied_weights(self.like.surface)
-            with checkpoints[0].loaded():
-                return measure_stacked(engine, jobs, lambda at: checkpoints[at].load_into_model(), held)
-        except NotReplayed:
-            # At least one cannot be replayed; measuring each alone shows which.
-            each = zip(checkpoints, jobs, strict=True)
-            return [one for checkpoint, job in each for one in self._alone(checkpoint, job)]
-
-    def _engine(self, checkpoints: list[Checkpoint], jobs: list[ModelSweep]) -> Engine:
-        """Returns the engine of all their weights, each compared with the model itself; clean passes are run along the
-        way.
-        """
-        like, together = self.like.parts[0].engine, self.weights.first(len(checkpoints))
-        assert isinstance(like, Engine)
-        with evaluating(self.like.surface.model), torch.no_grad():
-            seen = like.observed_together(self.weights.parameters(len(checkpoints)))
-            observations = []
-            for checkpoint, job in zip(checkpoints, jobs, strict=True):
-                if seen is not None and not job.needs_clean_passes:
-                    continue
-                with checkpoint.loaded():
-                    if seen is None:
-                        observations.append(like.observed())
-                    job.fetch()
-            if seen is None:
-                seen = side_by_side(observations)
-            return like.of(together, seen)
-
-    def _alone(self, checkpoint: Checkpoint, job: ModelSweep) -> list[Measurements]:
-        label = job.parts[0].measurements.checkpoint
-        with checkpoint.loaded() as surface:
-            measured = ModelSweep.of(surface, job.variants, job.inputs, self.engine, label).run()
-        return checkpoint.counted(measured)
 
 
 @dataclass(frozen=True)
@@ -160,21 +42,6 @@ class Checkpoint:
             self._refuse_lost()
             yield self.surface
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the parameters that it replaces, which are put aside meanwhile."""
-        return sum(parameter.nbytes for _, parameter, _ in self.values or ())
-
-    def counted(self, measured: list[Measurements]) -> list[Measurements]:
-        """Returns what was measured on it, with what is put aside counted as memory."""
-        return [replace(one, bytes_held=one.bytes_held + self.nbytes) for one in measured]
-
-    def load_into_model(self) -> None:
-        """Replaces the parameters inside a block that holds another checkpoint of the same model."""
-        for _, parameter, value in self.values or ():
-            parameter.copy_(value)
-        self._refuse_lost()
-
     def _refuse_lost(self) -> None:
         """Refuses values of which the model cannot hold all, as some of its parameters are one."""
         for name, parameter, value in self.values or ():
@@ -184,49 +51,24 @@ class Checkpoint:
                 )
 
 
-class Weights:
-    """Stacked copies of the weights of several checkpoints of one model."""
-
-    def __init__(self, like: Checkpoint, max_stacked: int) -> None:
-        assert like.values is not None
-        self._surface = like.surface
-        self._stacked = {
-            name: parameter.new_empty((max_stacked, *parameter.shape)) for name, parameter, _ in like.values
-        }
-
-    @property
-    def nbytes(self) -> int:
-        return sum(stacked.nbytes for stacked in self._stacked.values())
-
-    def put(self, at: int, checkpoint: Checkpoint) -> Checkpoint:
-        """Copies a checkpoint's values into the stack, as those of a state_dict may change (a model in training), and
-        returns the checkpoint with the copies.
-        """
-        values = []
-        for name, parameter, value in checkpoint.values or ():
-            stack_slice = self._stacked[name][at]
-            stack_slice.copy_(value)
-            values.append((name, parameter, stack_slice))
-        return replace(checkpoint, values=tuple(values))
-
-    def parameters(self, count: int) -> dict[str, Tensor]:
-        """Returns the parameters of the first `count` checkpoints, each with an extra first axis."""
-        return {name: stacked[:count] for name, stacked in self._stacked.items()}
-
-    def first(self, count: int) -> dict[str, Tensor]:
-        """Returns a state_dict of the first `count` checkpoints, stacked, buffers included."""
-        model_weights = self._surface.model.state_dict()
-        expanded = {name: value.expand(count, *value.shape) for name, value in model_weights.items()}
-        return {**expanded, **self.parameters(count)}
-
-
 LabelledLoader = tuple[str | None, Callable[[], Checkpoint]]
 
 
-def read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
-    """Returns an iterator of (label, function that loads the checkpoint). All items of a dict are checked first; an
-    iterator is read lazily.
+def loaded_checkpoints(given: Any, surface: Surface) -> Iterator[tuple[str | None, Checkpoint]]:
+    """Yields each checkpoint with its label.
+
+    All items of a dict are checked first. An iterator is read as it goes, and one is gone before the next is made.
     """
+    seen: set[str | None] = set()
+    for label, load in _read_checkpoints(given, surface):
+        if label in seen:
+            raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
+        seen.add(label)
+        yield label, load()
+        del load
+
+
+def _read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
     if given is None:
         return iter([(None, partial(Checkpoint, surface))])
     model = _Model(surface)

@@ -1,439 +1,235 @@
-"""Measures every variant of a sweep on every chunk of examples: replayed where possible, else resumed, else by
-plain hooks.
-"""
+"""Measures every variant of a sweep on one model: many in one forward where that is right, else one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.engine.branches import Branch
-from circuits.engine.engine import Engine
-from circuits.engine.memory import Meter, known_peaks
-from circuits.engine.replay import NotReplayed
-from circuits.engine.resume import Resume
-from circuits.engine.tails import NotResumed, Tail
+from circuits.engine.batch_size import within_memory
+from circuits.engine.stacked import (
+    CleanPass,
+    NotStacked,
+    StackedVariant,
+    check_model,
+    clean_pass,
+    edits_of,
+    first_block,
+    run_stacked,
+)
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
+from circuits.interventions.base import Intervention
 from circuits.interventions.reference_runs import References
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
-from circuits.model.state import parameters_of, running_rows, untouched, unwritten
+from circuits.model.state import State, running_rows, untouched
 from circuits.model.surface import Surface
-from circuits.sweeps.engine_choice import FAST, RESUMED, Part, assign_engines, refusal
-from circuits.sweeps.inputs import SweepInputs, Variant
-from circuits.sweeps.measurements import BASELINE, Measurements, titled
-from circuits.sweeps.metrics import Metric, PerExample
-from circuits.sweeps.sizes import sizes_of
-from circuits.tensors import largest
+from circuits.sweeps.measurements import BASELINE, Measurements, Row, titled
+from circuits.sweeps.metrics import Metric, PerExample, in_errors
+from circuits.sweeps.table import about
 
-_FUNCTION = "sweep, the function of an edit or a hook"
-# Share of the examples in a chunk whose effect may be within rounding by chance.
+NAIVE, FAST = "naive", "fast"
+# What counts as rounding between a stack and a single forward, relative to the largest entry.
+_ROUNDING = {torch.float64: 1e-11, torch.float32: 1e-5}
+# Share of the examples whose effect may be within rounding by chance.
 _BY_CHANCE = 0.02
-# Outputs of several variants are compared with the unedited one together, up to this many numbers.
-_TOGETHER = 2**20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the grid, or one draw of it."""
+
+    name: str
+    draw: int | None
+    interventions: tuple[Intervention, ...]
+    plan: Plan
 
 
 @dataclass
 class ModelSweep:
-    """All variants on one model, with its current weights."""
+    """All variants on one model, with its current weights.
+
+    Attributes:
+        batch_size: rows in a forward.
+        naive: by variant, why it runs by itself.
+    """
 
     surface: Surface
-    inputs: SweepInputs
+    prompts: Prompts
+    metric: Metric
     variants: Sequence[Variant]
-    asked: str  # the engine that the caller chose
-    references: References
-    parts: list[Part]
-    meter: Meter
-    #: What decides how much memory it takes, but for the engines.
-    sizes: Hashable
+    asked: str
+    batch_size: int
+    naive: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        surface: Surface,
-        variants: Sequence[Variant],
-        inputs: SweepInputs,
-        engine: str,
-        checkpoint: str | None = None,
-    ) -> ModelSweep:
-        """Prepares a sweep over one model, and measures the memory that this takes where it is not known yet."""
-        known, sizes = known_peaks(surface.model), sizes_of(surface, variants, inputs, engine)
-        with evaluating(surface.model), torch.no_grad():
-            # What was measured was so with the engines of that time; where there are others now it is measured again.
-            for measure in (sizes not in known, True):
-                meter = Meter()
-                with meter.on(measure):
-                    parts = assign_engines(surface, variants, inputs, engine, checkpoint)
-                references = inputs.references(surface)
-                job = cls(surface, inputs, variants, engine, references, parts, meter, sizes)
-                if measure or job._peak is not None:
-                    break
-        return job
+    def run(self, checkpoint: str | None = None) -> Measurements:
+        """Returns the measurements of all variants."""
+        stacked = self._stackable()
+        runs: list[Row] = []
+        for index, one in enumerate(self.variants):
+            engine = FAST if index in stacked else NAIVE
+            row = {"variant": one.name, "draw": one.draw, **about(one.interventions, one.plan)}
+            runs.append(row | {"engine": engine})
+        with evaluating(self.surface.model), torch.no_grad():
+            return within_memory(self.batch_size, partial(self._measured, stacked, runs, checkpoint))
 
-    def run(self) -> list[Measurements]:
-        """Returns the measurements, those of plain forwards last."""
-        with (
-            evaluating(self.surface.model),
-            torch.no_grad(),
-            # What is kept to notice writes to the model counts too.
-            self.meter.on(self._peak is None),
-            unwritten(self.surface.model, "sweep"),
-        ):
-            failed: dict[str, str] = {}
-            while True:
-                try:
-                    self._run()
-                    break
-                except (NotReplayed, NotResumed) as reason:
-                    # One chunk failed: all of them then run on another engine, as effects of two cannot be pooled.
-                    failed[FAST if isinstance(reason, NotReplayed) else RESUMED] = str(reason)
-                    if self.asked in failed:
-                        raise refusal(self.asked, str(reason)) from reason
-                checkpoint = self.parts[-1].measurements.checkpoint
-                self.parts = assign_engines(
-                    self.surface, self.variants, self.inputs, self.asked, checkpoint, failed
-                )
-            if self._peak is None:
-                # To look for writes takes memory again.
-                self.meter.start()
-        if self._peak is None:
-            known_peaks(self.surface.model).setdefault(self.sizes, {})[self._engines] = self.meter.peak
-        return [replace(part.measurements, bytes_held=self._peak or 0) for part in self.parts]
-
-    @property
-    def _engines(self) -> Hashable:
-        return tuple((part.measurements.engine, len(part.variants)) for part in self.parts)
-
-    @property
-    def _peak(self) -> int | None:
-        """The memory of a sweep like this, where it has been measured."""
-        return known_peaks(self.surface.model).get(self.sizes, {}).get(self._engines)
-
-    def _run(self) -> None:
-        measure = self._peak is None
-        for rows in self.inputs.pieces():
-            for part in self.parts:
-                first = measure and rows == self.inputs.first
-                if first and part.engine is not None:
-                    part.engine.meter = self.meter
-                with self.meter.on(first):
-                    _run(self, part, rows)
-
-    def another(self, checkpoint: str | None) -> ModelSweep:
-        """Returns the same sweep, to be measured on other weights of the model."""
-        parts = [
-            replace(part, measurements=part.measurements.again(checkpoint=checkpoint)) for part in self.parts
-        ]
-        return replace(self, references=self.inputs.references(self.surface), parts=parts)
-
-    def max_stacked(self) -> int:
-        """Returns with how many checkpoints of its shape, itself included, it can be stacked."""
-        part = self.parts[0]
-        if not isinstance(part.engine, Engine) or len(self.parts) > 1:
-            return 1
-        most = part.engine.max_stacked(self.inputs.tokens, _of_type(Branch, part), self.inputs.chunk)
-        if self.inputs.memory is None:
-            return most
-        # Each takes what this one has taken, and its weights in the stack.
-        weights = sum(weight.nbytes for weight in parameters_of(self.surface.model))
-        return min(most, (self.inputs.memory - 2 * weights) // ((self._peak or 0) + weights))
-
-    @property
-    def plan(self) -> Plan:
-        """The steps of all variants."""
-        return tuple(step for one in self.variants for step in one.plan)
-
-    @property
-    def needs_clean_passes(self) -> bool:
-        return any(True for _ in wanted(self.plan))
-
-    def fetch(self) -> None:
-        self.references.fetch(wanted(self.plan))
-
-
-def measure_stacked(
-    engine: Engine, jobs: Sequence[ModelSweep], load_into_model: Callable[[int], None], weights: int
-) -> list[Measurements]:
-    """Measures several checkpoints of one model, whose forward passes are made together.
-
-    Args:
-        engine: the engine of all their weights, stacked.
-        load_into_model: copies the weights of the checkpoint of this index into the model.
-        weights: bytes that copies of weights take.
-    """
-    first, inputs = jobs[0], jobs[0].inputs
-    rows, branches = slice(0, len(inputs.tokens)), _of_type(Branch, first.parts[0])
-    tokens = inputs.tokens.to(first.surface.device)
-    meter, peaks = Meter(), known_peaks(first.surface.model).setdefault(first.sizes, {})
-    with evaluating(first.surface.model), torch.no_grad(), meter.on(len(jobs) not in peaks):
-        outputs, cache = engine.clean(tokens, branches, rows)
-        own_output = engine.output
-        assert own_output is not None
-        engine.check(tokens, own_output, outputs, rows)
-        references = [job.references for job in jobs]
-        edited: list[list[tuple[list[tuple[Branch | Tail, bool]], Tensor]]] = [[] for _ in jobs]
-        for at, members, output in engine.run(
-            tokens, rows, branches, references, cache, inputs.chunk, inputs.outputs
-        ):
-            edited[at].append(([(branch, branch.changed[at]) for branch in members], output))
-        for at, (job, clean) in enumerate(zip(jobs, outputs.split(len(tokens)), strict=True)):
-            load_into_model(at)
-            part = replace(job.parts[0], engine=engine)
-            with unwritten(first.surface.model, "sweep"):
-                compared = _Compared(job, part, rows, clean)
-                for each in edited[at]:
-                    compared.add(*each)
-            meter.stop()  # the metric takes as much of the others
-    # The model's own output was there before.
-    held = peaks.setdefault(len(jobs), meter.peak + own_output.nbytes) + weights
-    measured = [job.parts[0].measurements for job in jobs]
-    return [replace(one, bytes_held=held, stacked=len(jobs)) for one in measured]
-
-
-def _of_type(kind: type[Any], part: Part) -> list[Any]:
-    return [branch for branch in part.branches if isinstance(branch, kind)]
-
-
-def _run(job: ModelSweep, part: Part, rows: slice) -> None:
-    if part.engine is None:
-        _run_naive(job, part, rows)
-    elif isinstance(part.engine, Resume):
-        _run_resumed(job, part, rows, part.engine)
-    else:
-        _run_fast(job, part, rows, part.engine)
-
-
-def _run_naive(job: ModelSweep, part: Part, rows: slice) -> None:
-    """Runs one full forward per variant."""
-    metric, found = job.inputs.metric.at(rows), part.measurements
-    # A model may overwrite its output in the next run.
-    clean = _output(job, metric, rows, BASELINE).clone()
-    found.begin(metric.measure(clean, clean, BASELINE))
-    # Fetched after the metric has been tried, and all at once, so that references on the same tokens share a pass.
-    job.fetch()
-    with untouched(job.surface.model, _FUNCTION):
-        for index, variant in enumerate(part.variants):
-            title = titled(found.runs[index])
-            found.add(index, metric.measure(_edited(job, variant, metric, rows, title), clean, title))
-
-
-def _run_resumed(job: ModelSweep, part: Part, rows: slice, engine: Resume) -> None:
-    """Runs the model, checks its blocks one by one, and goes on from them."""
-    inputs, metric = job.inputs, job.inputs.metric.at(rows)
-    prompts = inputs.prompts[rows]
-    with running_rows(job.surface.model, rows, len(inputs.tokens)):
-        clean = engine.clean(prompts)
-    output = _checked(clean.output, metric, BASELINE)
-    compared = _Compared(job, part, rows, output, output)
-    job.fetch()
-    runs = engine.run(
-        prompts,
-        rows,
-        len(inputs.tokens),
-        _of_type(Tail, part),
-        job.references,
-        clean,
-        min(inputs.chunk, inputs.outputs),
-    )
-    with untouched(job.surface.model, _FUNCTION):
-        for members, edited in runs:
-            compared.add(members, edited)
-            del edited
-
-
-def _run_fast(job: ModelSweep, part: Part, rows: slice, engine: Engine) -> None:
-    """Runs the clean pass of an engine, compares it with the model's own output, and runs its branches from there."""
-    branches = _of_type(Branch, part)
-    tokens, metric = job.inputs.tokens[rows].to(job.surface.device), job.inputs.metric.at(rows)
-    if engine.output is None:
-        model_output = _output(job, metric, rows, BASELINE).clone()
-    else:
-        model_output, engine.output = _checked(engine.output, metric, BASELINE), None
-    output, cache = engine.clean(tokens, branches, rows)
-    engine.check(tokens, model_output, output, rows)
-    compared = _Compared(job, part, rows, output, model_output if model_output.numel() <= _TOGETHER else None)
-    del model_output
-    job.fetch()
-    # No hook of a user's is there, and functions of edits are watched one by one.
-    for _, members, edited in engine.run(
-        tokens, rows, branches, [job.references], cache, job.inputs.chunk, job.inputs.outputs
-    ):
-        compared.add([(branch, branch.changed[0]) for branch in members], edited)
-        del edited  # Gone before the next are made.
-
-
-class _Compared:
-    """Measures a fast engine's outputs for some examples beside its unedited output.
-
-    Stacked and single forwards differ by rounding, which would count as an effect, with a sign in the sign-flip test.
-    So a variant with effects within rounding is run once more with plain hooks, as is the model; in these examples it
-    gets the effect between those two runs, which may be none.
-    """
-
-    def __init__(
-        self, job: ModelSweep, part: Part, rows: slice, output: Tensor, model_output: Tensor | None = None
-    ) -> None:
-        """
-        Args:
-            model_output: the model's own output, bit for bit as in a run of its own; None: made when it is needed.
-        """
-        assert part.engine is not None
-        self._job, self._part, self._rows, self._engine = job, part, rows, part.engine
-        self._metric = job.inputs.metric.at(rows)
-        self._output, self._plain_clean = output, model_output
-        # Where the metric reads an output of the engine, bool [example pos]; None: everywhere.
-        kept, columns = self._metric.kept, None if isinstance(self._engine, Resume) else self._engine.read
-        self._read = None if kept is None else kept.to(output.device)
-        if self._read is not None and columns is not None:
-            self._read = self._read[:, columns]
-            # Of prompts without padding it computes what is read alone.
-            self._read = None if bool(self._read.all()) else self._read
-        #: Whether outputs are made for the metric alone, with NaN where it does not read them.
-        self._spare = columns is not None and self._read is None
-        self._unread = None if self._read is None else ~self._read[..., None]
-        self._clean = _checked(self._at_all_positions(output), self._metric, BASELINE)
-        self._near = self._engine.tolerance * float(_largest_finite(self._where_read(output)))
-        self._base = self._metric.measure(self._clean, self._clean, BASELINE)
-        self._plain_base: PerExample | None = None
-        part.measurements.begin(self._base)
-
-    def add(self, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
-        """Measures variants, of which each comes with whether its edits changed an activation.
-
-        Args:
-            outputs: those of all variants, one after the other.
-        """
-        size, stream = len(self._output), self._job.surface.sizes["d_model"] or 1
-        # No more together than what a stack's own forward holds.
-        most = min(_TOGETHER, self._job.inputs.chunk * stream)
-        step = max(1, most // max(1, self._clean.numel()))
-        with self._metric.watched() as metric:
-            for first in range(0, len(members), step):
-                self._add(
-                    metric, members[first : first + step], outputs[first * size : (first + step) * size]
-                )
-
-    def _add(self, metric: Metric, members: Sequence[tuple[Branch | Tail, bool]], outputs: Tensor) -> None:
-        titles = [titled(self._part.measurements.runs[member.index]) for member, _ in members]
-        stack = outputs.unflatten(0, (len(members), -1))
-        read = self._where_read(stack)
-        is_nan = read.flatten(1).amax(1).isnan().tolist()
-        # Where all of an output [example pos out] is within rounding, it may be what it was.
-        near = _largest_finite(read - self._where_read(self._output), -1) <= self._near
-        partly = (near if self._read is None else near & self._read).any(2).cpu().numpy()
-        whole = near.all(2).cpu().numpy()
-        edited = self._at_all_positions(stack)
-        for at, (member, changed) in enumerate(members):
-            # Where no activation changed, the output is the clean one exactly, and not only up to rounding.
-            if not changed:
-                values = metric.measure(self._clean, self._clean, titles[at])
-            elif is_nan[at]:
-                raise _not_finite(titles[at])
-            else:
-                values = metric.measure(edited[at], self._clean, titles[at], self._spare)
-                variant = self._part.variants[member.index]
-                values = self._without_rounding(metric, variant, values, whole[at], partly[at], titles[at])
-            self._part.measurements.add(member.index, values)
-
-    def _where_read(self, output: Tensor) -> Tensor:
-        """Returns an output with zeros where the metric does not read it."""
-        return output if self._unread is None else output.masked_fill(self._unread, 0.0)
-
-    def _at_all_positions(self, output: Tensor) -> Tensor:
-        """Returns an output [... example pos out] at all positions, with NaN where it is not computed."""
-        if isinstance(self._engine, Resume) or self._engine.read is None:
-            return output
-        length = self._job.inputs.tokens.shape[1]
-        whole = output.new_full((*output.shape[:-2], length, output.shape[-1]), torch.nan)
-        whole[..., self._engine.read, :] = output
-        return whole
-
-    def _without_rounding(
-        self,
-        metric: Metric,
-        variant: Variant,
-        values: PerExample,
-        near: np.ndarray,
-        partly: np.ndarray,
-        title: str,
-    ) -> PerExample:
-        """Returns the variant's values, with effects within rounding replaced.
-
-        Args:
-            near: examples (boolean) whose output is within rounding of the unedited one.
-            partly: those in which it is at some position, which may be all that a metric reads.
-        """
-        if not partly.any():
-            return values
-        base = self._base
-        doubtful = {
-            name: near | (partly & _within_rounding(values[name][0], base[name][0], self._engine.tolerance))
-            for name in values
-            if name in base
-        }
-        # Among many effects some are small by chance.
-        if not near.any() and all(one.mean() < _BY_CHANCE for one in doubtful.values()):
-            return values
-        if self._plain_clean is None:
-            self._plain_clean = _output(self._job, metric, self._rows, BASELINE).clone()
-        clean = self._plain_clean
-        if self._plain_base is None:
-            self._plain_base = metric.measure(clean, clean, BASELINE)
-        plain_base = self._plain_base
-        plain = metric.measure(_edited(self._job, variant, metric, self._rows, title), clean, title)
-        return {
-            **values,
-            **{
-                name: _substituted_effect(where, values[name], base[name], plain[name], plain_base[name])
-                for name, where in doubtful.items()
-                if name in plain and name in plain_base
-            },
-        }
-
-
-def _largest_finite(x: Tensor, *dim: int) -> Tensor:
-    """Returns the size of the largest entry, of all or along a dimension; those that are not finite count as zero."""
-    found = largest(x, *dim)
-    if bool(found.isfinite().all()):
+    def _stackable(self) -> dict[int, StackedVariant]:
+        """Returns the variants that share forwards, by index; notes why the others do not."""
+        found: dict[int, StackedVariant] = {}
+        refused = 'engine="naive"' if self.asked == NAIVE else ""
+        try:
+            check_model(self.surface, self.prompts)
+        except NotStacked as reason:
+            refused = refused or str(reason)
+        for index, one in enumerate(self.variants):
+            try:
+                if refused:
+                    raise NotStacked(refused)
+                start = first_block(one.plan, self.surface)
+                found[index] = StackedVariant(index, start, edits_of(one.plan))
+            except NotStacked as reason:
+                self.naive[one.name] = str(reason)
         return found
-    return largest(x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), *dim)
+
+    def _measured(
+        self, stacked: dict[int, StackedVariant], runs: list[Row], checkpoint: str | None, size: int
+    ) -> Measurements:
+        self.batch_size = size
+        found = Measurements(runs, NAIVE, checkpoint)
+        pieces = list(self._pieces(size))
+        examples = pieces[0].stop
+        references = References(self.surface, size * self.prompts.shape[1], (self.prompts.shape, examples))
+        for rows in pieces:
+            with untouched(self.surface.model, in_errors(self.metric.name)):
+                piece = _Piece(self, rows, references, found)
+                piece.measure(stacked)
+        return found
+
+    def _pieces(self, size: int) -> Iterator[slice]:
+        """Yields the examples of each clean pass, of equal number as far as that goes."""
+        total = len(self.prompts)
+        step = -(-total // -(-total // size))
+        for start in range(0, total, step):
+            yield slice(start, min(start + step, total))
 
 
-def _substituted_effect(
-    where: np.ndarray, *given: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sums and counts of a variant, with its effect in the examples `where` replaced by that of two
-    other runs.
-    """
-    sums, counts = (
-        np.where(where, base + (plain - plain_base), part)
-        for part, base, plain, plain_base in zip(*given, strict=True)
-    )
-    return sums, counts
+@dataclass
+class _Piece:
+    """The examples of one clean pass, whose output every variant is compared with."""
+
+    sweep: ModelSweep
+    rows: slice
+    references: References
+    found: Measurements
+
+    def __post_init__(self) -> None:
+        # Writes of the metric to the model are looked for once, and not in every call.
+        self.metric = replace(self.sweep.metric.at(self.rows), model=None)
+        self.prompts = self.sweep.prompts[self.rows]
+
+    def measure(self, stacked: dict[int, StackedVariant]) -> None:
+        """Adds the measurements of these examples: of the model, of the variants that share forwards, of the others."""
+        surface = self.sweep.surface
+        with running_rows(surface.model, self.rows, len(self.sweep.prompts)):
+            clean = clean_pass(surface, self.prompts, {one.start for one in stacked.values()})
+        # A model may overwrite its output in the next run.
+        self.clean = _checked(clean.output, self.metric, BASELINE).clone()
+        self.base = self.metric.measure(self.clean, self.clean, BASELINE)
+        self.found.begin(self.base)
+        # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
+        self.references.fetch(wanted(step for one in self.sweep.variants for step in one.plan))
+        ordered = sorted(stacked.values(), key=lambda one: one.start)
+        width = max(1, self.sweep.batch_size // len(self.prompts))
+        for first in range(0, len(ordered), width):
+            self._measure_stack(clean, ordered[first : first + width])
+        for index in range(len(self.sweep.variants)):
+            if index not in stacked:
+                self.found.add(index, self._plain(index))
+
+    def _measure_stack(self, clean: CleanPass, variants: Sequence[StackedVariant]) -> None:
+        """Runs some variants together.
+
+        A stack differs from single forwards by rounding, which would count as an effect, with a sign in the sign-flip
+        test. A variant with effects within rounding, which may be none, is run once more by itself.
+        """
+        surface, state = self.sweep.surface, State(rows=self.rows, total=len(self.sweep.prompts))
+        for one in variants:
+            one.begin(surface, self.prompts, self.references, state)
+        columns = self._columns()
+        try:
+            output = run_stacked(surface, clean, variants, columns).unflatten(0, (len(variants), -1))
+        except NotStacked as reason:
+            for one in variants:
+                self.found.runs[one.index]["engine"] = NAIVE
+                self.sweep.naive[self.sweep.variants[one.index].name] = str(reason)
+                self.found.add(one.index, self._plain(one.index))
+            return
+        near = self._near(variants, output, columns)
+        for one, edited, is_near in zip(variants, output, near, strict=True):
+            title = titled(self.found.runs[one.index])
+            if not one.changed and not one.unseen:
+                values = self.metric.measure(self.clean, self.clean, title)
+            elif is_near or one.unseen:
+                values = self._plain(one.index)
+            else:
+                values = self.metric.measure(edited, self.clean, title, columns)
+                if self._doubtful(values):
+                    values = self._plain(one.index)
+            self.found.add(one.index, values)
+
+    def _columns(self) -> Tensor | None:
+        """Returns the positions at which the metric reads the output; None: all."""
+        columns = self.metric.columns
+        if columns is None or len(columns) == self.clean.shape[1]:
+            return None
+        return columns.to(self.clean.device)
+
+    def _near(self, variants: Sequence[StackedVariant], output: Tensor, columns: Tensor | None) -> list[bool]:
+        """Tells which variants leave some example's output [variant example pos out] within rounding of the clean one;
+        refuses outputs that are not finite.
+        """
+        clean, kept = self.clean, self.metric.kept
+        if columns is not None:
+            clean, kept = clean[:, columns], None if kept is None else kept[:, columns]
+        if kept is not None:
+            clean, output = (x.masked_fill(~kept[..., None], 0.0) for x in (clean, output))
+        largest = clean.masked_fill(~clean.isfinite(), 0.0).abs().max()
+        for one, is_nan in zip(variants, output.flatten(1).isnan().any(1).tolist(), strict=True):
+            if is_nan:
+                raise _not_finite(titled(self.found.runs[one.index]))
+        apart = (output - clean).abs().flatten(2).amax(2)
+        near: list[bool] = (apart <= _rounding(clean.dtype) * largest).any(1).tolist()
+        return near
+
+    def _doubtful(self, values: PerExample) -> bool:
+        """Tells whether effects on a metric are within rounding in more examples than by chance."""
+        for name in values.keys() & self.base.keys():
+            sums, base = values[name][0], self.base[name][0]
+            apart, largest = np.abs(sums - base), max(np.abs(sums).max(), np.abs(base).max())
+            near = (apart > 0) & (apart <= _rounding(self.clean.dtype) * (largest + 1e-4))
+            if near.mean() >= _BY_CHANCE:
+                return True
+        return False
+
+    def _plain(self, index: int) -> PerExample:
+        """Measures one variant in a forward of its own, by plain hooks."""
+        surface, title = self.sweep.surface, titled(self.found.runs[index])
+        with (
+            attached(surface, self.sweep.variants[index].plan, self.references),
+            running_rows(surface.model, self.rows, len(self.sweep.prompts)),
+        ):
+            output = _checked(surface.call(self.prompts), self.metric, title)
+        return self.metric.measure(output, self.clean, title)
 
 
-def _within_rounding(edited: np.ndarray, base: np.ndarray, tolerance: float) -> np.ndarray:
-    """Tells in which examples a metric is within rounding; equal values do not count, as a metric that counts may be
-    equal by chance, and `near` tells by the outputs.
-    """
-    difference = np.abs(edited - base)
-    largest = max(np.abs(edited).max(), np.abs(base).max())
-    return (difference > 0) & (difference <= tolerance * (largest + 1e-4))
-
-
-def _edited(job: ModelSweep, variant: Variant, metric: Metric, rows: slice, title: str) -> Tensor:
-    with attached(job.surface, variant.plan, job.references):
-        return _output(job, metric, rows, title)
-
-
-def _output(job: ModelSweep, metric: Metric, rows: slice, title: str) -> Tensor:
-    with running_rows(job.surface.model, rows, len(job.inputs.tokens)):
-        return _checked(job.surface.call(job.inputs.prompts[rows]), metric, title)
+def _rounding(dtype: torch.dtype) -> float:
+    return _ROUNDING.get(dtype, 2 * torch.finfo(dtype).eps)
 
 
 def _checked(output: Any, metric: Metric, title: str) -> Tensor:
@@ -448,13 +244,10 @@ def _checked(output: Any, metric: Metric, title: str) -> Tensor:
             f"{title}: the model's output is {list(output.shape)}, without a row for each of the positions "
             f"{list(kept.shape)}"
         )
-    _refuse_nan(output if kept is None else output[kept.to(output.device)], title)
-    return output
-
-
-def _refuse_nan(output: Tensor, title: str) -> None:
-    if output.numel() and bool(output.amax().isnan()):
+    read = output if kept is None else output[kept.to(output.device)]
+    if bool(read.isnan().any()):
         raise _not_finite(title)
+    return output
 
 
 def _not_finite(title: str) -> CircuitsError:

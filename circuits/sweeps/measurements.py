@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,25 +17,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measurements:
-    """The metric of several runs on the same examples, beside the unedited run of the same model and engine.
+    """The metric of several runs on the same examples, and of the unedited run of the same model.
 
     Attributes:
         runs: of each run but the unedited one, its columns in the table: `variant`, `draw` and what it edits.
-        engine: what computed the outputs.
-        naive: by variant, why it was not replayed, where plain hooks ran it.
-        refused: by variant, why other engines did not run it, by engine.
-        bytes_held: the most that the engine held.
-        stacked: the number of checkpoints in each forward.
+        engine: what computed the outputs of runs that do not say it themselves.
         chunks: for consecutive examples, by run, the metric of each; 0 is the unedited run.
     """
 
     runs: list[Row]
     engine: str
     checkpoint: str | None = None
-    naive: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, dict[str, str]] = field(default_factory=dict)
-    bytes_held: int = 0
-    stacked: int = 1
     chunks: list[dict[int, PerExample]] = field(default_factory=list)
 
     def begin(self, unedited: PerExample) -> None:
@@ -65,10 +57,6 @@ class Measurements:
         places = range(1 + len(self.runs))
         parts = [np.stack([chunk[place][metric] for place in places], axis=1) for chunk in self.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-
-    def again(self, **other: Any) -> Measurements:
-        """Returns measurements of the same runs, yet to be made."""
-        return replace(self, **{"chunks": [], "bytes_held": 0, "naive": {}, **other})
 
 
 def titled(run: Row) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -104,14 +104,6 @@ class Metric:
     def name(self) -> str:
         return "unedited" if self.function is None else metric_name(self.function)
 
-    def nbytes(self, examples: int, numbers: int) -> int:
-        """Returns how many bytes it takes for an output of so many examples, of so many numbers each; 0 for a function
-        of the user's, of which nothing is known.
-        """
-        if self.function is not None:
-            return 0
-        return _PER_NUMBER * min(examples * numbers, max(_PIECE, numbers))
-
     @property
     def untested(self) -> tuple[str, ...]:
         """The metrics that are distances from the unedited output."""
@@ -129,14 +121,18 @@ class Metric:
         """Where the output is not read, bool [n pos 1]."""
         return None if self.kept is None else ~self.kept[..., None]
 
-    def measure(self, output: Tensor, clean: Tensor, title: str, spare: bool = False) -> PerExample:
+    def measure(self, output: Tensor, clean: Tensor, title: str, columns: Tensor | None = None) -> PerExample:
         """Returns sum and count of every example, by metric, for an output [n pos out] and the unedited one.
 
         Args:
             title: whose output it is, for error messages.
-            spare: the output is needed no more, and NaN where it is not read.
+            columns: the positions that the output has; None: all.
         """
-        values = self.values(output, clean, spare)
+        values = (
+            self.values(output, clean)
+            if columns is None
+            else self.values_at(columns, output, clean[:, columns])
+        )
         return read_values(values, self.name, len(output), title, self.advice)
 
     @property
@@ -168,7 +164,7 @@ class Metric:
             copy = copy.masked_fill(self._unread.to(output.device), torch.nan)
         batch = self.batch.to(output.device) if isinstance(self.batch, Tensor) else self.batch
         given = () if batch is None else (private(batch),)
-        with self.watched():
+        with nullcontext() if self.model is None else untouched(self.model, in_errors(self.name)):
             try:
                 return by_name(self.function(copy, *given), self.name)
             except (IndexError, RuntimeError, ValueError) as error:
@@ -192,7 +188,7 @@ class Metric:
         """The columns of the output that it reads in some example; None: perhaps all."""
         if isinstance(self.batch, Answers):
             return self.batch.columns.unique()
-        if self.positions is None or self.function is None or self.kept is None:
+        if self.positions is None or self.kept is None:
             return None
         return self.kept.any(0).nonzero()[:, 0]
 
@@ -203,17 +199,11 @@ class Metric:
             answers = replace(self.batch, columns=torch.searchsorted(columns, self.batch.columns))
             return replace(self, kept=kept, batch=answers).values(output, clean)
         assert self.kept is not None
+        if self.function is None:
+            return replace(self, kept=self.kept[:, columns]).values(output, clean)
         whole = output.new_full((*self.kept.shape, output.shape[2]), torch.nan)
         whole[:, columns.to(output.device)] = output
         return self.values(whole, clean, spare=self.aligned)
-
-    @contextmanager
-    def watched(self) -> Iterator[Metric]:
-        """Yields the metric for several calls, and refuses after the last what is else refused after each: that the
-        function has changed the model.
-        """
-        with nullcontext() if self.model is None else untouched(self.model, in_errors(self.name)):
-            yield replace(self, model=None)
 
 
 def read_metric(metric: Any, has_batch: bool) -> None:
@@ -277,10 +267,8 @@ def is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and not type(value).__module__.startswith("torch")
 
 
-# Numbers of an output that the metrics without a function compare at a time, one example at least; and the bytes that
-# each of them takes meanwhile: ten in float64, and a few that say whether.
+# Numbers of an output that the metrics without a function compare at a time, one example at least.
 _PIECE = 2**16
-_PER_NUMBER = 88
 
 
 def unedited_metrics(

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from jaxtyping import Shaped
 from torch import Tensor
 
-from circuits.engine.memory import divided, more_on_device, read_chunk
+from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError, said
-from circuits.interventions.apply import planned, wanted
-from circuits.interventions.reference_runs import kept_bytes
+from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
 from circuits.model.inputs import read_prompts
 from circuits.model.owner import exclusive
 from circuits.model.prompts import Prompts
-from circuits.model.state import parameters_of
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
-from circuits.sweeps.checkpoints import measure_checkpoints, read_checkpoints
-from circuits.sweeps.inputs import SweepInputs, Variant
+from circuits.sweeps.checkpoints import loaded_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference
+from circuits.sweeps.measure import ModelSweep, Variant
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import Metric
 from circuits.sweeps.table import SweepResult, Table, read_resampling
-from circuits.validate import is_whole, read_choice
+from circuits.validate import BOUND, RENAMED, read_choice, refuse_removed
 
-# Tokens per forward under chunk="auto" on a processor. On two cores the time does not depend on it between 512 and
-# 16384; what the clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
-AUTO_CHUNK = 8192
+_PARTS = "give each process some of the variants, and join the results by SweepResult.concat"
+_REMOVED = {**dict.fromkeys(("executor", "split", "done"), _PARTS), **RENAMED, "memory": BOUND}
 
 
 def sweep(
@@ -40,13 +36,12 @@ def sweep(
     metric: Any = None,
     batch: Any = None,
     engine: str = "auto",
-    chunk: int | str = "auto",
+    batch_size: int | None = None,
     positions: Any = None,
     checkpoints: Any = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
-    memory: int | None = None,
     **removed: Any,
 ) -> SweepResult:
     """Runs every variant on the same tokens and compares each with the unedited model.
@@ -58,18 +53,16 @@ def sweep(
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
             `grid` make such dicts. Draws get a row each, after one that pools them.
         metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a slice). It
-            gets copies of its own, a tensor's on the output's device, is called once per variant and chunk, and returns
-            a value per example [n], a pair (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount
-            over examples. Without a metric: `kl` (nats) and `mse` from the unedited output, which have no p-value, and
-            `logit_diff`, of the unedited model's two highest logits: means over all positions read but padding.
-            `logit_difference` makes a metric of given answers.
-        engine: "fast", one clean pass, then each variant from its first edit on, computed from the weights, many of
-            them stacked; "resumed", the model's own blocks from the first edit on, many variants in one batch; "naive",
-            one full forward per variant with plain hooks; "auto", for each variant the first of these that can run it.
-            The column `engine` says which it was, `settings["engines"]` why not those before it, by variant, and
-            `settings["naive"]` why those with plain hooks were not replayed.
-        chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only. "auto"
-            keeps to `memory`.
+            gets copies of its own, a tensor's on the output's device, is called once per variant and chunk of examples,
+            and returns a value per example [n], a pair (sum [n], count [n]), or a dict of those. Pairs are pooled as
+            Σsum/Σcount over examples. Without a metric: `kl` (nats) and `mse` from the unedited output, which have no
+            p-value, and `logit_diff`, of the unedited model's two highest logits: means over all positions read but
+            padding. `logit_difference` makes a metric of given answers.
+        engine: "auto", many variants in each forward of the model's own blocks, from the first that they edit on, and
+            one full forward with plain hooks for each variant that cannot be run so; "naive", plain hooks for all. The
+            column `engine` says which it was ("fast" or "naive"), `settings["naive"]` why, by variant.
+        batch_size: rows (examples × variants) in a forward. Results depend on it by rounding only. Default: as many as
+            keep to a bound on tokens and on numbers in memory; halved where an accelerator has no room for them.
         positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
             there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
         checkpoints: objects with a .ref and a .model, as `load_checkpoints` yields, or label -> a model, a state_dict
@@ -80,93 +73,74 @@ def sweep(
             the sign-flip test (at most `flips` flips; exact where 2^n is no more than that).
         draws: see `seed`.
         flips: see `seed`.
-        memory: bytes that tensors of the sweep may take beside the model, an error where one example takes more.
-            Default: together with the model half as much again as a loop over the variants, or 8 MiB beside the model
-            (1 GiB on an accelerator) where that is more. `settings["bytes"]` is what it took.
 
     Inside a block of `intervene`, the edits of that block belong to the model that is compared with, while
     clean passes still run without them. Raises `CircuitsError` before any run for variants, batch or
     arguments that do not fit, and after the first one for a metric that returns another shape or a value
     that is not finite.
     """
-    if removed:
-        divides = removed.keys() & {"executor", "split", "done"}
-        how = "; give each process some of the variants, and join the results by SweepResult.concat"
-        raise CircuitsError(f"sweep: no argument {min(removed)}=" + how * bool(divides))
+    refuse_removed("sweep", removed, _REMOVED)
     surface = Surface.of(model)
-    read_choice(engine, ("auto", "fast", "resumed", "naive"), "sweep", "engine")
+    if engine in ("fast", "replay", "resumed"):
+        raise CircuitsError(
+            f'sweep: engine={engine!r} is gone; "auto" runs fast what can be, "naive" nothing'
+        )
+    read_choice(engine, ("auto", "naive"), "sweep", "engine")
     prompts = read_prompts(surface, tokens, "sweep")
     surface.check_prompts(prompts, "sweep: tokens")
     measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
     resampling = read_resampling(seed, draws, flips, "sweep")
-    return swept(surface, prompts, variants, measured, resampling, engine, chunk, checkpoints, memory)
+    result, _ = run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size, checkpoints)
+    return result
 
 
-def swept(
+def run_sweep(
     surface: Surface,
     prompts: Prompts,
     variants: Any,
     metric: Metric,
     resampling: Resampling,
     engine: str = "auto",
-    chunk: int | str = "auto",
+    batch_size: int | None = None,
     checkpoints: Any = None,
-    memory: int | None = None,
-    keep: list[Measurements] | None = None,
-) -> SweepResult:
-    """Returns the result of `sweep`; adds to `keep` the values of every example behind it."""
+) -> tuple[SweepResult, list[Measurements]]:
+    """Returns the result of `sweep`, and by checkpoint the values of every example behind it."""
     with exclusive(surface.model):
-        read, bound = _read_variants(variants), _read_memory(memory)
-        beside: dict[str, Any] = {}
-        if bound is not None:
-            sources = (one for each in _planned(read, surface) for one in wanted(each.plan))
-            beside = {"sources": kept_bytes(surface, sources), "of_metric": metric.nbytes}
-            if checkpoints is not None:
-                # What a state_dict takes the place of is put aside.
-                beside["held"] = sum(weight.nbytes for weight in parameters_of(surface.model))
-        most = read_chunk(chunk, more_on_device(surface, AUTO_CHUNK), "sweep")
-        division = divided(surface, prompts, most, bound, chunk != "auto", **beside)
-        is_bounded = bound is not None or chunk != "auto"
-        per_pass = min(division.tokens, division.outputs) if is_bounded else None
-        inputs = SweepInputs(
-            prompts,
-            metric,
-            division.step,
-            division.tokens,
-            division.outputs,
-            division.not_replayed,
-            per_pass,
-            memory=bound,
-        )
-        settings: dict[str, Any] = {"chunk": chunk, "n": len(prompts)}
+        read = _read_variants(variants)
+        size = _default_size(surface, prompts, metric, batch_size)
+        plans = _planned(
+            read, surface
+        )  # before a checkpoint is loaded, so that what does not fit shows at once
+        naive: dict[str, str] = {}
+        table, found = Table(resampling, metric.untested), list[Measurements]()
+        for label, checkpoint in loaded_checkpoints(checkpoints, surface):
+            with checkpoint.loaded() as loaded:
+                plans = plans if checkpoints is None else _planned(read, loaded)
+                job = ModelSweep(loaded, prompts, metric, plans, engine, size)
+                measurements = job.run(label)
+            size, naive = job.batch_size, naive | job.naive
+            table.add([measurements])
+            found.append(measurements)
+            # A model of its own is gone before the next one is read.
+            del checkpoint, loaded, job
+        if not found:
+            raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
+        settings: dict[str, Any] = {"batch_size": size, "n": len(prompts)}
         settings |= {"words": prompts.labels()} if prompts.words is not None else {}
         settings |= {
             "positions": None if metric.positions is None else list(metric.positions),
             "engine": engine,
+            "naive": naive,
         }
-        naive: dict[str, str] = {}
-        engines: dict[str, dict[str, str]] = {}
-        settings |= {"naive": naive, "engines": engines, "bytes": 0, "stacked": 1}
+        return table.result(_described(read), settings), found
 
-        if checkpoints is not None:
-            # Before one is loaded, so that what does not fit the model shows at once.
-            _planned(read, surface)
-        table = Table(resampling, metric.untested)
-        found = measure_checkpoints(
-            read_checkpoints(checkpoints, surface), partial(_planned, read), inputs, engine
-        )
-        for together in found:
-            table.add(together)
-            for one in together:
-                naive |= one.naive
-                engines |= {name: refused for name, refused in one.refused.items() if refused}
-                settings["bytes"] = max(settings["bytes"], one.bytes_held)
-                settings["stacked"] = max(settings["stacked"], one.stacked)
-            if keep is not None:
-                keep += together
-        if not table.rows:
-            raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
-        return table.result(_described(read), settings)
+
+def _default_size(surface: Surface, prompts: Prompts, metric: Metric, given: int | None) -> int:
+    """Returns how many rows are in a forward; the streams of the clean pass are held beside it."""
+    columns = metric.columns
+    kept = surface.n_layers * (surface.sizes["d_model"] or 1)
+    read = None if columns is None else len(columns)
+    return rows_in_a_forward(surface, prompts.shape[1], given, "sweep", kept=kept, read=read)
 
 
 _Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interventions that act together
@@ -213,12 +187,6 @@ def _described(read: _Given) -> dict[str, list[Row]]:
     return descriptions
 
 
-def _read_memory(memory: Any) -> int | None:
-    if memory is not None and not (is_whole(memory) and int(memory) > 0):
-        raise CircuitsError(f"sweep: memory={memory!r}; give a number of bytes, or None")
-    return None if memory is None else int(memory)
-
-
 def compare(
     parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]],
     metric: Any = None,
@@ -255,7 +223,9 @@ def compare(
             )
         names = [run["variant"] for run in found.runs]
         if list(outputs) != names:
-            raise CircuitsError(f"compare: a lot has {', '.join(outputs)}; the first had {', '.join(names)}")
+            raise CircuitsError(
+                f"compare: a chunk has {', '.join(outputs)}; the first had {', '.join(names)}"
+            )
         of_chunk = measured.at(slice(done, done + len(clean)))
         done += len(clean)
         found.begin(of_chunk.measure(clean, clean, BASELINE))

@@ -50,7 +50,7 @@ class SweepResult:
             changed not one example. A value without any entry (ΣC = 0) is NaN.
         baseline: the unedited model, one row per metric and checkpoint.
         interventions: by variant, its interventions as JSON-able data; for several draws, one after the other.
-        settings: seed, draws, chunk and so on.
+        settings: seed, draws, batch_size and so on; `naive` says by variant why it did not share forwards.
     """
 
     frame: pd.DataFrame
@@ -98,10 +98,7 @@ class SweepResult:
         frame = frame.iloc[order].reset_index(drop=True)
         frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
         settings = dict(first)
-        for name in ("naive", "engines"):
-            settings[name] = {key: value for one in results for key, value in one.settings[name].items()}
-        for name in ("bytes", "stacked"):
-            settings[name] = max(one.settings[name] for one in results)
+        settings["naive"] = {key: why for one in results for key, why in one.settings["naive"].items()}
         interventions = {name: given for one in results for name, given in one.interventions.items()}
         return cls(frame, baseline.drop_duplicates(model, ignore_index=True), interventions, settings)
 
@@ -221,9 +218,8 @@ class Table:
         unedited: dict[tuple[str | None, str], Row] = {}
         for (one, metric, runs, values), summary in zip(series, summaries, strict=True):
             common = {"metric": metric, "checkpoint": one.checkpoint, "n": values.shape[-1]}
-            # Of two engines the last is the model's own forward.
             unedited[one.checkpoint, metric] = {**_estimate(summary, 0), **common}
-            common |= {"baseline": summary.value[0], "engine": one.engine}
+            common |= {"baseline": summary.value[0]}
             unchanged = _unchanged(*values)
             for index, run in enumerate(runs, start=1):
                 is_draw = run.get("draw") is not None
@@ -237,7 +233,8 @@ class Table:
                     "p_value": np.nan if is_draw or metric in self.untested else summary.p_value[index],
                     "null_effect": unchanged[index],
                 }
-                self.rows.append({**run, **_estimate(summary, index), **common, **effect})
+                engine = run.get("engine", one.engine)
+                self.rows.append({**run, **_estimate(summary, index), **common, **effect, "engine": engine})
         self.unedited += unedited.values()
 
     def result(self, described: dict[str, Any], settings: dict[str, Any]) -> SweepResult:

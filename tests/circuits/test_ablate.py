@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -210,7 +211,7 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
         return sweep(model, tokens, variants, metric=lambda output: output.square().mean((1, 2)), **options)
 
     whole = found(engine="naive")
-    for options in ({"engine": "naive", "chunk": 18}, {"engine": "fast", "chunk": 18}):
+    for options in ({"engine": "naive", "batch_size": 3}, {"batch_size": 3}):
         frame = found(**options).frame
         torch.testing.assert_close(torch.tensor(frame["value"]), torch.tensor(whole.frame["value"]))
     monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
@@ -350,6 +351,29 @@ def test_a_long_reference_is_run_in_pieces(causal, tokens, monkeypatch):
     monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
     pieces = run(causal, tokens, ablate.mean("all", reference=tokens), ablate.resample("mlp_out.0", tokens))
     torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_noise_has_its_scale_and_is_the_same_whatever_the_batch_size(model, tokens):
+    def added(edit, site="z.1"):
+        return run(model, tokens, edit, cache=[site])[1][site] - run(model, tokens, cache=[site])[1][site]
+
+    found = added(ablate.noise("1.0, 1.2", 0.5, seed=3))
+    assert not found[:, :, [1, 3]].any()
+    assert float(found[:, :, [0, 2]].std()) == pytest.approx(0.5, rel=0.1)
+    twice = added(ablate.noise("1.0, 1.2", 1.0, seed=3))
+    torch.testing.assert_close(twice, 2 * found)
+    assert not torch.allclose(added(ablate.noise("1.0, 1.2", 0.5, seed=4)), found)
+    mlp = added(ablate.noise("mlp_out.1", 0.5, seed=3, queries=[2]), "mlp_out.1")
+    assert mlp[:, 2].all()
+    assert not mlp[:, [0, 1, 3]].any()
+    variants = {"0.1": ablate.noise("0.1", 0.3), "all": ablate.noise("all", 0.1, seed=1)}
+    frames = [sweep(model, tokens, variants, batch_size=size).frame for size in (None, 3)]
+    np.testing.assert_allclose(frames[0]["value"], frames[1]["value"], rtol=1e-9)
+    assert variants["0.1"].describe()["scale"] == 0.3
+    with pytest.raises(
+        CircuitsError, match=r"ablate\.noise: scale=-1; give a standard deviation, at least 0"
+    ):
+        ablate.noise("all", -1)
 
 
 def test_resample_takes_another_row_of_the_source(model, tokens, other_tokens, by_hand, assert_same):

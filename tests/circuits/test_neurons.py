@@ -128,7 +128,7 @@ def test_each_neuron_in_one_sweep(both, tokens):
     variants = grid(ablate.neurons, {"layer": [0, 1], "neurons": [2, 3]})
     assert list(variants) == [f"layer {layer}, neuron {neuron}" for layer in (0, 1) for neuron in (2, 3)]
     frame = sweep(
-        both, tokens, variants, metric=lambda output: output[:, -1].square().sum(-1), chunk=18
+        both, tokens, variants, metric=lambda output: output[:, -1].square().sum(-1), batch_size=3
     ).frame
     for row, (layer, neuron) in enumerate([(0, 2), (0, 3), (1, 2), (1, 3)]):
         expected = run(both, tokens, ablate.neurons(layer, neuron))[:, -1].square().sum(-1).mean()

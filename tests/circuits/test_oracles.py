@@ -259,7 +259,7 @@ def test_a_clean_pass_serves_all_chunks_and_variants(model, tokens, other_tokens
         "a": ablate.mean("0.1", reference=reference),
         "b": ablate.mean_pattern("1.0", reference=reference),
     }
-    sweep(model, tokens, grid, metric=per_example, chunk=8, draws=1, flips=1)
+    sweep(model, tokens, grid, metric=per_example, batch_size=2, draws=1, flips=1)
     assert sorted(passes) == [1] + [2] * 7
 
 

@@ -233,7 +233,7 @@ def test_draws_are_seeds_of_their_own(causal, tokens):
         tokens,
         {"wrong places": drawn, "zero": ablate.zero("0.1")},
         metric=lambda o: o[:, -1, 0],
-        chunk=18,
+        batch_size=3,
     ).frame
     assert frame["draw"].fillna(-1).tolist() == [-1, 0, 1, 2, 3, 4, -1]
     for row in range(5):

@@ -407,7 +407,7 @@ def test_nothing_is_left_behind(data):
         elif action == "attribution":
             patch.attribution(model, tokens, tokens_of(2), draws=2, flips=2)
         else:
-            sweep(model, tokens, {"own": own}, chunk=2 * LENGTH, draws=2, flips=2)
+            sweep(model, tokens, {"own": own}, batch_size=2, draws=2, flips=2)
 
     def descend(at: int) -> None:
         if at == level and isinstance(failure, type):
@@ -488,7 +488,7 @@ def test_arguments_in_order_are_blocks_nested_in_order(data):
 def test_a_sweep_is_its_variants_run_one_by_one(data):
     name, recipes = data.draw(models_and_recipes(1, 3))
     model, tokens = model_of(name), tokens_of(7)
-    chunk = data.draw(st.integers(1, 2 * BATCH * LENGTH), label="chunk")
+    size = data.draw(st.integers(1, 4 * BATCH), label="batch_size")
     variants = {str(number): make(recipe, name) for number, recipe in enumerate(recipes)}
     variants["together"] = tuple(variants.values())
     weight = torch.randn(11, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -496,7 +496,7 @@ def test_a_sweep_is_its_variants_run_one_by_one(data):
     def metric(output: Tensor) -> Tensor:
         return (output @ weight).square().sum(1)
 
-    frame = sweep(model, tokens, variants, metric=metric, chunk=chunk, draws=2, flips=2).frame
+    frame = sweep(model, tokens, variants, metric=metric, batch_size=size, draws=2, flips=2).frame
     clean = metric(run(model, tokens))
     for row, variant in zip(frame.itertuples(), variants.values(), strict=True):
         alone = metric(run(model, tokens, *(variant if isinstance(variant, tuple) else (variant,))))

@@ -691,20 +691,15 @@ REFUSALS: list[tuple[Any, ...]] = [
         "tokens have 8",
         "batch has 4",
     ),
-    (lambda: sweep(model, tokens, zero, chunk=0), "chunk=0"),
+    (lambda: sweep(model, tokens, zero, batch_size=0), "batch_size=0"),
     (lambda: sweep(model, tokens, zero, draws=0), "draws and flips", "0 and 9999"),
     (lambda: sweep(model, tokens, zero, positions=hidden), "same positions", "mask"),
-    (
-        lambda: sweep(model, tokens, {"qkv": transplant.weights(donor, "qkv")}, engine="fast"),
-        "engine='fast'",
-        "variant 'qkv'",
-        "edits weights",
-    ),
+    (lambda: sweep(model, tokens, zero, engine="fast"), "engine='fast' is gone", '"auto"'),
     (lambda: sweep(model, tokens, zero, metric="accuracy"), "metric", "function", "'accuracy'"),
     (lambda: sweep(model, tokens, zero, metric=logit, batch=other), "logit", "(output, batch)"),
     *(
         (
-            lambda metric=metric: sweep(model, tokens, zero, metric=metric, chunk=4),
+            lambda metric=metric: sweep(model, tokens, zero, metric=metric, batch_size=1),
             error,
             "of 8 examples",
             "batch=",
@@ -876,7 +871,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: patterns.constant(6, None), "patterns.constant", "no position"),
     (lambda: patterns.marked(tokens), "patterns.marked", "boolean", "int64 [8, 6]"),
     (lambda: patterns.scores(model, tokens, templates, layers=2), "no layer 2", "0-1"),
-    (lambda: patterns.scores(model, tokens, templates, chunk=0), "chunk=0", "at least 1"),
+    (lambda: patterns.scores(model, tokens, templates, batch_size=0), "batch_size=0", "at least 1"),
     (lambda: patterns.scores(model, tokens, templates, draws=0), "draws=0", "at least 1"),
     (
         lambda: patterns.scores(model, tokens, templates, batch=other[:4]),

@@ -457,7 +457,7 @@ def test_per_component_and_layer_in_one_sweep(causal, tokens):
     variants = grid(transplant.weights, {"components": ["qkv", "o", "mlp"], "layers": range(2)}, source=donor)
     assert list(variants) == [f"{name}, layer {layer}" for name in ("qkv", "o", "mlp") for layer in range(2)]
     metric = lambda output: output[:, -1].square().mean(-1)  # noqa: E731
-    frame = sweep(causal, tokens, variants, metric=metric, chunk=18).frame
+    frame = sweep(causal, tokens, variants, metric=metric, batch_size=3).frame
     for index, (component, layer) in enumerate((c, at) for c in ("qkv", "o", "mlp") for at in (0, 1)):
         expected = run(edited_copy(causal, donor, names_of(causal, component, [layer])), tokens)
         np.testing.assert_allclose(frame["value"][index], metric(expected).mean(), rtol=1e-12)

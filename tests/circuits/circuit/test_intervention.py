@@ -309,7 +309,7 @@ def test_in_a_sweep_with_chunks_and_on_both_classes(causal, tokens, other_tokens
     def metric(output):
         return output[:, -1].square().sum(-1)
 
-    frame = sweep(causal, tokens, found, metric=metric, chunk=18).frame.set_index("variant")
+    frame = sweep(causal, tokens, found, metric=metric, batch_size=3).frame.set_index("variant")
     for name, one in found.items():
         expected = float(metric(run(causal, tokens, one)).mean())
         np.testing.assert_allclose(frame.loc[name, "value"], expected, rtol=1e-11)
@@ -530,14 +530,14 @@ def test_blocks_that_a_resumed_run_leaves_out_are_not_silent(hooked_only, make_m
 
 
 def engines_agree(model, tokens, variants, tolerance=1e-10, reference=None):
-    """Effects at every position on the engine that resumes are those of plain forwards of `reference`."""
+    """Effects at every position of "auto" are those of plain forwards of `reference`."""
 
     def metric(output):
         return {f"{at}": output[:, at, 1] for at in range(tokens.shape[1])}
 
     frames = [
         sweep(model, tokens, variants, metric=metric, engine=engine, draws=10, flips=10).frame
-        for model, engine in ((model, "resumed"), (reference or model, "naive"))
+        for model, engine in ((model, "auto"), (reference or model, "naive"))
     ]
     resumed, naive = (frame.set_index(["variant", "metric"])["effect"] for frame in frames)
     assert naive.abs().max() > 0.05

@@ -33,7 +33,7 @@ def test_draws_are_unrelated_reproducible_and_a_prefix_of_more():
 
 def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_tokens):
     drawn = draws(lambda seed: ablate.resample("all", source=other_tokens, seed=seed), 4)
-    result = sweep(causal, tokens, {"first": ablate.zero("0.1"), "many": drawn}, metric=metric, chunk=18)
+    result = sweep(causal, tokens, {"first": ablate.zero("0.1"), "many": drawn}, metric=metric, batch_size=3)
     assert result.frame["variant"].tolist() == ["first"] * 3 + ["many"] * 15
     assert result.frame["draw"].fillna(-1).tolist() == [-1] * 6 + sorted([0, 1, 2, 3] * 3)
     clean = metric(run(causal, tokens))

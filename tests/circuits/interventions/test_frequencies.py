@@ -236,8 +236,8 @@ def test_chunks_subsets_and_order_do_not_matter(small):
     shuffled = ablate.frequencies("mlp_post", [1], [0, 1], 5, grid=grid[order])
     torch.testing.assert_close(run(model, grid, shuffled), whole, rtol=1e-12, atol=1e-12)
     one, many = (
-        sweep(model, grid, {"key 1": given}, metric=lambda output: output[:, -1, 0], chunk=chunk).frame
-        for chunk in ("auto", 12)
+        sweep(model, grid, {"key 1": given}, metric=lambda output: output[:, -1, 0], batch_size=size).frame
+        for size in (None, 4)
     )
     np.testing.assert_allclose(many["value"], one["value"], rtol=1e-12)
     np.testing.assert_allclose(one["value"][0], whole[:, -1, 0].mean(), rtol=1e-12)

@@ -193,7 +193,7 @@ def test_a_mask_per_example_in_a_sweep_with_chunks(deep, tokens, other_tokens, t
         seen.setdefault(len(seen), (rows, output.clone()))
         return output[:, -1].square().sum(-1)
 
-    frame = sweep(deep, tokens, variants, metric=metric, batch=torch.arange(8), chunk=18).frame
+    frame = sweep(deep, tokens, variants, metric=metric, batch=torch.arange(8), batch_size=3).frame
     clean = by_hand(deep, tokens)[:, -1].square().sum(-1).mean()
     for row, name in enumerate(variants):
         wanted = expected[name][:, -1].square().sum(-1).mean()
@@ -494,8 +494,8 @@ def test_sweeps_of_several_paths(deep, tokens, other_tokens, engine):
     def metric(output):
         return output[:, -1].square().sum(-1)
 
-    for chunk in (18, 100):
-        frame = sweep(deep, tokens, variants, metric=metric, chunk=chunk, engine=engine).frame
+    for batch_size in (3, 16):
+        frame = sweep(deep, tokens, variants, metric=metric, batch_size=batch_size, engine=engine).frame
         outputs = [
             run(deep, tokens, *(one if isinstance(one, tuple | list) else (one,)))
             for one in variants.values()
@@ -504,7 +504,7 @@ def test_sweeps_of_several_paths(deep, tokens, other_tokens, engine):
         *null, of_cached = frame["null_effect"]
         assert null == [False, False, False, False, True]
         # In chunks z may differ by rounding from what was cached of all examples: it depends on the processor.
-        assert of_cached or chunk == 18
+        assert of_cached or batch_size == 3
 
 
 @pytest.mark.parametrize(

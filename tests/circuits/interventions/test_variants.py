@@ -117,7 +117,7 @@ def test_faults_are_one_line(axes, message):
 def test_per_site_and_position_in_one_sweep(causal, tokens, other_tokens):
     axes = {"site": ["resid_pre.0", "resid_pre.1"], "positions": range(6)}
     given = grid(patch.activations, axes, source=other_tokens)
-    result = sweep(causal, tokens, given, metric=metric, chunk=18)
+    result = sweep(causal, tokens, given, metric=metric, batch_size=3)
     values = [
         metric(
             run(causal, tokens, patch.activations(f"resid_pre.{layer}", other_tokens, positions=at))

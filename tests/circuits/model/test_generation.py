@@ -637,7 +637,7 @@ def test_outside_of_a_generation(rotary, tokens):
     )
     late = patch.path("0.1", "output", source=other, positions=slice(4, None))
     metric = logit_difference(1, 2)
-    table = sweep(rotary, given, {"late": late}, metric, engine="naive", chunk=1, draws=2, flips=2).frame
+    table = sweep(rotary, given, {"late": late}, metric, engine="naive", batch_size=1, draws=2, flips=2).frame
     assert table["value"][0] == pytest.approx(
         float(metric(run(rotary, given, late), given, rotary).mean()), rel=1e-5
     )

@@ -296,14 +296,14 @@ def test_sweep(model, side):
     }
     right, wrong, position = [3, 1, 4, 1], [5, 9, 2, 6], [-1, 0, 3, 1]
     metric = logit_difference(right, wrong, position)
-    replayed = model.cfg.positional_embedding_type != "alibi"
-    for engine, chunk in (("auto", "auto"), ("auto", 8), ("naive", 1)):
-        found = sweep(model, made, variants, metric=metric, engine=engine, chunk=chunk, **FEW)
-        plain = sweep(model, made, variants, engine=engine, chunk=chunk, **FEW)
+    for engine, size in (("auto", None), ("auto", 2), ("naive", 1)):
+        found = sweep(model, made, variants, metric=metric, engine=engine, batch_size=size, **FEW)
+        plain = sweep(model, made, variants, engine=engine, batch_size=size, **FEW)
         engines = dict(zip(found.frame["variant"], found.frame["engine"], strict=True))
-        fast = engine == "auto" and replayed
-        of_path = "resumed" if fast else "naive"
-        assert engines == {**dict.fromkeys(variants, "fast" if fast else "naive"), "path": of_path}
+        assert engines == {
+            **dict.fromkeys(variants, "fast" if engine == "auto" else "naive"),
+            "path": "naive",
+        }
         for name, variant in variants.items():
             outputs, cleans = [], []
             for index, row in enumerate(rows):
@@ -518,8 +518,8 @@ def test_what_the_models_own_forward_takes_reaches_it_from_every_verb(hf_model, 
         "patch": patch.activations("z.1", {**given, key: 0 * given[key]}),
     }
     clean = metric(expected.logits, made)
-    for engine in ("naive", "resumed"):
-        frame = sweep(model, given, edits, metric, engine=engine, chunk=12, **FEW).frame.set_index("variant")
+    for size in (None, 2):
+        frame = sweep(model, given, edits, metric, batch_size=size, **FEW).frame.set_index("variant")
         assert frame["baseline"].tolist() == pytest.approx([float(clean.mean())] * 3, rel=1e-9)
         for title, edited in edits.items():
             assert frame["value"][title] == pytest.approx(
@@ -527,8 +527,6 @@ def test_what_the_models_own_forward_takes_reaches_it_from_every_verb(hf_model, 
             )
     estimated = patch.attribution(model, given, made, metric, **FEW).frame
     assert estimated["baseline"].tolist() == pytest.approx([float(clean.mean())] * len(estimated), rel=1e-9)
-    with pytest.raises(CircuitsError, match=rf"its inputs have {key}, which is not replayed"):
-        sweep(model, given, edits, metric, engine="fast")
 
 
 @pytest.mark.parametrize(
@@ -583,11 +581,8 @@ def test_rotary_angles_are_those_of_each_row_alone(hf_model, name):
         with torch.no_grad():
             expected = plain(rows).logits
         assert (run(model, rows) - expected).abs().max() < 1e-5
-        for engine in ("naive", "resumed", "fast"):
-            frame = sweep(
-                model, rows, {"zero": ablate.zero("0.1")}, lambda o: o[:, -1, 3], engine=engine
-            ).frame
-            assert frame["baseline"][0] == pytest.approx(float(expected[:, -1, 3].mean()), abs=1e-5)
+        frame = sweep(model, rows, {"zero": ablate.zero("0.1")}, lambda o: o[:, -1, 3]).frame
+        assert frame["baseline"][0] == pytest.approx(float(expected[:, -1, 3].mean()), abs=1e-5)
     assert run(model, [tokens[0, :4].tolist(), tokens[0, :7].tolist()]).shape == (2, 7, 50)
     uneven = [tokens[0, :4].tolist(), tokens[0].tolist()]
     places = {"input_ids": tokens[:, :4], "position_ids": torch.tensor([[0, 1, 2, 3], [9, 10, 11, 12]])}
@@ -699,7 +694,7 @@ def test_patterns(model, side):
     maps = patterns.attention(model, made)
     torch.testing.assert_close(maps.mean, total / count[:, None], rtol=1e-10, atol=1e-12)
     # Each query weighs the same.
-    found = patterns.scores(model, made, {"previous": patterns.previous(7)}, draws=2, chunk=14)
+    found = patterns.scores(model, made, {"previous": patterns.previous(7)}, draws=2, batch_size=2)
     for head in range(8):
         each = [
             patterns.scores(model, row[None], {"previous": patterns.previous(len(row))}, draws=2)
@@ -1241,8 +1236,8 @@ def test_attention_that_moves_between_prompts_of_unequal_length(model, side):
     for row in range(4):
         queries[row, one.real[row].nonzero().flatten()[1:]] = True
     for first, given in ((0, {}), (1, {"queries": queries})):
-        for chunk in ("auto", 7):
-            frame = patterns.movement(model, one, two, seed=2, chunk=chunk, **FEW_DRAWS, **given).frame
+        for size in (None, 1):
+            frame = patterns.movement(model, one, two, seed=2, batch_size=size, **FEW_DRAWS, **given).frame
             for row in frame.itertuples():
                 assert row.distance == pytest.approx(moved(row.layer, row.head, range(4), first), abs=1e-9)
                 assert row.unpaired == pytest.approx(moved(row.layer, row.head, order, first), abs=1e-9)

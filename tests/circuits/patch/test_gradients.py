@@ -96,7 +96,7 @@ def test_a_hook_at_the_unembedding_sees_all_positions(causal, tokens, other_toke
 
 @pytest.mark.parametrize("batch_size", [0, 2.5, "auto"])
 def test_a_batch_has_an_example(causal, tokens, other_tokens, batch_size):
-    with pytest.raises(CircuitsError, match=r"batch_size=.*; give the number of examples in a forward"):
+    with pytest.raises(CircuitsError, match=r"batch_size=.*; give the number of rows in a forward"):
         patch.edges(causal, tokens, other_tokens, batch_size=batch_size)
 
 

@@ -192,10 +192,10 @@ def test_templates_that_depend_on_the_batch(grid, tokens, mask):
         "array": patterns.identity(LENGTH).numpy(),
     }
     expected = patterns.scores(grid, tokens, whole)
-    for chunk in ("auto", 1, 3 * LENGTH):
+    for size in (None, 1, 3):
         functions = {"tokens": of_tokens, "fixed": lambda rows: patterns.identity(LENGTH)}
-        found = patterns.scores(grid, tokens, functions, chunk=chunk).frame
-        batched = patterns.scores(grid, tokens, {"mask": of_batch}, batch=Batch(mask), chunk=chunk).frame
+        found = patterns.scores(grid, tokens, functions, batch_size=size).frame
+        batched = patterns.scores(grid, tokens, {"mask": of_batch}, batch=Batch(mask), batch_size=size).frame
         for frame in (found, batched):
             for name in set(frame["template"]):
                 own = expected.frame[expected.frame["template"] == name].reset_index(drop=True)
@@ -212,14 +212,14 @@ def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
         whole = patterns.scores(model, tokens, templates, queries=mask)
         maps = patterns.attention(model, tokens, queries=mask)
         moved = patterns.movement(model, tokens, other_tokens, queries=mask).frame
-        for chunk in (1, 3 * LENGTH, 1000):
-            found = patterns.scores(model, tokens, templates, queries=mask, chunk=chunk)
+        for size in (1, 3, 1000):
+            found = patterns.scores(model, tokens, templates, queries=mask, batch_size=size)
             np.testing.assert_allclose(found.mass, whole.mass, rtol=0, atol=1e-12)
             np.testing.assert_allclose(found.chance, whole.chance, rtol=0, atol=1e-12)
-            again = patterns.attention(model, tokens, queries=mask, chunk=chunk)
+            again = patterns.attention(model, tokens, queries=mask, batch_size=size)
             torch.testing.assert_close(again.mean, maps.mean, rtol=0, atol=1e-12)
             torch.testing.assert_close(again.diffuseness, maps.diffuseness, rtol=0, atol=1e-12)
-            frame = patterns.movement(model, tokens, other_tokens, queries=mask, chunk=chunk).frame
+            frame = patterns.movement(model, tokens, other_tokens, queries=mask, batch_size=size).frame
             np.testing.assert_allclose(frame["distance"], moved["distance"], rtol=0, atol=1e-12)
 
 
@@ -237,7 +237,7 @@ def test_what_was_recorded_gives_what_the_tokens_give_and_runs_once(model, token
 
     tables, maps = measured(tokens, other_tokens)
     handle = model.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
-    recorded = patterns.record(model, tokens, chunk=20), patterns.record(model, other_tokens)
+    recorded = patterns.record(model, tokens, batch_size=4), patterns.record(model, other_tokens)
     assert sum(runs) == 2 * len(tokens)
     again, maps_again = measured(*recorded)
     handle.remove()
@@ -261,7 +261,7 @@ def test_no_more_than_a_chunk_runs_at_a_time(grid, tokens):
     Surface.of(grid).hooks["blocks.0.attn.hook_q"].register_forward_hook(
         lambda m, i, output: sizes.append(len(output))
     )
-    patterns.attention(grid, tokens, chunk=3 * LENGTH)
+    patterns.attention(grid, tokens, batch_size=3)
     assert sizes == [3, 3, 2]
 
 
@@ -527,7 +527,7 @@ def test_a_head_that_follows_and_those_that_do_not(grid, tokens):
     try:
         with intervene(grid, edit("pattern", on_ten, "1.2"), attending(spread(TEMPLATES["row"]), "0.1")):
             found = patterns.follow(grid, first, second, GROUPS, here, there)
-            chunked = patterns.follow(grid, first, second, GROUPS, here, there, chunk=12)
+            chunked = patterns.follow(grid, first, second, GROUPS, here, there, batch_size=2)
     finally:
         handle.remove()
     assert found.heads() == (Head(1, 2),)
@@ -760,7 +760,7 @@ REFUSED = {
     "mask": ({"queries": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
     "batch": ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
     "batches": ({"batch": (torch.ones(8), torch.ones(8))}, "batch has 2; of several tensors make .*Dataset"),
-    "chunk": ({"chunk": 0}, "chunk=0"),
+    "batch_size": ({"batch_size": 0}, "batch_size=0"),
     "draws": ({"draws": 0}, "draws=0"),
 }
 

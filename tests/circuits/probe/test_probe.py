@@ -587,10 +587,10 @@ def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, f
     expected = mean_squared_error(flat(target[..., None], test), oracle.predict(flat(x, test)))
     kwargs = {"test": HELD_OUT, "draws": 20, "untrained": other}
     plain = probe.linear(causal, inputs, target, **kwargs).frame
-    for chunk in ("auto", 30):
-        found = probe.linear(causal, inputs, target, interventions=edits, chunk=chunk, **kwargs).frame
+    for size in (None, 5):
+        found = probe.linear(causal, inputs, target, interventions=edits, batch_size=size, **kwargs).frame
         assert value(found, "mse", layer=1) == pytest.approx(expected, rel=1e-8)
-        assert (found["untrained"] == plain["untrained"]).all() or chunk == 30
+        assert (found["untrained"] == plain["untrained"]).all() or size == 5
     assert value(plain, "mse", layer=1) != pytest.approx(expected, rel=1e-3)
     with intervene(causal, *edits):
         inside = probe.linear(causal, inputs, target, **kwargs).frame
@@ -599,8 +599,8 @@ def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, f
     assert value(one, "mse", layer=1) != value(plain, "mse", layer=1)
 
 
-@pytest.mark.parametrize("chunk", [1, 13, 30, 6 * N])
-def test_chunks_are_the_whole_batch(causal, inputs, hidden, chunk):
+@pytest.mark.parametrize("batch_size", [1, 2, 5, N])
+def test_batch_sizes_are_the_whole_batch(causal, inputs, hidden, batch_size):
     targets = {"vector": noise(N, 6, 3) + inputs[..., None], "class": inputs % 3}
     kwargs = {
         "kind": {"class": "classification"},
@@ -611,8 +611,8 @@ def test_chunks_are_the_whole_batch(causal, inputs, hidden, chunk):
         "draws": 50,
     }
     sites = ["resid_pre", "pos_embed", "mlp_pre.1"]
-    whole = probe.linear(causal, inputs, targets, sites, chunk=6 * N, **kwargs)
-    parts = probe.linear(causal, inputs, targets, sites, chunk=chunk, **kwargs)
+    whole = probe.linear(causal, inputs, targets, sites, batch_size=N, **kwargs)
+    parts = probe.linear(causal, inputs, targets, sites, batch_size=batch_size, **kwargs)
     numeric = whole.frame.select_dtypes("number").columns
     left, right = (found.frame[numeric].to_numpy(dtype=float, na_value=np.nan) for found in (whole, parts))
     assert np.allclose(left, right, rtol=1e-9, atol=1e-10, equal_nan=True)
@@ -625,7 +625,7 @@ def test_one_pass_to_fit_and_one_to_score_whatever_is_asked(causal, inputs):
     handle = causal.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
     many = {str(index): noise(N, 6, seed=index) for index in range(5)}
     sites = ["resid_pre", "z", "mlp_post", "pattern"]
-    probe.linear(causal, inputs, many, sites, ridge=(0.1, 1.0), shuffles=3, chunk=6 * 16, draws=20)
+    probe.linear(causal, inputs, many, sites, ridge=(0.1, 1.0), shuffles=3, batch_size=16, draws=20)
     handle.remove()
     # Each example once: those to fit in the first pass, those held out in the second.
     assert sum(runs) == N

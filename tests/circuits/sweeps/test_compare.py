@@ -90,7 +90,7 @@ def test_faults_are_one_line(made):
     _, _, clean, outputs = made
     first = {"0.0": outputs["0.0"]}
     for message, given, more in (
-        ("a lot has 0.1; the first had 0.0", [(clean, first), (clean, {"0.1": clean})], {}),
+        ("a chunk has 0.1; the first had 0.0", [(clean, first), (clean, {"0.1": clean})], {}),
         ("0.0 is [8, 5, 11], the unedited [8, 6, 11]", [(clean, {"0.0": clean[:, 1:]})], {}),
         ("no outputs; give the unedited output and others", [], {}),
         (

@@ -1,0 +1,83 @@
+"""The number of rows (examples × variants) in one forward: one bound for every verb that runs a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from circuits.errors import CircuitsError
+from circuits.model.surface import Surface
+from circuits.validate import is_whole
+
+Result = TypeVar("Result")
+
+#: Tokens in one forward, and numbers that it and its caller hold at one time, on a processor.
+TOKENS, NUMBERS = 2**13, 2**27
+# On an accelerator calls are what costs, and its memory is larger: so many times as much.
+_ON_DEVICE = 16
+# Tensors of the size of the output at one time: logits, their differences from the clean ones, the metric's own.
+_OUTPUTS = 6
+
+
+def batch_size(
+    surface: Surface,
+    length: int,
+    given: Any,
+    caller: str,
+    *,
+    layers: int = 1,
+    kept: int = 0,
+    read: int | None = None,
+) -> int:
+    """Returns how many rows of `length` tokens run in one forward.
+
+    By default as many as keep to `TOKENS` and to `NUMBERS`: what a token takes in its largest layer, its logits where
+    they are read, and what the caller keeps. 16 times as many on an accelerator.
+
+    Args:
+        given: the user's `batch_size=`, which is used as it is; None: the default.
+        layers: layers whose activations are held at one time; all of them where gradients are taken.
+        kept: numbers that the caller keeps for each token beside the forward.
+        read: positions at which logits are computed; None: all.
+    """
+    if given is not None:
+        if not is_whole(given, 1):
+            raise CircuitsError(
+                f"{caller}: batch_size={given!r}; give the number of rows in a forward, at least 1"
+            )
+        return int(given)
+    outputs = _OUTPUTS * output_size(surface) * (length if read is None else read) // length
+    token = layers * _layer(surface, length) + outputs + kept
+    scale = 1 if surface.device.type == "cpu" else _ON_DEVICE
+    return max(1, scale * min(TOKENS, NUMBERS // max(1, token)) // length)
+
+
+def _layer(surface: Surface, length: int) -> int:
+    """Returns about how many numbers a layer holds for each token, with their gradients where these are taken."""
+    cfg: Any = surface.model.cfg
+    stream, heads = surface.sizes["d_model"] or 1, surface.n_heads * (surface.sizes["d_head"] or 1)
+    mlp = (surface.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
+    return 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
+
+
+def output_size(surface: Surface) -> int:
+    """Returns how many numbers the output of a token has."""
+    cfg: Any = surface.model.cfg
+    return next(
+        (int(size) for name in ("d_vocab_out", "d_vocab") if (size := getattr(cfg, name, 0)) and size > 0), 1
+    )
+
+
+def within_memory(size: int, run: Callable[[int], Result]) -> Result:
+    """Returns `run(size)`; where an accelerator runs out of memory, `run` of half the size, down to 1."""
+    while True:
+        try:
+            return run(size)
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+        # Outside of `except`, whose traceback holds the tensors.
+        size //= 2
+        torch.cuda.empty_cache()
