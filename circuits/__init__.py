@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from circuits.interventions.custom import edit
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import DirectAttribution, Lens, lens
+    from circuits.model.check import check
     from circuits.model.heads import Head, KeyValueGroup, heads
     from circuits.model.inputs import prompts
     from circuits.model.prompts import Prompts
     from circuits.model.sites import Site
+    from circuits.model.supported import unchecked
     from circuits.sae import splice
     from circuits.sweeps.logit_difference import logit_difference
     from circuits.sweeps.sweep import compare, sweep
@@ -60,6 +62,7 @@ __all__ = [
     "SweepResult",
     "ablate",
     "cache",
+    "check",
     "circuit",
     "compare",
     "draws",
@@ -80,6 +83,7 @@ __all__ = [
     "splice",
     "sweep",
     "transplant",
+    "unchecked",
     "variance",
 ]
 
@@ -111,6 +115,7 @@ _HOMES = {
     "Site": "circuits.model.sites",
     "SweepResult": "circuits.sweeps.table",
     "cache": "circuits.interventions.apply",
+    "check": "circuits.model.check",
     "compare": "circuits.sweeps.sweep",
     "draws": "circuits.interventions.variants",
     "edit": "circuits.interventions.custom",
@@ -123,6 +128,7 @@ _HOMES = {
     "run": "circuits.interventions.apply",
     "splice": "circuits.sae",
     "sweep": "circuits.sweeps.sweep",
+    "unchecked": "circuits.model.supported",
 }
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.interrupts import contextmanager
-from circuits.model.owner import exclusive
+from circuits.model.blocks import contextmanager, exclusive
 from circuits.model.sites import KINDS, Site
 from circuits.model.splices import Autoencoder, Splice, put_in_line, spliced
 from circuits.model.surface import Surface

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
-from circuits.model.owner import exclusive
+from circuits.model.blocks import exclusive
 from circuits.model.supported import foreign_names
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, as_dense_tensor

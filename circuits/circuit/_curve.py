@@ -195,6 +195,7 @@ def curve(
         "n": rows[0]["n"],
         "batch_size": measurement.size,
         "forwards": measurement.forwards,
+        **measurement.surface.settings,
     }
     return Curve(pd.DataFrame(rows), pd.DataFrame(areas), baseline(measurement, seed, draws), settings)
 

@@ -194,6 +194,7 @@ def evaluate(
         "n": len(next(iter(measurement.clean.values()))[0]),
         "batch_size": measurement.size,
         "forwards": measurement.forwards,
+        **measurement.surface.settings,
     }
     frames = {name: pd.DataFrame(rows, columns=_COLUMNS[name]) for name, rows in tables.items()}
     frames |= {name: _Printed(frames[name]) for name in ("completeness", "minimality")}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from circuits.interventions.base import ActivationEdit, Cut, Step, WeightEdit
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.reference_runs import References
-from circuits.model.interrupts import interruptible
+from circuits.model.blocks import interruptible
 from circuits.model.prompts import Prompts
 from circuits.model.state import State, modules_of, state_of
 from circuits.model.surface import IN_LINE, Surface

@@ -18,11 +18,10 @@ from circuits.interventions.cuts.blocks import cutting, renew
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References
+from circuits.model.blocks import Undisturbed, contextmanager, exclusive
 from circuits.model.generation import unreached, watching
 from circuits.model.hooks import Handle
 from circuits.model.inputs import read_prompts
-from circuits.model.interrupts import Undisturbed, contextmanager
-from circuits.model.owner import exclusive
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites

@@ -15,7 +15,7 @@ from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
 from circuits.interventions.replacements import Computed
 from circuits.model.generation import WHOLE, Window, Windows, cache_of, past_length, under_way
-from circuits.model.padding import mask_of_model, mask_of_tokenizer
+from circuits.model.inputs import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import own_positions
 from circuits.model.state import State, untouched
 from circuits.model.surface import Surface, is_text

@@ -23,8 +23,7 @@ from circuits.interventions.alignment import (
 )
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference
-from circuits.model.inputs import Given, with_model
-from circuits.model.padding import refuse_padding
+from circuits.model.inputs import Given, refuse_padding, with_model
 from circuits.model.prompts import Prompts, own_positions
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface

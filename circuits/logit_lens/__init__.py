@@ -195,7 +195,11 @@ def _attributed(surface: Surface, runs: Iterator[_Run], metric: Metric, size: in
         totals.append(total)
         counts.append(count)
     return DirectAttribution(
-        _joined(shares), torch.cat(totals), torch.cat(counts), metric.name, {"batch_size": size}
+        _joined(shares),
+        torch.cat(totals),
+        torch.cat(counts),
+        metric.name,
+        {"batch_size": size, **surface.settings},
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.interrupts import contextmanager
+from circuits.model.blocks import contextmanager
 from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from circuits.model.blocks import contextmanager, exclusive
 from circuits.model.hooks import Function
-from circuits.model.interrupts import contextmanager
-from circuits.model.owner import exclusive
 from circuits.model.state import modules_of
 from circuits.model.surface import Surface
 

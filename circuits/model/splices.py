@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.blocks import contextmanager
 from circuits.model.hooks import Handle
-from circuits.model.interrupts import contextmanager
 from circuits.model.sites import ERROR, FEATURES, Site, part_of
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.interrupts import contextmanager
-from circuits.model.owner import exclusive
+from circuits.model.blocks import contextmanager, exclusive
 
 
 @dataclass

@@ -1,17 +1,23 @@
-"""Refuses transformers whose sites have not all been compared with a forward pass written by hand.
+"""Says which models and sites are supported: those whose every site was compared with a forward written by hand.
 
-tests/circuits/model/test_surface.py holds the comparisons, and checks that each setting of the model class is
-either tested there, refused here, or without influence on what a site means.
+tests/circuits/model holds the comparisons: of each setting of a HookedTransformer in `PROVED`, and of each row of
+`FAMILIES` on both versions of transformer-lens. Of any other model its user decides: `check` compares its sites with
+plain torch hooks, `unchecked` serves it without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from circuits.errors import CircuitsError
+from circuits.model.sites import KINDS
 from circuits.model.state import modules_of
 
 # Settings of a HookedTransformer that change what happens at a site, with the values that have been tested.
@@ -34,20 +40,198 @@ _NORMS_AFTER_ONLY = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 # The class of what torch.compile makes of a module.
 _COMPILED = "OptimizedModule"
 
+#: Releases of both packages with which every row was tested.
+PROVED_VERSIONS: dict[str, tuple[str, ...]] = {
+    "transformer-lens": ("3.9", "4.3"),
+    "transformers": ("5.23",),
+}
 
-def refuse_unproved(model: nn.Module) -> None:
-    """Refuses settings of a HookedTransformer that have not been tested."""
+_EVERY = frozenset(KINDS)
+# The bridge of a rotary model lists a hook point of position embeddings that never fires.
+_ROTARY = _EVERY - {"pos_embed"}
+#: The sites around the softmax of attention.
+AT_SOFTMAX = frozenset({"scores", "pattern"})
+
+
+@dataclass(frozen=True)
+class Family:
+    """A class of Hugging Face models, and what bridges around it support.
+
+    Attributes:
+        wrapped: the name of the class.
+        parallel: whether attention and MLP of a block read the same stream.
+        paths: whether `patch.path` and `patch.edges` were compared with a forward by hand too.
+        places: hook points by site, where that under the site's own name is at another place.
+        softmax: whether the wrapped module computes attention itself, so that the bridge shows its pattern only when it
+            has been used; scores and pattern are then met at the softmax that the module calls.
+        flat_mlp: whether the wrapped MLP gets batch and positions on one axis.
+        settings: entries of the wrapped model's config that change what a site means, with the values tested.
+    """
+
+    name: str
+    wrapped: str
+    sites: frozenset[str]
+    parallel: bool = False
+    paths: bool = False
+    places: Mapping[str, str] = field(default_factory=dict)
+    softmax: bool = False
+    flat_mlp: bool = False
+    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+_NEOX = {"attention_bias": (True,)}
+_QWEN = {"use_sliding_window": (False,)}
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "GPT-2",
+        "GPT2LMHeadModel",
+        _EVERY,
+        paths=True,
+        settings={
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "reorder_and_upcast_attn": (False,),
+            "add_cross_attention": (False,),
+        },
+    ),
+    Family("GPT-NeoX", "GPTNeoXForCausalLM", _ROTARY, paths=True, settings=_NEOX),
+    Family(
+        "GPT-NeoX, parallel (Pythia)",
+        "GPTNeoXForCausalLM",
+        _ROTARY - {"resid_mid"},
+        parallel=True,
+        paths=True,
+        settings=_NEOX,
+    ),
+    Family("Llama", "LlamaForCausalLM", _ROTARY, paths=True),
+    Family("Qwen2", "Qwen2ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
+    Family("Qwen3", "Qwen3ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
+    Family("Mistral", "MistralForCausalLM", _ROTARY, paths=True),
+    Family("Gemma 2", "Gemma2ForCausalLM", _ROTARY, paths=True),
+    Family(
+        "Phi",
+        "PhiForCausalLM",
+        _ROTARY - {"resid_mid"},
+        parallel=True,
+        settings={"qk_layernorm": (False,)},
+    ),
+    Family("GPT-J", "GPTJForCausalLM", _ROTARY - {"resid_mid"}, parallel=True, softmax=True),
+    Family(
+        "OPT",
+        "OPTForCausalLM",
+        _EVERY,
+        softmax=True,
+        flat_mlp=True,
+        settings={"do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,)},
+    ),
+    Family(
+        "BERT",
+        "BertForMaskedLM",
+        _EVERY,
+        softmax=True,
+        # ln1 and ln2 stand on the sums, which the block's own hook points do not show.
+        places={
+            "embed": "embed.hook_out",
+            "attn_out": "blocks.{}.attn.o.hook_out",
+            "resid_mid": "blocks.{}.ln1.hook_in",
+            "resid_post": "blocks.{}.ln2.hook_in",
+        },
+        settings={"is_decoder": (False,), "add_cross_attention": (False,)},
+    ),
+)
+
+_UNCHECKED = "unchecked"
+#: The models in no table that their users decided about, with the sites that `check` found the same, or "unchecked".
+decided: WeakKeyDictionary[nn.Module, frozenset[str] | str] = WeakKeyDictionary()
+
+
+def unchecked(model: nn.Module) -> nn.Module:
+    """Returns the model, marked as one whose sites need not have been compared with any other way to write to them.
+
+    For a family of bridges or a setting that is refused. Results show it in their settings as "unchecked".
+    """
+    decided[model] = _UNCHECKED
+    return model
+
+
+def is_unchecked(model: nn.Module) -> bool:
+    return decided.get(model) == _UNCHECKED
+
+
+def family_of(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
+    """Returns what the bridge `model` around `wrapped` supports, by the table or by its user's decision.
+
+    Args:
+        parallel: whether attention and MLP of a block read the same stream.
+    """
+    listed = listed_family(wrapped, parallel)
+    if listed is not None:
+        return listed
+    kind = type(wrapped).__name__
+    sites = served_sites(model, f"a TransformerBridge around {kind} with these settings")
+    attention = getattr(next(iter(model.get_submodule("blocks").children())), "attn", None)
+    delegated = type(attention).__name__ == "AttentionBridge"
+    return Family(kind, kind, sites, parallel, paths=is_unchecked(model), softmax=delegated)
+
+
+def listed_family(wrapped: nn.Module, parallel: bool) -> Family | None:
+    """Returns the row of a wrapped model; None for a class that is not in the table, or other settings."""
+    config = getattr(wrapped, "config", None)
+    # Embeddings of another width are projected into the stream (OPT-350m).
+    narrow = getattr(config, "word_embed_proj_dim", None)
+    for family in FAMILIES:
+        if (
+            family.wrapped == type(wrapped).__name__
+            and narrow in (None, getattr(config, "hidden_size", None))
+            and family.parallel == parallel
+            and all(getattr(config, name, values[0]) in values for name, values in family.settings.items())
+        ):
+            return family
+    return None
+
+
+@cache
+def untested_version() -> str | None:
+    """Returns the installed package, with its version, with which no row was tested; None where there is none."""
+    for package, tested in PROVED_VERSIONS.items():
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            continue
+        if ".".join(installed.split(".")[:2]) not in tested:
+            return f"{package} {installed}"
+    return None
+
+
+def untested_setting(model: nn.Module) -> str | None:
+    """Returns a setting of a HookedTransformer with which no site was compared; None where there is none."""
     cfg: Any = model.cfg
     for setting, proved in PROVED.items():
         value = getattr(cfg, setting, proved[0])
         if value not in proved:
-            served = ", ".join(repr(one) for one in proved)
-            raise CircuitsError(
-                f"{setting}={value!r} is not supported: its sites were not compared with a forward written by "
-                f"hand (supported: {served})"
-            )
+            return f"{setting}={value!r}"
     if getattr(cfg, "gated_mlp", False) and str(getattr(cfg, "act_fn", "")).endswith("_ln"):
-        raise CircuitsError(f"gated_mlp with act_fn={cfg.act_fn!r} is not supported; either alone is")
+        return f"gated_mlp with act_fn={cfg.act_fn!r}"
+    return None
+
+
+def served_sites(model: nn.Module, what: str) -> frozenset[str]:
+    """Returns the sites of a model in no table that are supported.
+
+    Args:
+        what: what is in no table, for the error.
+
+    Raises:
+        CircuitsError: its user has not decided.
+    """
+    found = decided.get(model)
+    if found is None:
+        raise CircuitsError(
+            f"{what} was not tested: circuits.check(model) compares its sites with plain torch hooks, "
+            "circuits.unchecked(model) uses it without"
+        )
+    return _EVERY if isinstance(found, str) else found
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -80,7 +264,8 @@ def foreign_names(names: Iterable[str]) -> str:
 def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
     """Tells whether norms stand on the residual stream itself, by the hook point of a block's normalised output.
 
-    TransformerLens has that hook point in the blocks of its HookedEncoder. Mixed models are refused.
+    Raises:
+        CircuitsError: blocks differ.
     """
     normed = [f"blocks.{layer}.hook_normalized_resid_post" in hooks for layer in range(n_layers)]
     if len(set(normed)) > 1:
@@ -94,7 +279,8 @@ def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
 def is_parallel(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
     """Tells whether the MLP of each block reads the stream that attention reads: there is then no sum between them.
 
-    Mixed models are refused.
+    Raises:
+        CircuitsError: blocks differ.
     """
     layers = [layer for layer in range(n_layers) if f"blocks.{layer}.mlp.hook_pre" in hooks]
     parallel = [f"blocks.{layer}.hook_resid_mid" not in hooks for layer in layers]
@@ -107,7 +293,5 @@ def is_parallel(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
 
 
 def has_norms_after_only(model: nn.Module) -> bool:
-    """Tells whether attention and MLP of a HookedTransformer read the stream as it is, and ln1 and ln2 stand after
-    them.
-    """
+    """Tells whether ln1 and ln2 stand after attention and MLP, which read the stream as it is."""
     return getattr(model.cfg, "original_architecture", None) in _NORMS_AFTER_ONLY

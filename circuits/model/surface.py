@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridges.base import BRIDGE
-from circuits.model.bridges.choice import bridge_of
-from circuits.model.bridges.families import FAMILIES
-from circuits.model.bridges.huggingface import HuggingFaceBridge
+from circuits.model.blocks import interruptible
+from circuits.model.bridge import BRIDGE, Bridge, is_native, wrapped_model
+from circuits.model.bridge_huggingface import HuggingFaceBridge
+from circuits.model.bridge_native import NativeBridge
 from circuits.model.hooks import (
     Bound,
     Function,
@@ -31,17 +31,21 @@ from circuits.model.hooks import (
     on_hook_point,
     passed,
 )
-from circuits.model.interrupts import interruptible
 from circuits.model.prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.splices import splices_of
 from circuits.model.state import parameters_of
 from circuits.model.supported import (
+    FAMILIES,
+    family_of,
     has_norms_after_only,
     is_parallel,
     is_post_norm,
+    is_unchecked,
     refuse_compiled,
-    refuse_unproved,
+    served_sites,
+    untested_setting,
+    untested_version,
 )
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
@@ -99,15 +103,19 @@ class Surface:
             hooks.pop("hook_pos_embed", None)
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
-        if self.family in IN_LINE:
-            refuse_unproved(model)
+        untested = untested_setting(model) if self.family in IN_LINE else None
+        if untested is not None:
+            sites = served_sites(model, untested)
+            for kind in KINDS.values():
+                for layer in range(self.n_layers if kind.name not in sites else 0):
+                    hooks.pop(kind.hook.format(layer), None)
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = is_post_norm(hooks, self.n_layers)
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
         self.parallel: bool = is_parallel(hooks, self.n_layers)
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
-        self._bridge = bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
+        self._bridge = _bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
         #: The hook points of the autoencoders that are spliced in now.
         self.spliced = {
             name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()
@@ -390,14 +398,23 @@ class Surface:
                 )
         return Handles(revocable, before_module(reader, revocable))
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the settings of a result say of the model: "unchecked", with what was not tested; else nothing."""
+        bridge, version = self.huggingface, untested_version() if self.bridged else None
+        if is_unchecked(self.model):
+            what = untested_setting(self.model) if bridge is None else bridge.family.wrapped
+            return {"unchecked": what or self.family}
+        return {} if version is None else {"unchecked": version}
+
     def refuse_unproved_paths(self) -> None:
         """Refuses a bridge around a Hugging Face model whose paths were not compared with a forward by hand."""
         bridge = self.huggingface
-        if bridge is not None and not bridge.family.paths:
+        if bridge is not None and not bridge.family.paths and not is_unchecked(self.model):
             served = ", ".join(family.name for family in FAMILIES if family.paths)
             raise CircuitsError(
                 f"paths on a TransformerBridge around {bridge.family.wrapped} were not compared with a forward by "
-                f"hand, and are not supported (supported: {served}); patch.activations is"
+                f"hand (compared: {served}); use patch.activations, or circuits.unchecked(model)"
             )
 
     def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
@@ -484,6 +501,14 @@ class Surface:
         if not isinstance(given, Tensor):
             return None
         return given.unsqueeze(0) if given.ndim == 1 else given
+
+
+def _bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
+    """Returns the hooks of a bridge; hook points of sites that are not supported are removed from `hooks`."""
+    wrapped = wrapped_model(model)
+    if is_native(wrapped):
+        return NativeBridge(model, hooks, wrapped)
+    return HuggingFaceBridge(model, hooks, wrapped, family_of(model, wrapped, parallel))
 
 
 def is_text(given: Any) -> bool:

@@ -73,6 +73,7 @@ def attribution(
     size, measured = within_memory(pair.batch_size, estimated)
     table.add([measured])
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": size}
+    settings |= pair.surface.settings
     settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
     description = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
     return table.result({run["variant"]: [description] for run in measured.runs}, settings)

@@ -16,7 +16,7 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
-from circuits.model.interrupts import contextmanager
+from circuits.model.blocks import contextmanager
 from circuits.model.sites import Site
 from circuits.model.state import untouched
 from circuits.patch._edge_estimates import estimated

@@ -19,9 +19,9 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import at_own_positions, read_source
+from circuits.model.blocks import contextmanager
 from circuits.model.hooks import Function
 from circuits.model.inputs import read_prompts
-from circuits.model.interrupts import contextmanager
 from circuits.model.prompts import Prompts, by_row
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site

@@ -114,7 +114,9 @@ def ranked(
         agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
         sizes = {name: _effect_size(*values) for name, values in zip(names, exact, strict=True)}
         table["effect_size"] = table["variant"].map(sizes)
-    settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
+    settings = (
+        settings | pair.surface.settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
+    )
     settings |= {"n": len(pair.base), "level": LEVEL}
     return make_screen(tables, exact_result, pd.DataFrame(agreement), settings, graph, notes)
 

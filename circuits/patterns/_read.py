@@ -18,8 +18,7 @@ from circuits.interventions.replacements import derangement, visible
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
 from circuits.model.hooks import Function
-from circuits.model.inputs import read_prompts
-from circuits.model.padding import refuse_padding
+from circuits.model.inputs import read_prompts, refuse_padding
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS

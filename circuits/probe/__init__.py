@@ -3,8 +3,8 @@
     result = probe.linear(model, tokens, {"digit": digits}, "resid_post", kind="classification")
     result.frame
 
-All sites, targets and controls of a model are fitted in one pass over the examples, from sums whose size does not grow
-with the number of examples, and scored in a second pass.
+The activations of all sites are read in one pass over the examples and kept, up to 2 GiB; sites beyond that are read in
+further passes.
 """
 
 from circuits.probe._fit import LinearMap

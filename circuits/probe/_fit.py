@@ -1,9 +1,10 @@
-"""Fits probes from sums over one pass of the examples, and scores them on held-out examples in a second pass."""
+"""Fits linear maps from activations, which are read in one pass over the examples, and predicts with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,11 +14,11 @@ from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
-from circuits.probe._least_squares import NormalEquations
-from circuits.probe._scores import Scores
-from circuits.probe._sites import ProbeSite
-from circuits.probe._split import Entries
-from circuits.probe._targets import CLASSIFICATION, Target
+from circuits.probe._inputs import Entries, ProbeSite
+
+_EPS = torch.finfo(torch.float64).eps
+# Bytes of activations that are kept at a time; sites beyond are read in a further pass over the examples.
+MOST_KEPT = 2**31
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,130 @@ class LinearMap:
         return x.to(self.weight) @ self.weight + self.intercept
 
 
+def activations(
+    surface: Surface, prompts: Prompts, entries: Entries, sites: Sequence[ProbeSite], step: int
+) -> Iterator[tuple[ProbeSite, Tensor]]:
+    """Yields each site with its vectors at the entries in use, [entry d], in the order of examples and positions.
+
+    Args:
+        step: examples in a forward.
+    """
+    waiting = list(sites)
+    while waiting:
+        kept: dict[ProbeSite, list[Tensor]] = {site: [] for site in waiting}
+        for rows in torch.arange(len(prompts)).split(step):
+            seen = _run(surface, prompts, rows, {site.hook for site in kept})
+            for site, vectors in kept.items():
+                vectors.append(_vectors(site, seen, prompts[rows], entries.used[rows]))
+            while (
+                len(kept) > 1 and sum(one.nbytes for vectors in kept.values() for one in vectors) > MOST_KEPT
+            ):
+                kept.popitem()
+        for site, vectors in kept.items():
+            yield site, torch.cat(vectors)
+        waiting = [site for site in waiting if site not in kept]
+
+
+def _run(surface: Surface, prompts: Prompts, rows: Tensor, hooks: set[str]) -> dict[str, Tensor]:
+    model = surface.model
+    # What an intervention holds for each example is cut to these rows.
+    cut = running_rows(model, rows, len(prompts))
+    with evaluating(model), torch.no_grad(), recording(surface, hooks) as seen, cut:
+        surface.call(prompts[rows])
+    return seen
+
+
+def _vectors(site: ProbeSite, seen: dict[str, Tensor], prompts: Prompts, used: Tensor) -> Tensor:
+    if site.hook not in seen:
+        raise CircuitsError(f"probe: {site.hook} never fired; this model has it switched off")
+    x = site.vectors(seen[site.hook], prompts)
+    # Apple's GPUs have no float64.
+    x = x.cpu() if x.device.type == "mps" else x
+    x = x[used[:, site.positions].to(x.device)]
+    if not bool(x.isfinite().all()):
+        raise CircuitsError(f"probe: {site.hook} is not finite everywhere; masked scores are not")
+    return x
+
+
+class Regression:
+    """Features [entry d] from which any target of these entries is fitted, with one penalty or another.
+
+    Args:
+        x: float64.
+        eps: the relative precision in which the features came. Directions whose variance it may have made are left out
+            of least squares, as fitting them would be fitting to rounding errors.
+    """
+
+    def __init__(self, x: Tensor, intercept: bool, eps: float) -> None:
+        self._raw, self._intercept, self._eps = x, intercept, eps
+        self._mean = _mean(x) if intercept else x.new_zeros(x.shape[1])
+        self._x = x - self._mean
+        self._gram = self._x.T @ self._x
+
+    @property
+    def rank(self) -> int:
+        """The number of directions with variance above rounding."""
+        return self._directions[0].shape[1]
+
+    def solve(self, y: Tensor, width: int, ridge: float) -> tuple[Tensor, Tensor]:
+        """Returns weight [d width] and bias [width] that minimise Σ(y − xw − b)² + ridge·|w|²; b is not penalised.
+
+        With ridge 0 this is the minimiser with the smallest |w|.
+
+        Args:
+            y: numbers [entry width], or classes [entry], which stand for one-hot rows.
+        """
+        mean_y = self._x.new_zeros(width)
+        if self._intercept:
+            mean_y = _mean(y) if y.ndim == 2 else torch.bincount(y, minlength=width) / len(y)
+        if y.ndim == 2:
+            cross = self._x.T @ (y - mean_y)
+        else:
+            cross = self._x.new_zeros(width, self._x.shape[1]).index_add_(0, y, self._x).T
+        if ridge:
+            penalty = ridge * torch.eye(len(cross), dtype=cross.dtype, device=cross.device)
+            weight = torch.linalg.solve(self._gram + penalty, cross)
+        else:
+            readable, hidden = self._directions
+            inverse = torch.linalg.pinv(readable.T @ self._gram @ readable, hermitian=True)
+            weight = readable @ (inverse @ (readable.T @ cross))
+            weight = weight - hidden @ (hidden.T @ weight)
+        return weight, mean_y.to(weight) - self._mean @ weight
+
+    @cached_property
+    def _directions(self) -> tuple[Tensor, Tensor]:
+        """Returns directions with variance above rounding, and an orthonormal basis of those without, as columns.
+
+        In rows of unit norm, as rounding is relative and an entry with a massive activation would hide the others'.
+        """
+        weights = self._raw.norm(dim=1, keepdim=True).reciprocal()
+        weights = torch.where(weights.isfinite(), weights, 0.0)
+        scale = (self._raw * weights).norm(dim=0)
+        scale = torch.where(scale > 0, scale, 1.0)
+        centre = self._mean
+        if self._intercept:
+            squares = weights.square()
+            centre = centre + (self._x * squares).sum(0) / squares.sum().clamp(min=_EPS)
+        scaled = (self._raw - centre) * weights / scale
+        spectrum, vectors = torch.linalg.eigh(scaled.T @ scaled)
+        readable = spectrum > max(_EPS * max(scaled.shape), self._eps**2)
+        vectors = vectors / scale[:, None]
+        return vectors[:, readable], torch.linalg.qr(vectors[:, ~readable]).Q
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Returns the mean over entries, from the first one on: that of equal numbers is that number, without rounding."""
+    return x[:1].sum(0) + (x - x[:1]).mean(0)
+
+
+def squared_error(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns Σ(y − xw − b)² over entries and columns, of numbers [entry column] or classes [entry]."""
+    predicted = x @ weight + bias
+    if y.ndim == 2:
+        return (y - predicted).square().sum()
+    return predicted.square().sum() - 2 * predicted.gather(1, y[:, None]).sum() + len(y)
+
+
 @dataclass(frozen=True)
 class FitSettings:
     """Settings of a fit. ridges: one penalty, or several from which cross-validation chooses for each target."""
@@ -57,132 +182,35 @@ class FitSettings:
     folds: int
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """The fits at one site: a linear map per target, and cross-validated mean squared errors by target and penalty."""
+class SiteFits:
+    """The fits at one site, to any target.
 
-    maps: tuple[LinearMap, ...]
-    errors: tuple[tuple[float, ...], ...]
+    Args:
+        x: features of the entries to fit, [entry d] float64.
+        fold: the cross-validation fold of each entry.
+        eps: as in `Regression`.
+    """
 
+    def __init__(self, x: Tensor, fold: Tensor, settings: FitSettings, eps: float) -> None:
+        self._x, self._fold, self._settings = x, fold.to(x.device), settings
+        self._all = Regression(x, settings.intercept, eps)
+        self._without = [
+            Regression(x[self._fold != number], settings.intercept, eps) for number in range(settings.folds)
+        ]
 
-#: A function called with a chunk: (site, examples, chosen [example pos], x [entry d] float64, precision of x).
-Use = Callable[[ProbeSite, Tensor, Tensor, Tensor, float], None]
-
-
-@dataclass(frozen=True)
-class ActivationStream:
-    """Runs a model over a batch in chunks of `step` examples, without keeping activations."""
-
-    surface: Surface
-    prompts: Prompts
-    entries: Entries
-    step: int
-
-    def each(self, sites: Sequence[ProbeSite], wanted: Tensor, use: Use) -> None:
-        """Calls `use` with the vectors of the examples `wanted` at every site, chunk by chunk."""
-        hooks = {site.hook for site in sites}
-        with evaluating(self.surface.model), torch.no_grad(), recording(self.surface, hooks) as seen:
-            for rows in wanted.split(self.step):
-                seen.clear()
-                # What an intervention holds for each example is cut to these rows.
-                with running_rows(self.surface.model, rows, len(self.prompts)):
-                    self.surface.call(self.prompts[rows])
-                for site in sites:
-                    if site.hook not in seen:
-                        raise CircuitsError(f"probe: {site.hook} never fired; this model has it switched off")
-                    chosen = self.entries.used[rows][:, site.positions]
-                    x = site.vectors(seen[site.hook], self.prompts[rows])
-                    # Apple's GPUs have no float64.
-                    x = x.cpu() if x.device.type == "mps" else x
-                    x = x[chosen.to(x.device)]
-                    if not bool(x.isfinite().all()):
-                        raise CircuitsError(
-                            f"probe: {site.hook} is not finite everywhere; masked scores are not"
-                        )
-                    use(site, rows, chosen, x.double(), torch.finfo(x.dtype).eps)
-
-
-def fit(
-    stream: ActivationStream, sites: Sequence[ProbeSite], targets: Sequence[Target], settings: FitSettings
-) -> dict[ProbeSite, Fitted]:
-    """Fits probes for all sites and targets, in one pass over the examples to fit."""
-    columns = _columns(targets)
-    centre_y = torch.cat([target.centre for target in targets])
-    sums: dict[ProbeSite, list[NormalEquations]] = {}
-
-    def use(site: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
-        if site not in sums:
-            centres = x.mean(0).nan_to_num(), centre_y.to(x.device)
-            sums[site] = [NormalEquations.empty(*centres) for _ in range(max(1, settings.folds))]
-        fold = stream.entries.fold[examples].unsqueeze(1).expand(chosen.shape)[chosen]
-        target_values = [target.take(examples, site.positions, chosen) for target in targets]
-        for number, part in enumerate(sums[site]):
-            in_fold = fold == number
-            x_in_fold = x[in_fold.to(x.device)]
-            part.add(x_in_fold, eps)
-            for target, columns_of_target, values in zip(targets, columns, target_values, strict=True):
-                add = part.add_classes if target.kind == CLASSIFICATION else part.add_numbers
-                add(columns_of_target, x_in_fold, values[in_fold].to(x.device))
-
-    stream.each(sites, stream.entries.fit, use)
-    return {site: _solve(parts, columns, settings) for site, parts in sums.items()}
-
-
-def score(
-    stream: ActivationStream,
-    sites: Sequence[ProbeSite],
-    targets: Sequence[Target],
-    fitted: dict[ProbeSite, Fitted],
-) -> dict[ProbeSite, list[Scores]]:
-    """Scores fitted probes, in one pass over the held-out examples."""
-    scores_by_site = {site: [Scores(target, site, stream.entries) for target in targets] for site in sites}
-
-    def use(site: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
-        for scores, linear_map in zip(scores_by_site[site], fitted[site].maps, strict=True):
-            scores.add(
-                examples, chosen, x @ linear_map.weight.to(x.device) + linear_map.intercept.to(x.device)
-            )
-
-    stream.each(sites, stream.entries.held_out, use)
-    return scores_by_site
-
-
-def _columns(targets: Sequence[Target]) -> list[slice]:
-    """Returns the columns of each target in the matrix of all targets."""
-    columns: list[slice] = []
-    for target in targets:
-        start = columns[-1].stop if columns else 0
-        columns.append(slice(start, start + target.width))
-    return columns
-
-
-def _solve(parts: list[NormalEquations], columns: list[slice], settings: FitSettings) -> Fitted:
-    """Returns the linear map of each target, with the penalty that errs least over folds where there are several."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.with_sign(1, part)
-    errors = torch.zeros(len(columns), len(settings.ridges), dtype=torch.float64)
-    if settings.folds:
-        for part in parts:
-            other_folds = total.with_sign(-1, part).factored(settings.intercept)
-            for index, ridge in enumerate(settings.ridges):
-                error = part.squared_error(*other_folds.solve(ridge))
-                errors[:, index] += torch.stack(
-                    [error[columns_of_target].mean() for columns_of_target in columns]
-                ).cpu()
-    best = errors.argmin(1).tolist()
-    factored = total.factored(settings.intercept)
-    maps: dict[int, tuple[Tensor, Tensor]] = {
-        index: factored.solve(settings.ridges[index]) for index in set(best)
-    }
-    rank = factored.rank
-    linear_maps = tuple(
-        LinearMap(
-            maps[index][0][:, columns_of_target].cpu(),
-            maps[index][1][columns_of_target].cpu(),
-            settings.ridges[index],
-            rank,
+    def fit(self, y: Tensor, width: int) -> tuple[LinearMap, tuple[float, ...]]:
+        """Returns the map to a target, and the mean squared error over the folds of each penalty, the least of which
+        is taken.
+        """
+        y, ridges = y.to(self._x.device), self._settings.ridges
+        errors = torch.zeros(len(ridges), dtype=torch.float64)
+        for number, regression in enumerate(self._without):
+            left_out = self._fold == number
+            for index, ridge in enumerate(ridges):
+                fitted = regression.solve(y[~left_out], width, ridge)
+                errors[index] += squared_error(self._x[left_out], y[left_out], *fitted).cpu()
+        ridge = ridges[int(errors.argmin())]
+        weight, bias = self._all.solve(y, width, ridge)
+        return LinearMap(weight.cpu(), bias.cpu(), ridge, self._all.rank), tuple(
+            (errors / (width * len(y))).tolist()
         )
-        for index, columns_of_target in zip(best, columns, strict=True)
-    )
-    return Fitted(linear_maps, tuple(map(tuple, (errors / total.entries).tolist())))

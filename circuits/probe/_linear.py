@@ -1,4 +1,4 @@
-"""Fits linear probes of all sites, targets and controls in one pass over the examples, and scores them in another."""
+"""The verb `linear`: probes of all sites, targets and controls, fitted on some examples and scored on the others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
@@ -16,15 +17,12 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
-from circuits.model.inputs import read_prompts
-from circuits.model.padding import refuse_padding
+from circuits.model.inputs import read_prompts, refuse_padding
+from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
-from circuits.probe._fit import ActivationStream, FitSettings, LinearMap, fit, score
-from circuits.probe._result import Measured, ProbeResult, tabulate
-from circuits.probe._scores import Scores, pooled
-from circuits.probe._sites import ProbeSite, parse_sites
-from circuits.probe._split import read_entries
-from circuits.probe._targets import Target, read_targets
+from circuits.probe._fit import FitSettings, LinearMap, SiteFits, activations
+from circuits.probe._inputs import Entries, ProbeSite, Target, parse_sites, read_entries, read_targets
+from circuits.probe._result import Measured, ProbeResult, Scored, counts, pooled, score, tabulate
 from circuits.validate import RENAMED, is_whole, read_seed, refuse_removed
 
 
@@ -110,9 +108,8 @@ def linear(
     kept = 2 * len(probe_sites) * (surface.sizes["d_model"] or 1)
     size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
 
-    def fitted(of: Surface, on: Sequence[Target], size: int) -> tuple[dict[ProbeSite, _SiteProbes], int]:
-        stream = ActivationStream(of, prompts, entries, size)
-        return _fit_and_score(stream, probe_sites, on, fit_settings), size
+    def fitted(of: Surface, on: Sequence[Target], size: int) -> tuple[dict[ProbeSite, list[_Probe]], int]:
+        return _fit_and_score(of, prompts, entries, size, probe_sites, on, fit_settings), size
 
     with intervene(model, *interventions):
         every = [*named_targets, *shuffled]
@@ -124,16 +121,11 @@ def linear(
         Measured(
             site,
             target.name,
-            probes[site].maps[index],
-            probes[site].scores[index].counts(),
-            probes[site].scores[index].scored(),
-            pooled(
-                [
-                    one.scored()
-                    for one in probes[site].scores[index + len(named_targets) :: len(named_targets)]
-                ]
-            ),
-            None if untrained_probes is None else untrained_probes[site].scores[index].scored(),
+            probes[site][index].fitted,
+            counts(site, entries),
+            probes[site][index].scored,
+            pooled([one.scored for one in probes[site][index + len(named_targets) :: len(named_targets)]]),
+            None if untrained_probes is None else untrained_probes[site][index].scored,
         )
         for site in probe_sites
         for index, target in enumerate(named_targets)
@@ -145,7 +137,7 @@ def linear(
         "intercept": intercept,
         "batch_size": size,
     }
-    settings |= {"ridge": list(fit_settings.ridges), "folds": fit_settings.folds}
+    settings |= surface.settings | {"ridge": list(fit_settings.ridges), "folds": fit_settings.folds}
     return ProbeResult(
         tabulate(measured, len(entries.held_out), len(entries.fit), seed, draws),
         {(one.site.label, one.target): one.fitted for one in measured},
@@ -155,31 +147,50 @@ def linear(
 
 
 @dataclass(frozen=True)
-class _SiteProbes:
-    """The probes at one site, per target."""
+class _Probe:
+    """The probe of one target at one site; errors: the cross-validated one of each penalty."""
 
-    maps: tuple[LinearMap, ...]
-    errors: tuple[tuple[float, ...], ...]
-    scores: list[Scores]
+    fitted: LinearMap
+    errors: tuple[float, ...]
+    scored: Scored
 
 
 def _fit_and_score(
-    stream: ActivationStream, sites: Sequence[ProbeSite], targets: Sequence[Target], settings: FitSettings
-) -> dict[ProbeSite, _SiteProbes]:
-    fitted = fit(stream, sites, targets, settings)
-    scores = score(stream, sites, targets, fitted)
-    return {site: _SiteProbes(fitted[site].maps, fitted[site].errors, scores[site]) for site in sites}
+    surface: Surface,
+    prompts: Prompts,
+    entries: Entries,
+    step: int,
+    sites: Sequence[ProbeSite],
+    targets: Sequence[Target],
+    settings: FitSettings,
+) -> dict[ProbeSite, list[_Probe]]:
+    """Returns the probes of each target at each site."""
+    probes: dict[ProbeSite, list[_Probe]] = {}
+    for site, vectors in activations(surface, prompts, entries, sites, step):
+        chosen = entries.used[:, site.positions]
+        fold = entries.fold[:, None].expand(chosen.shape)[chosen]
+        fitted = fold >= 0
+        x, kept = vectors.double(), fitted.to(vectors.device)
+        fits = SiteFits(x[kept], fold[fitted], settings, torch.finfo(vectors.dtype).eps)
+        probes[site] = []
+        for target in targets:
+            y = target.take(torch.arange(len(prompts)), site.positions, chosen)[fitted]
+            linear_map, errors = fits.fit(y, target.width)
+            probes[site].append(
+                _Probe(linear_map, errors, score(linear_map, x[~kept], target, site, entries))
+            )
+    return probes
 
 
 def _errors(
-    probes: Mapping[ProbeSite, _SiteProbes], targets: Sequence[Target], settings: FitSettings
+    probes: Mapping[ProbeSite, Sequence[_Probe]], targets: Sequence[Target], settings: FitSettings
 ) -> pd.DataFrame:
     """Returns the cross-validated error of each penalty; empty where there was only one."""
     rows = [
         {"place": site.label, "target": target.name, "ridge": ridge, "mse": error}
-        for site, probe in probes.items()
-        for target, errors in zip(targets, probe.errors, strict=False)
-        for ridge, error in zip(settings.ridges, errors, strict=True)
+        for site, here in probes.items()
+        for target, one in zip(targets, here, strict=False)
+        for ridge, error in zip(settings.ridges, one.errors, strict=True)
         if settings.folds
     ]
     return pd.DataFrame(rows, columns=["place", "target", "ridge", "mse"])

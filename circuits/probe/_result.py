@@ -1,4 +1,4 @@
-"""Tabulates the scores of probes, with their controls and intervals."""
+"""Scores probes on held-out examples, and tabulates them with their controls and intervals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.probe._fit import LinearMap
-from circuits.probe._scores import Scored
-from circuits.probe._sites import ProbeSite
+from circuits.probe._inputs import CLASSIFICATION, Entries, ProbeSite, Target
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
 
@@ -71,6 +72,79 @@ class ProbeResult:
             if one not in known:
                 raise CircuitsError(f"plot: no metric {one!r}; it has {', '.join(known)}")
         return figure(self.frame[self.frame["metric"].isin(chosen)])
+
+
+#: (split, metric) -> sums and counts [example], float64, of the held-out examples in order.
+Scored = dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
+
+
+def score(fitted: LinearMap, x: Tensor, target: Target, site: ProbeSite, entries: Entries) -> Scored:
+    """Returns the sums and counts of each metric by held-out example, so that any set of examples can be pooled.
+
+    mse: the mean over entries and the d numbers of each. r2: 1 − Σ(y − p)² / Σ(y − ȳ)², ȳ the mean of each number over
+    the held-out entries of the split, the sums over all d numbers. cosine, abs_cosine: mean over entries of cos(p, y)
+    and of its absolute value, of vectors only; entries whose target is the zero vector do not count, a prediction of
+    zero has cosine 0. accuracy: the share of entries whose class has the largest prediction.
+
+    Args:
+        x: features of the held-out entries, [entry d] float64.
+    """
+    held_out = entries.held_out
+    chosen = entries.used[held_out][:, site.positions]
+    true = target.take(held_out, site.positions, chosen)
+    examples = torch.arange(len(held_out))[:, None].expand(chosen.shape)[chosen]
+    # Classes in parts, as there may be a vocabulary of them.
+    predicted = [
+        part.argmax(1) if target.kind == CLASSIFICATION else part
+        for part in (fitted.predict(rows.cpu()) for rows in x.split(max(1, 2**22 // target.width)))
+    ]
+    found: Scored = {}
+    for name, mask in entries.splits.items():
+        inside = mask[held_out][:, site.positions][chosen]
+        for metric, (sums, counts) in _measured(torch.cat(predicted)[inside], true[inside], target).items():
+            totals = torch.zeros(2, len(held_out), dtype=torch.float64)
+            totals.index_add_(1, examples[inside], torch.stack([sums, counts]))
+            found[name, metric] = totals[0].numpy(), totals[1].numpy()
+    return found
+
+
+def _measured(predicted: Tensor, true: Tensor, target: Target) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns by metric what each entry adds to its sum and its count."""
+    ones = torch.ones(len(true), dtype=torch.float64)
+    if target.kind == CLASSIFICATION:
+        return {"accuracy": ((predicted == true).double(), ones)}
+    # From the first one on, so that the mean of equal numbers is that number, and their spread 0 and no rounding.
+    mean = true[:1].sum(0) + (true - true[:1]).mean(0)
+    error, spread = (predicted - true).square().sum(1), (true - mean).square().sum(1)
+    found = {"mse": (error, ones * target.width), "r2": (spread - error, spread)}
+    if target.width == 1:  # a cosine would be the sign
+        return found
+    lengths = predicted.norm(dim=1) * true.norm(dim=1)
+    cosine = torch.where(lengths > 0, (predicted * true).sum(1) / lengths, 0.0)
+    directed = (true.norm(dim=1) > 0).double()
+    return found | {
+        "cosine": (cosine * directed, directed),
+        "abs_cosine": (cosine.abs() * directed, directed),
+    }
+
+
+def counts(site: ProbeSite, entries: Entries) -> dict[str, int]:
+    """Returns the number of held-out entries by split."""
+    used = entries.used[entries.held_out][:, site.positions]
+    return {
+        name: int((mask[entries.held_out][:, site.positions] & used).sum())
+        for name, mask in entries.splits.items()
+    }
+
+
+def pooled(draws: Sequence[Scored]) -> Scored | None:
+    """Averages the sums and counts of several draws, example by example; None if there is no draw."""
+    if not draws:
+        return None
+    return {
+        key: (np.mean([one[key][0] for one in draws], 0), np.mean([one[key][1] for one in draws], 0))
+        for key in draws[0]
+    }
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.interrupts import contextmanager
+from circuits.model.blocks import contextmanager
 from circuits.model.state import holding, inside_block, same_bits, state_of
 from circuits.model.supported import foreign_names
 from circuits.model.surface import Surface

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.padding import refuse_padding
+from circuits.model.inputs import refuse_padding
 from circuits.model.prompts import Prompts
 from circuits.model.state import untouched
 from circuits.model.surface import Surface

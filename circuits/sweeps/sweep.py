@@ -12,8 +12,8 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError, said
 from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
+from circuits.model.blocks import exclusive
 from circuits.model.inputs import read_prompts
-from circuits.model.owner import exclusive
 from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
@@ -125,7 +125,7 @@ def run_sweep(
             del checkpoint, loaded, job
         if not found:
             raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
-        settings: dict[str, Any] = {"batch_size": size, "n": len(prompts)}
+        settings: dict[str, Any] = {"batch_size": size, "n": len(prompts), **surface.settings}
         settings |= {"words": prompts.labels()} if prompts.words is not None else {}
         settings |= {
             "positions": None if metric.positions is None else list(metric.positions),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from circuits.model.bridges.families import FAMILIES, PROVED_VERSIONS
 from circuits.model.sites import KINDS
+from circuits.model.supported import FAMILIES, PROVED_VERSIONS
 
 
 def table() -> str:

@@ -65,9 +65,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NAMES = list(CONFIGS)
 
-# Classes outside the table, and the sites that the check on first use does not find: they are not there, not what is
+# Classes outside the table, and the sites that `check` does not find the same: they are not there, not what is
 # added to the stream, or not shown. docs/circuits/index.md lists them.
-_PACKED = {"q", "k", "v"}
 _SCALED = {"embed", "attn_out", "resid_mid", "mlp_out"}
 UNLISTED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "granite": (
@@ -76,11 +75,11 @@ UNLISTED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         {"pos_embed", *_SCALED},
     ),
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}, {"pos_embed", *_SCALED} - {"mlp_out"}),
-    "phi3": ("Phi3Config", _GROUPED, {"pos_embed", "mlp_pre", *_PACKED}),
+    "phi3": ("Phi3Config", _GROUPED, {"pos_embed"}),
     "falcon": (
         "FalconConfig",
         {"multi_query": True, "parallel_attn": True, "bias": False},
-        {"pos_embed", "resid_mid", *_PACKED},
+        {"pos_embed", "resid_mid"},
     ),
     "falcon-rw": (
         "FalconConfig",

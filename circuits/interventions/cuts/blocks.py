@@ -12,7 +12,7 @@ from circuits.interventions.cuts.hooks import CutHooks
 from circuits.interventions.cuts.plan import CutBlock, Group
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import ForwardPass
-from circuits.model.interrupts import contextmanager
+from circuits.model.blocks import contextmanager
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 

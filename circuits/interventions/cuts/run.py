@@ -11,7 +11,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.cuts.plan import CutPlan, Group
 from circuits.interventions.forward_pass import replacement_for
-from circuits.model.interrupts import contextmanager
+from circuits.model.blocks import contextmanager
 from circuits.tensors import Span
 
 _WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, patch, run
-from circuits.model.bridges.families import FAMILIES
+from circuits.model.supported import FAMILIES
 from circuits.model.surface import Surface
 
 families = pytest.importorskip("tests.circuits.families")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, Site, ablate, cache, edit, intervene, patch, run
-from circuits.model.bridges.attention import _attention_hooks
+from circuits.model.bridge import _attention_hooks
 from circuits.model.surface import Surface
 
 PORTED = ["scores", "pattern", "resid_mid"]
@@ -313,7 +313,7 @@ def test_hook_points_outside_the_table_are_refused(bridge, tokens):
 def test_other_bridges_are_refused(bridge):
     native = type(bridge.original_model)
     bridge.original_model.__class__ = type("Stranger", (native,), {})
-    with pytest.raises(CircuitsError, match=r"around Stranger.* is not in the table of families"):
+    with pytest.raises(CircuitsError, match=r"around Stranger.* was not tested"):
         Surface.of(bridge)
     bridge.original_model.__class__ = native
     inner = bridge.blocks[1]._original_component

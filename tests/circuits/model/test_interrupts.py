@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from circuits import ablate, intervene, run
-from circuits.model.interrupts import contextmanager, interruptible
+from circuits.model.blocks import contextmanager, interruptible
 
 
 def press():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, lens, run, sweep, transplant
-from circuits.model import owner
+from circuits.model import blocks
 
 REFUSED = r"^the model is in use by .*, and .* runs it; leave the block there first, or take a copy$"
 
@@ -151,7 +151,7 @@ def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens
     del generator
     gc.collect()
     in_thread(lambda: run(model, tokens))
-    assert not owner._holds
+    assert not blocks._holds
 
 
 def test_copies_of_a_model_in_use(make_model, family, tokens):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformer_lens
 import transformers
+from circuits.probe._targets import read_targets
 from hypothesis import strategies as st
 
 from circuits import (
@@ -31,7 +32,6 @@ from circuits import (
     sweep,
 )
 from circuits.interventions.replacements import derangement
-from circuits.probe._targets import read_targets
 
 HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
 

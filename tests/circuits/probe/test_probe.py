@@ -1,6 +1,4 @@
-"""Probes against scikit-learn on the activations themselves, in float64; planted answers; what is kept of a stream."""
-
-import gc
+"""Probes against scikit-learn on the activations themselves, in float64; planted answers."""
 
 import numpy as np
 import pandas as pd
@@ -12,12 +10,9 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, probe, run
 from circuits.model.prompts import Prompts
-from circuits.model.surface import Surface
-from circuits.probe._fit import ActivationStream, FitSettings, fit
-from circuits.probe._least_squares import NormalEquations
-from circuits.probe._sites import parse_sites
-from circuits.probe._split import read_entries
-from circuits.probe._targets import Target, read_targets
+from circuits.probe import _fit
+from circuits.probe._fit import Regression, squared_error
+from circuits.probe._inputs import Target, read_entries, read_targets
 
 N, HELD_OUT = 64, 16
 
@@ -204,14 +199,8 @@ def test_fewer_entries_than_dimensions_gives_the_map_of_least_norm(causal, input
         assert set(found.frame["fit_n"]) == {20}
 
 
-def summed(x, y, eps=2.2e-16):
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    sums = NormalEquations.empty(x[:9].mean(0), y[:9].mean(0))
-    # In two parts, as chunks come.
-    for part in (slice(0, 9), slice(9, None)):
-        sums.add(x[part], eps)
-        sums.add_numbers(slice(0, y.shape[1]), x[part], y[part])
-    return sums
+def regression(x, intercept=False, eps=2.2e-16):
+    return Regression(torch.as_tensor(x), intercept, eps)
 
 
 def test_the_tolerance_keeps_what_is_above_rounding_and_drops_what_is_not():
@@ -222,9 +211,9 @@ def test_the_tolerance_keeps_what_is_above_rounding_and_drops_what_is_not():
     x[:, 3] = x[:, 5] + 1e-5 * x[:, 3]
     x[:, 4] *= 1e-6
     target = x @ noise(6, 1, seed=1)
-    factored = summed(x, target).factored(False)
-    assert factored.rank == 4
-    weight, bias = factored.solve(0.0)
+    fits = regression(x)
+    assert fits.rank == 4
+    weight, bias = fits.solve(target, 1, 0.0)
     scale = np.array([1, 1, 1, 1, 1e-6, 1])
     expected = np.linalg.lstsq(x.numpy() / scale, target.numpy(), rcond=1e-9)[0] / scale[:, None]
     assert np.allclose(weight, expected, rtol=1e-3, atol=1e-5)
@@ -232,7 +221,7 @@ def test_the_tolerance_keeps_what_is_above_rounding_and_drops_what_is_not():
     assert float(weight[0] - weight[2]) == pytest.approx(0, abs=1e-7)
     assert not bool(bias.any())
     # What came in a lower precision has more of it; a small feature has its own rounding.
-    assert [summed(x, target, eps).factored(False).rank for eps in (1e-4, 1e-6)] == [3, 4]
+    assert [regression(x, eps=eps).rank for eps in (1e-4, 1e-6)] == [3, 4]
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -248,16 +237,16 @@ def test_a_massive_activation_hides_no_direction_in_half_precision(outlier, wher
     x[:, at] *= torch.where(first, outlier, 1)[:, None]
     y = planted * ~first[:, None] + 4 * noise(2000, 1, seed=4)
     x = x.bfloat16().double()
-    factored = summed(x[:1500], y[:1500], eps=2**-7).factored(intercept)
-    weight, bias = factored.solve(0.0)
+    fits = regression(x[:1500], intercept, eps=2**-7)
+    weight, bias = fits.solve(y[:1500], 1, 0.0)
     oracle = LinearRegression(fit_intercept=intercept).fit(x[:1500], y[:1500])
-    assert factored.rank == 32
+    assert fits.rank == 32
     np.testing.assert_allclose((x @ weight + bias).numpy(), oracle.predict(x), atol=1e-6)
 
 
 def test_what_rounding_to_half_precision_adds_is_no_direction():
     x = (noise(500, 10) @ noise(10, 32, seed=1)).bfloat16().double()
-    assert summed(x, x[:, :1], eps=2**-7).factored(True).rank == 10
+    assert regression(x, True, eps=2**-7).rank == 10
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e8, 1.7e9])
@@ -277,21 +266,20 @@ def test_the_penalty_of_targets_far_from_zero(causal, inputs, offset):
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_features_and_targets_far_from_zero(intercept, ridge):
     x, y = noise(300, 3) + 1e5, noise(300, 2, seed=1) + 1e8
-    sums = summed(x, y)
-    weight, bias = sums.factored(intercept).solve(ridge)
+    weight, bias = regression(x, intercept).solve(y, 2, ridge)
     model = Ridge(ridge, fit_intercept=intercept, solver="svd").fit(x, y)
     residual = y.numpy() - model.predict(x)
-    assert sums.squared_error(weight, bias).numpy() == pytest.approx((residual**2).sum(0), rel=1e-5)
+    assert float(squared_error(x, y, weight, bias)) == pytest.approx((residual**2).sum(), rel=1e-5)
 
 
 def test_a_constant_feature_is_no_direction_where_there_is_an_intercept():
     x = torch.cat([noise(300, 3), torch.full((300, 1), 1e3, dtype=torch.float64)], 1)
-    sums = summed(x, x[:, :1] + 5)
-    assert (sums.factored(True).rank, sums.factored(False).rank) == (3, 4)
-    weight, bias = sums.factored(True).solve(0.0)
+    fits, y = regression(x, True), x[:, :1] + 5
+    assert (fits.rank, regression(x).rank) == (3, 4)
+    weight, bias = fits.solve(y, 1, 0.0)
     assert torch.allclose(weight[:, 0], torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), atol=1e-9)
     assert float(bias) == pytest.approx(5)
-    assert float(sums.squared_error(weight, bias)) == pytest.approx(0, abs=1e-8)
+    assert float(squared_error(x, y, weight, bias)) == pytest.approx(0, abs=1e-8)
 
 
 def test_a_planted_target_is_recovered_exactly(model, inputs):
@@ -620,50 +608,21 @@ def test_batch_sizes_are_the_whole_batch(causal, inputs, hidden, batch_size):
         assert torch.allclose(fitted.weight, parts.weights[key].weight, rtol=1e-9, atol=1e-9)
 
 
-def test_one_pass_to_fit_and_one_to_score_whatever_is_asked(causal, inputs):
+@pytest.mark.parametrize("passes", [1, 2])
+def test_one_pass_whatever_is_asked_unless_activations_are_large(causal, inputs, monkeypatch, passes):
     runs = []
     handle = causal.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
     many = {str(index): noise(N, 6, seed=index) for index in range(5)}
-    sites = ["resid_pre", "z", "mlp_post", "pattern"]
-    probe.linear(causal, inputs, many, sites, ridge=(0.1, 1.0), shuffles=3, batch_size=16, draws=20)
+    sites = ["resid_pre", "mlp_post"]
+    kwargs = {"ridge": (0.1, 1.0), "shuffles": 3, "batch_size": 16, "draws": 20}
+    expected = probe.linear(causal, inputs, many, sites, **kwargs).frame
+    runs.clear()
+    of_all = 8 * N * 6 * 2 * (16 + 24)
+    monkeypatch.setattr(_fit, "MOST_KEPT", of_all // passes + 1)
+    found = probe.linear(causal, inputs, many, sites, **kwargs).frame
     handle.remove()
-    # Each example once: those to fit in the first pass, those held out in the second.
-    assert sum(runs) == N
-
-
-def test_what_is_kept_does_not_grow_with_the_examples(causal):
-    """Memory behind tensors that were not there before the pass, as the last chunk to fit begins."""
-
-    def storages():
-        tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.layout == torch.strided]
-        return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
-
-    held = {}
-    for count in (64, 512):
-        inputs = torch.randint(0, 11, (count, 6), generator=torch.Generator().manual_seed(1))
-        target = read_targets(noise(count, 6, 2), "regression", Prompts(inputs))
-        surface = Surface.of(causal)
-        spots = parse_sites(surface, ["resid_post", "mlp_post"], None, None)
-        held_out = torch.arange(count) % 4 == 0
-        stream = ActivationStream(
-            surface, Prompts(inputs), read_entries(Prompts(inputs), None, None, held_out, 3, 0, False), 16
-        )
-        calls, found, before = [], [], storages()
-
-        # A quarter of the examples is held out.
-        def listen(module, args, calls=calls, found=found, before=before, last=count * 3 // 4 // 16):
-            calls.append(1)
-            if len(calls) == last:
-                found.append(sum(size for at, size in storages().items() if at not in before))
-
-        handle = causal.register_forward_pre_hook(listen)
-        fit(stream, spots, target, FitSettings(True, (0.1, 1.0), 3))
-        handle.remove()
-        (held[count],) = found
-        del inputs, target, stream
-    # A chunk's activations at the four spots are 16 · 6 · 80 numbers; an example more costs one boolean.
-    assert held[512] <= held[64] + 512
-    assert held[64] > 3 * 2 * (16**2 + 24**2) * 8, "the sums themselves were seen"
+    assert sum(runs) >= passes * N if passes > 1 else sum(runs) == N
+    pd.testing.assert_frame_equal(found, expected)
 
 
 def test_the_model_is_as_it_was(causal, make_model, family, inputs):

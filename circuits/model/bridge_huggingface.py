@@ -1,7 +1,6 @@
 """Reads and writes the activations of a `TransformerBridge` around a Hugging Face model (boot_transformers).
 
-Its hook points are in line, but for the sites that `families` leaves out or finds elsewhere. The table there, or for a
-model outside of it `qualification`, says which sites are supported; the hook points of others are taken away.
+Its hook points are in line, but for the sites that the table in `supported` leaves out or finds elsewhere.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
-from circuits.model.bridges.attention import AttentionHooks, apply_in_order, pattern_of
-from circuits.model.bridges.base import Bridge
-from circuits.model.bridges.families import AT_SOFTMAX, Family
+from circuits.model.blocks import contextmanager
+from circuits.model.bridge import AttentionHooks, Bridge, apply_in_order, pattern_of
 from circuits.model.hooks import Function, Handle, Handles
-from circuits.model.interrupts import contextmanager
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.state import modules_of
+from circuits.model.supported import AT_SOFTMAX, Family
 
 # Sites inside the MLP and around it.
 _IN_MLP = ("resid_mid", "mlp_pre", "mlp_post", "mlp_out")

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridges.accuracy import COARSEST, RECOMPUTED
-from circuits.model.bridges.attention import AttentionHooks, apply_in_order, pattern_of
-from circuits.model.bridges.base import Bridge
+from circuits.model.bridge import COARSEST, RECOMPUTED, AttentionHooks, Bridge, apply_in_order, pattern_of
 from circuits.model.hooks import Function, Handle, Handles
 
 # Attributes that the wrapped attention must have for its scores to be recomputed.

@@ -17,7 +17,7 @@ from circuits import (
     run,
     sweep,
 )
-from circuits.model.padding import padding
+from circuits.model.inputs import padding
 from circuits.model.surface import Surface
 
 PAD = 10

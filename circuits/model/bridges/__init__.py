@@ -1,1 +1,0 @@
-"""Reads and writes the activations of TransformerLens bridges: `native` ones, and those around `huggingface` models."""

@@ -1,0 +1,413 @@
+"""Compares what `circuits` reads and writes at each site of one model with plain torch hooks at the model's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from circuits.errors import CircuitsError
+from circuits.model.hooks import Function
+from circuits.model.record import evaluating
+from circuits.model.sites import KINDS, Site
+from circuits.model.supported import decided, is_unchecked, unchecked
+from circuits.model.surface import Surface
+
+Place = tuple[str, int | None]
+
+# Largest difference that counts as the same, relative to the effect of the write (of a sum: to its largest entry).
+# Norms and softmax of many models are computed in single precision whatever their dtype.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+_HALF = 1e-1  # of half precision
+# Smallest effect of a write, relative to the output, that shows anything.
+_VISIBLE = 1e-3
+
+SAME = "same"
+
+
+def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.DataFrame:
+    """Writes noise at every site and layer of a model, and compares the outputs with those of the same write by plain
+    torch hooks at the modules that compute the site.
+
+    Also compared: what both read there; that the stream is the sum of what attention and MLP add to it; that z is
+    pattern @ v; and, of a bridge with its weights as they were, its output with that of the model that it wraps, which
+    is built once more for that. A model in no table is supported at the sites found the same from then on.
+
+    Args:
+        tokens: inputs [batch pos] to compare on; by default two random rows of up to eight tokens.
+        seed: of the noise and the tokens.
+
+    Returns one row for each site and layer: `site`, `layer`, `difference` as a fraction of the write's effect, and
+    `verdict`, which is "same" or says what differs.
+
+    Raises:
+        CircuitsError: the output of a bridge is not that of the model that it wraps.
+    """
+    before = decided.pop(model, None)
+    unchecked(model)
+    try:
+        surface = Surface.of(model)
+        with evaluating(model), torch.no_grad():
+            given = _random_tokens(surface, seed) if tokens is None else tokens.to(surface.device)
+            surface.check_inputs(given, "check: tokens")
+            _check_wrapped(model, given)
+            rows = _rows(surface, given, seed)
+    finally:
+        decided.pop(model)
+        if before is not None:
+            decided[model] = before
+    frame = pd.DataFrame(rows, columns=["site", "layer", "difference", "verdict"]).astype({"layer": "Int64"})
+    if not is_unchecked(model):
+        decided[model] = frozenset(frame["site"]) - frozenset(frame.loc[frame["verdict"] != SAME, "site"])
+    return frame
+
+
+def _random_tokens(surface: Surface, seed: int) -> Tensor:
+    cfg: Any = surface.model.cfg
+    length = min(8, getattr(cfg, "n_ctx", 8))
+    return torch.randint(cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(seed)).to(
+        surface.device
+    )
+
+
+def _rows(surface: Surface, tokens: Tensor, seed: int) -> list[tuple[str, int | None, float, str]]:
+    model, plain = surface.model, _PlainHooks(surface, len(tokens))
+    clean = _logits(model(tokens))
+    tolerance = _TOLERANCE.get(clean.dtype, _HALF)
+    there = [
+        (name, layer)
+        for name, kind in KINDS.items()
+        for layer in (range(surface.n_layers) if kind.per_layer else (None,))
+        if Site(name, layer).hook() in surface.hooks
+    ]
+    ours = _read(surface, tokens, there)
+    wrong = _broken_sums(surface, ours, tolerance) | _broken_products(surface, tokens, ours, seed, tolerance)
+    rows: list[tuple[str, int | None, float, str]] = []
+    for place in there:
+        difference, verdict = float("nan"), wrong.get(place, SAME)
+        if place not in ours:
+            verdict = "its hook point never fires, or holds something of another shape"
+        elif verdict == SAME:
+            difference, verdict = _compared(surface, plain, tokens, place, ours[place], clean, seed)
+        rows.append((*place, difference, verdict))
+    return rows
+
+
+def _compared(
+    surface: Surface,
+    plain: _PlainHooks,
+    tokens: Tensor,
+    place: Place,
+    read: Tensor,
+    clean: Tensor,
+    seed: int,
+) -> tuple[float, str]:
+    """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
+    seen: list[Tensor] = []
+
+    def write(x: Tensor) -> Tensor:
+        seen.append(x.clone())
+        return _noisy(x, place, seed)
+
+    try:
+        with plain.at(*place, write):
+            expected = _logits(surface.model(tokens))
+    except (AttributeError, LookupError, RuntimeError, TypeError):
+        return float("nan"), "the model has no module of a known form that computes it"
+    tolerance = _TOLERANCE.get(clean.dtype, _HALF)
+    effect = float((expected - clean).abs().max())
+    if not seen or not effect > _VISIBLE * float(clean.abs().max()):
+        return float("nan"), "a write by plain torch hooks has no effect"
+    if not _same(_visible(read), _visible(seen[0]), tolerance):
+        return float("nan"), "it holds something else than the module computes"
+    handle = surface.on_forward(Site(*place).hook(), lambda x: _noisy(x, place, seed))
+    try:
+        found = _logits(surface.model(tokens))
+    finally:
+        handle.remove()
+    difference = float((found - expected).abs().max()) / effect
+    if not difference <= tolerance:
+        return difference, "a write has another effect than by plain torch hooks"
+    return difference, SAME
+
+
+def _read(
+    surface: Surface, tokens: Tensor, places: list[Place], write: Place | None = None, seed: int = 0
+) -> dict[Place, Tensor]:
+    """Returns the activations at places, those with the axes of their site, in a run with noise at one place."""
+    seen: dict[Place, Tensor] = {}
+    with ExitStack() as stack:
+        if write is not None:
+            handle = surface.on_forward(Site(*write).hook(), lambda x: _noisy(x, write, seed))
+            stack.callback(handle.remove)
+        for place in places:
+
+            def keep(x: Tensor, place: Place = place) -> None:
+                seen[place] = x.clone()
+
+            stack.callback(surface.on_forward(Site(*place).hook(), keep).remove)
+        surface.model(tokens)
+    return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
+
+
+def _broken_sums(surface: Surface, seen: dict[Place, Tensor], tolerance: float) -> dict[Place, str]:
+    """Returns what is not added to the stream as its name says, with the sum that does not hold."""
+    wrong: dict[Place, str] = {}
+
+    def require(parts: list[Place], total: Place, blamed: list[Place]) -> None:
+        have = [seen[part] for part in parts if part in seen]
+        if total not in seen or len(have) < len(parts):
+            return
+        matching = all(part.shape[1:] == seen[total].shape[1:] for part in have)
+        if not (matching and _same(reduce(torch.add, have), seen[total], tolerance)):
+            text = " + ".join(name for name, _ in parts) + f" is not {total[0]}"
+            wrong.update(dict.fromkeys(blamed, text))
+
+    norms_inputs = surface.post_norm or (
+        surface.huggingface is not None and surface.huggingface.family.places
+    )
+    aside = getattr(surface.model.cfg, "positional_embedding_type", None) in (
+        "shortformer",
+        "alibi",
+        "rotary",
+    )
+    embedded: list[Place] = [("embed", None)]
+    embedded += [("pos_embed", None)] if ("pos_embed", None) in seen and not aside else []
+    if not norms_inputs:
+        require(embedded, ("resid_pre", 0), embedded[:1])
+    for layer in range(surface.n_layers):
+        start, middle, end, attention, mlp = (
+            (name, layer) for name in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+        )
+        if surface.parallel:
+            require([start, attention, mlp], end, [attention, mlp])
+        else:
+            require([start, attention], middle, [attention, middle])
+            if not norms_inputs:
+                require([middle, mlp], end, [mlp])
+    return wrong
+
+
+def _broken_products(
+    surface: Surface, tokens: Tensor, seen: dict[Place, Tensor], seed: int, tolerance: float
+) -> dict[Place, str]:
+    """Returns the patterns that, written to, are not what z is made with from v."""
+    wrong: dict[Place, str] = {}
+    for layer in range(surface.n_layers):
+        pattern, v, z = ((name, layer) for name in ("pattern", "v", "z"))
+        if not {pattern, v, z} <= set(seen):
+            continue
+        values = seen[v].repeat_interleave(seen[pattern].shape[1] // seen[v].shape[2], 2)
+        if seen[pattern].shape[-1] != values.shape[1]:
+            continue
+        made = torch.einsum("bhqk,bkhd->bqhd", _noisy(seen[pattern], pattern, seed), values)
+        if not _same(_read(surface, tokens, [z], pattern, seed)[z], made, tolerance):
+            wrong[pattern] = "z is not pattern @ v"
+    return wrong
+
+
+def _check_wrapped(model: nn.Module, tokens: Tensor) -> None:
+    """Refuses a bridge whose output is not that of the model it wraps, built once more with the same weights."""
+    wrapped: Any = model.__dict__.get("original_model")
+    config = getattr(wrapped, "config", None)
+    if config is None or getattr(model, "_weights_processed", False) or not hasattr(config, "to_dict"):
+        return
+    state = {name.replace("_original_component.", ""): x for name, x in wrapped.state_dict().items()}
+    with torch.random.fork_rng(devices=[]):
+        plain = type(wrapped)(config).to(device=tokens.device, dtype=next(model.parameters()).dtype).eval()
+    if set(plain.state_dict()) - set(state):
+        return  # The bridge keeps some weights under other names.
+    plain.load_state_dict(state, strict=False)
+    ours, theirs = _logits(model(tokens)), _logits(plain(tokens, use_cache=False))
+    if not _same(ours, theirs, _TOLERANCE.get(ours.dtype, _HALF)):
+        raise CircuitsError(
+            f"check: the output of this bridge is not that of the {type(wrapped).__name__} that it wraps: "
+            "TransformerLens computes a model of this config wrongly; try another version of it"
+        )
+
+
+def _logits(output: Any) -> Tensor:
+    output = getattr(output, "logits", output)
+    logits: Tensor = output[0] if isinstance(output, tuple) else output
+    return logits
+
+
+def _noisy(x: Tensor, place: Place, seed: int) -> Tensor:
+    """Returns the activation of a place with noise of its own size."""
+    noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(x)
+    if place[0] == "pattern":
+        noise = noise * (x != 0)  # Some models mask after the softmax too.
+    return x + noise * _visible(x).std()
+
+
+def _visible(x: Tensor) -> Tensor:
+    """Returns an activation with masked scores, however low they are, at zero."""
+    return x.masked_fill(x < torch.finfo(torch.float16).min / 2, 0.0)
+
+
+def _same(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    # A position table may come with a batch of 1.
+    if found.shape[1:] != expected.shape[1:] or 1 not in (
+        len(expected),
+        len(found),
+        len(found) / len(expected),
+    ):
+        return False
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+class _PlainHooks:
+    """Hooks of torch alone at the modules of a model that compute its sites."""
+
+    def __init__(self, surface: Surface, batch: int) -> None:
+        self._surface, self._batch = surface, batch
+        self._model: Any = surface.model
+        huggingface = surface.huggingface
+        self._places = {} if huggingface is None else huggingface.family.places
+
+    @contextmanager
+    def at(self, site: str, layer: int | None, function: Function) -> Iterator[None]:
+        function = _by_example(function, self._batch)
+        if site in ("scores", "pattern"):
+            assert layer is not None
+            with _Softmax(layer, function, before=site == "scores"):
+                yield
+            return
+        with ExitStack() as stack:
+            for handle in self._hooks(site, layer, function):
+                stack.callback(handle.remove)
+            yield
+
+    def _hooks(self, site: str, layer: int | None, function: Function) -> list[Any]:
+        if layer is None:
+            return [_on_output(getattr(self._model, site), function)]
+        block = self._model.blocks[layer]
+        if site in self._places:
+            *names, point = self._places[site].split(".")[2:]
+            return [(_on_input if point == "hook_in" else _on_output)(_part(block, *names), function)]
+        if site == "resid_pre":
+            return [_on_input(block, function)]
+        if site == "resid_post" and not self._surface.post_norm:
+            return [_on_output(block, function)]
+        if site in ("attn_out", "resid_mid", "mlp_out"):
+            adds = self._adds(block, attention=site != "mlp_out")
+            if site != "resid_mid":
+                return [_on_output(adds, function)]
+            middle = _Middle(function)
+            return [_on_input(block, middle.note), _on_output(adds, middle.change)]
+        if not self._surface.bridged:
+            return [_on_output(self._surface.hooks[KINDS[site].hook.format(layer)], function)]
+        if site in ("q", "k", "v"):
+            heads = self._surface.head_count(KINDS[site])
+            return [_on_output(_part(block, "attn", site), _by_head(function, heads))]
+        if site == "z":
+            return [_on_input(_part(block, "attn", "o"), _by_head(function, self._surface.n_heads))]
+        if site == "mlp_pre":
+            return [_on_output(_part(block, "mlp", "gate" if hasattr(block.mlp, "gate") else "in"), function)]
+        return [_on_input(_part(block, "mlp", "out"), function)]
+
+    def _adds(self, block: Any, attention: bool) -> nn.Module:
+        """Returns the module whose output attention or the MLP adds to the stream."""
+        norm = "ln1" if attention else "ln2"
+        norm = norm if self._surface.norms_after_only else f"{norm}_post"
+        if hasattr(block, norm):
+            return _part(block, norm)
+        if attention or not (self._surface.bridged and hasattr(block.mlp, "out")):
+            return _part(block, "attn" if attention else "mlp")
+        # An MLP that is not a module of its own (OPT, BERT) ends with its last matrix.
+        return _part(block, "mlp", "out")
+
+
+def _part(block: Any, *names: str) -> nn.Module:
+    module: nn.Module = reduce(getattr, names, block)
+    return module
+
+
+def _by_head(function: Function, heads: int) -> Function:
+    def apply(x: Tensor) -> Tensor | None:
+        if x.ndim == 4:
+            return function(x)
+        new = function(x.unflatten(-1, (heads, -1)))
+        return None if new is None else new.flatten(-2)
+
+    return apply
+
+
+def _by_example(function: Function, batch: int) -> Function:
+    """Gives a function [batch pos ...] of a module that has batch and positions on one axis."""
+
+    def apply(x: Tensor) -> Tensor | None:
+        if x.ndim > 2:
+            return function(x)
+        new = function(x.unflatten(0, (batch, -1)))
+        return None if new is None else new.flatten(0, 1)
+
+    return apply
+
+
+def _on_output(module: nn.Module, function: Function) -> Any:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
+        new = function(output[0] if isinstance(output, tuple) else output)
+        if new is None:
+            return None
+        return (new, *output[1:]) if isinstance(output, tuple) else new
+
+    return module.register_forward_hook(hook)
+
+
+def _on_input(module: nn.Module, function: Callable[[Tensor], Tensor | None]) -> Any:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        if inputs:
+            new = function(inputs[0])
+            return None if new is None else ((new, *inputs[1:]), given)
+        new = function(given["hidden_states"])
+        return None if new is None else (inputs, {**given, "hidden_states": new})
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+class _Middle:
+    """Writes the sum of a block's input and what its attention adds, by what attention adds."""
+
+    def __init__(self, function: Function) -> None:
+        self._stream = torch.zeros(())
+        self._function = function
+
+    def note(self, stream: Tensor) -> None:
+        self._stream = stream
+
+    def change(self, added: Tensor) -> Tensor | None:
+        new = self._function(self._stream + added)
+        return None if new is None else new - self._stream
+
+
+class _Softmax(TorchFunctionMode):
+    """Changes what the softmax of one layer's attention is given, or what it gives."""
+
+    def __init__(self, layer: int, function: Function, before: bool) -> None:
+        super().__init__()
+        self._layer, self._function, self._before = layer, function, before
+        self._seen = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Inside this method the mode is off, so that a softmax which calls another is seen once.
+        if getattr(func, "__name__", "") != "softmax" or not args or args[0].ndim != 4:
+            return func(*args, **kwargs)
+        self._seen += 1
+        if self._seen != self._layer + 1:
+            return func(*args, **kwargs)
+        if self._before:
+            new = self._function(args[0])
+            return func(args[0] if new is None else new, *args[1:], **kwargs)
+        output = func(*args, **kwargs)
+        new = self._function(output)
+        return output if new is None else new

@@ -1,0 +1,367 @@
+"""Reads what a probe is asked for: its sites, its targets, and the entries (example, position) to fit and to score."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_place
+from circuits.model.prompts import Prompts
+from circuits.model.sites import Site
+from circuits.model.surface import Surface
+from circuits.tensors import (
+    Snapshot,
+    as_dense_tensor,
+    is_bool,
+    parse_positions,
+    refuse_numbers_as_mask,
+    select_positions,
+)
+from circuits.validate import by_text, read_choice
+
+REGRESSION, CLASSIFICATION = "regression", "classification"
+KINDS = (REGRESSION, CLASSIFICATION)
+
+#: Each class has a column in the fit; no vocabulary is larger.
+MOST_CLASSES = 2**20
+
+#: The split that every probe has.
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class ProbeSite:
+    """A site in one layer: one head, or all (None), and one position, or all pooled (None)."""
+
+    site: Site
+    hook: str
+    head: int | None = None
+    position: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Returns the label, such as `resid_post.2`; `z.1.3` for head 3 of `z.1`; `resid_post.2@4` for position 4."""
+        head = "" if self.head is None else f".{self.head}"
+        return f"{self.site}{head}" + ("" if self.position is None else f"@{self.position}")
+
+    @property
+    def positions(self) -> slice:
+        return slice(None) if self.position is None else slice(self.position, self.position + 1)
+
+    def vectors(self, activation: Tensor, prompts: Prompts) -> Tensor:
+        """Returns vectors [batch pos d] of an activation, each prompt's own tokens first: with heads concatenated; for
+        patterns, the query's row.
+        """
+        kind = self.site.kind
+        if activation.ndim < 3:
+            raise CircuitsError(
+                f"probe: {self.hook} is {list(activation.shape)}; a probe reads [batch pos ...]"
+            )
+        activation = prompts.in_order(activation, kind.position_axes, lowest=True)
+        if kind.head_axis == 1:
+            activation = rearrange(activation, "batch head query key -> batch query head key")
+        if self.head is not None:
+            activation = activation[:, :, self.head]
+        # In some models position embeddings have a batch of 1, shared by all examples.
+        vectors = activation.flatten(2).expand(len(prompts), -1, -1)
+        return vectors[:, self.positions]
+
+
+def parse_sites(
+    surface: Surface, sites: Any, heads: Any, positions: Iterable[int] | None
+) -> tuple[ProbeSite, ...]:
+    """Returns each (site, layer), head and position at which a probe is fitted, in this order.
+
+    Args:
+        heads: None concatenates the heads of a site; else each chosen head has a probe of its own.
+    """
+    sites = [sites] if isinstance(sites, str | Site) else sites
+    if not isinstance(sites, Iterable):
+        raise CircuitsError(f'probe: sites are "resid_post", "z.2", ... or a list of them, got {sites!r}')
+    position_choices = (None,) if positions is None else tuple(positions)
+    probe_sites: list[ProbeSite] = []
+    for site in sites:
+        parsed = read_place(site, heads, "probe")
+        for layer, hook, chosen in parsed.on(surface):
+            layer_site = Site(parsed.site.name, layer)
+            for head in (None,) if chosen is None else chosen:
+                probe_sites += [ProbeSite(layer_site, hook, head, position) for position in position_choices]
+    if not probe_sites:
+        raise CircuitsError("probe: no site given")
+    return tuple(dict.fromkeys(probe_sites))
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of a probe at each position of each example.
+
+    Attributes:
+        values: float64 [batch pos d], or classes [batch pos]; pos is 1 where it is the same at all positions.
+        width: d, or the number of classes.
+        reached: [batch pos], where an example has a value; None: everywhere.
+        order: [batch], or [batch pos] where lengths differ, the example whose target each example gets; None unless
+            targets are shuffled.
+    """
+
+    name: str
+    kind: str
+    values: Tensor
+    width: int
+    reached: Tensor | None = None
+    order: Tensor | None = None
+
+    def take(self, examples: Tensor, positions: slice, chosen: Tensor) -> Tensor:
+        """Returns targets [entry d] or classes [entry] where `chosen` [example pos] is true, in row-major order."""
+        sources = examples if self.order is None else self.order[examples]
+        values = (
+            self.values[sources]
+            if sources.ndim == 1
+            else self.values[sources, torch.arange(sources.shape[1])]
+        )
+        if values.shape[1] > 1:
+            values = values[:, positions]
+        return values.expand(*chosen.shape, *values.shape[2:])[chosen]
+
+    def shuffled(self, groups: list[Tensor], seed: int) -> Target:
+        """Returns a copy in which each example has the whole target of another one of its group, drawn at random.
+
+        Where lengths differ, a group stands in a circle, in random order, and at each position an example has the
+        target of the next one that is as long: every target is used once, and padding has none. The only one as long
+        keeps its own.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.arange(len(self.values))
+        if self.reached is not None:
+            order = order[:, None].repeat(1, self.reached.shape[1])
+            for group in groups:
+                circle = group[torch.randperm(len(group), generator=generator)]
+                for position, reached in enumerate(self.reached[circle].T):
+                    order[circle[reached], position] = circle[reached].roll(-1)
+            return replace(self, order=order)
+        for group in groups:
+            order[group] = group[_derangement(len(group), generator)]
+        return replace(self, order=order)
+
+
+def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...]:
+    """Reads a tensor, named "target", or a dict of several; `kind` is one for all, or a dict by name."""
+    if not isinstance(targets, Mapping):
+        targets = {"target": targets}
+    if not targets:
+        raise CircuitsError("probe: no targets; give a tensor or a dict of names and tensors")
+    kinds = kind if isinstance(kind, Mapping) else dict.fromkeys(targets, kind)
+    unknown = [name for name in kinds if name not in targets]
+    if unknown:
+        raise CircuitsError(
+            f"probe, kind: no target {unknown[0]!r}; targets are {', '.join(map(str, targets))}"
+        )
+    by_text(targets, "probe", "targets")
+    return tuple(
+        _read_target(str(name), values, kinds.get(name, REGRESSION), prompts)
+        for name, values in targets.items()
+    )
+
+
+def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
+    """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
+    kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
+    values = as_dense_tensor(_as_array(values), f"probe, target {name!r}")
+    if not isinstance(values, Tensor) or values.is_complex():
+        raise CircuitsError(
+            f"probe, target {name!r}: expected a tensor of numbers, got {type(values).__name__}"
+        )
+    values = values.detach().cpu()
+    batch, pos = prompts.shape[:2]
+    shape = list(values.shape)
+    fits = values.ndim in (1, 2, 3) and shape[0] == batch and (values.ndim == 1 or shape[1] in (1, pos))
+    if not fits or not values.numel() or (kind == CLASSIFICATION and values.ndim == 3):
+        vectors = "" if kind == CLASSIFICATION else ", [batch 1 d] or [batch pos d]"
+        raise CircuitsError(
+            f"probe, target {name!r}: {kind} targets are [batch], [batch pos]{vectors}; got {shape} for tokens "
+            f"[{batch}, {pos}]"
+        )
+    if values.ndim == 1:
+        values = values[:, None]
+    reached = prompts.reached if values.shape[1] > 1 and prompts.padded else None
+    if reached is not None:
+        # Of padding there need be none.
+        values = prompts.in_order(values)
+        shown = reached[(...,) + (None,) * (values.ndim - 2)]
+        values = torch.where(shown, values, torch.zeros_like(values))
+    if kind == CLASSIFICATION:
+        # Torch compares no unsigned numbers of more than 8 bits.
+        classes = values if values.is_floating_point() else values.long()
+        if values.is_floating_point() or bool((classes < 0).any()):
+            raise CircuitsError(
+                f"probe, target {name!r}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from "
+                f"{classes.min().item()}"
+            )
+        if (largest := int(classes.max())) >= MOST_CLASSES:
+            raise CircuitsError(
+                f"probe, target {name!r}: a class numbered {largest} stands for {largest + 1} classes; number those "
+                "that there are: torch.unique(target, return_inverse=True)[1]"
+            )
+        return Target(name, kind, classes, largest + 1, reached)
+    values = values.double()
+    if not bool(values.isfinite().all()):
+        raise CircuitsError(
+            f"probe, target {name!r}: {int((~values.isfinite()).sum())} of {values.numel()} values are not finite"
+        )
+    values = values if values.ndim == 3 else values[..., None]
+    return Target(name, kind, values, values.shape[2], reached)
+
+
+def _as_array(values: Any) -> Any:
+    """Returns a list or a column of a table as an array, anything else as it is."""
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        values = list(values)  # a column of `datasets`, too
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of texts, or of unequal lengths
+            made = torch.as_tensor(values)
+            return torch.as_tensor(values, dtype=torch.float64) if made.is_floating_point() else made
+    is_table = hasattr(values, "__array__") and not isinstance(values, np.ndarray | Tensor)
+    return values.__array__() if is_table else values
+
+
+def _derangement(size: int, generator: torch.Generator) -> Tensor:
+    """Draws a permutation without fixed points, uniformly; for a single item, the identity."""
+    rows = torch.arange(size)
+    while True:
+        order = torch.randperm(size, generator=generator)
+        if size < 2 or not bool((order == rows).any()):
+            return order
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries (example, position) of a batch that a probe uses, each example's own tokens first.
+
+    Attributes:
+        used: boolean [batch pos], true where an entry is fitted or scored.
+        fit: indices of the examples to fit, ascending.
+        held_out: indices of the examples to score, which are all others.
+        fold: [batch], the cross-validation fold of each example of `fit`; −1 for the others.
+        splits: name -> boolean [batch pos], "all" first; each split has scores of its own.
+    """
+
+    used: Tensor
+    fit: Tensor
+    held_out: Tensor
+    fold: Tensor
+    splits: Mapping[str, Tensor]
+
+    @property
+    def positions(self) -> list[int]:
+        """Returns the positions that some example uses."""
+        return [int(position) for position in self.used.any(0).nonzero().flatten()]
+
+
+def read_entries(
+    prompts: Prompts, positions: Any, splits: Any, test: Any, folds: int, seed: int, per_position: bool
+) -> Entries:
+    """Reads the entries of a probe; `folds` is 0 without cross-validation.
+
+    Held-out examples and folds depend only on the seed and the number of examples.
+    """
+    batch, pos = prompts.shape[:2]
+    generator = torch.Generator().manual_seed(seed)
+    held_out = _read_test(test, batch, generator)
+    is_held_out = torch.zeros(batch, dtype=torch.bool)
+    is_held_out[held_out] = True
+    fit = (~is_held_out).nonzero().flatten()
+    if len(held_out) < 2 or len(fit) < max(2, folds):
+        raise CircuitsError(
+            f"probe: {len(fit)} examples to fit and {len(held_out)} held out; it takes 2 to score, and "
+            f"{max(2, folds)} to fit" + (f" in {folds} folds" if folds else "")
+        )
+    fold = torch.full((batch,), -1)
+    fold[fit] = 0 if not folds else (torch.randperm(len(fit), generator=generator) % folds)
+    used = prompts.in_order(_read_used(positions, prompts) & prompts.real) & prompts.reached
+    all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_read_splits(splits, batch, pos)}
+    all_splits = {name: prompts.in_order(split) for name, split in all_splits.items()}
+    for part, examples in (("fitted", fit), ("held-out", held_out)):
+        positions_used = used[examples].any(0)
+        unused = (used.any(0) & ~positions_used).nonzero().flatten().tolist() if per_position else []
+        if unused or not bool(positions_used.any()):
+            where = f" at position {unused[0]}" if unused else ""
+            raise CircuitsError(f"probe: positions= selects nothing{where} in the {part} examples")
+    return Entries(used, fit, held_out, fold, all_splits)
+
+
+def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
+    """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
+    if isinstance(test, float) and 0 < test < 1:
+        test = max(1, round(test * batch))
+    test = as_dense_tensor(test, "probe: test")
+    try:
+        if isinstance(test, slice):
+            # Torch takes no slice that goes backwards.
+            return torch.tensor(sorted(range(batch)[test]), dtype=torch.long)
+        if isinstance(test, Tensor) and test.dtype == torch.bool:
+            if test.shape != (batch,):
+                raise TypeError
+            return test.cpu().nonzero().flatten()
+        if isinstance(test, bool | str | float):
+            raise TypeError
+        if isinstance(test, int | np.integer):
+            if not 0 < test < batch:
+                raise TypeError
+            return torch.randperm(batch, generator=generator)[: int(test)].sort().values
+        refuse_numbers_as_mask(test, "probe: test", f"[{batch}] of examples")
+        test = tuple(test)
+        if any(map(is_bool, test)):
+            raise TypeError
+        chosen = sorted({operator.index(example) for example in test})
+    except (TypeError, ValueError) as error:
+        raise CircuitsError(
+            f"probe: test={test!r}; hold out a fraction below 1, a number below {batch}, a slice, indices, or a "
+            f"boolean mask [{batch}] of examples"
+        ) from error
+    if any(not 0 <= example < batch for example in chosen):
+        raise CircuitsError(f"probe: test names example {max(chosen, key=abs)}, there are 0-{batch - 1}")
+    return torch.tensor(chosen, dtype=torch.long)
+
+
+def _read_used(positions: Any, prompts: Prompts) -> Tensor:
+    batch, pos = prompts.shape[:2]
+    parsed = parse_positions(positions, "probe, positions")
+    if parsed is None:
+        return torch.ones(batch, pos, dtype=torch.bool)
+    if isinstance(parsed, Snapshot):
+        return _mask("positions", parsed.tensor, batch, pos)
+    return select_positions(parsed, pos, "probe", prompts.real if prompts.padded else None).expand(batch, pos)
+
+
+def _read_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:
+    if splits is None:
+        return {}
+    if not isinstance(splits, Mapping) or ALL in splits:
+        got = "all" if isinstance(splits, Mapping) else type(splits).__name__
+        raise CircuitsError(f"probe: splits are a dict of names (other than 'all') and masks, got {got}")
+    return {
+        name: _mask(f"split {name!r}", mask, batch, pos)
+        for name, mask in by_text(splits, "probe", "splits").items()
+    }
+
+
+def _mask(label: str, mask: Any, batch: int, pos: int) -> Tensor:
+    mask = as_dense_tensor(mask, f"probe, {label}")
+    shape = tuple(mask.shape) if isinstance(mask, Tensor) else None
+    if (
+        not isinstance(mask, Tensor)
+        or mask.dtype != torch.bool
+        or shape not in ((batch, pos), (batch, 1), (pos,))
+    ):
+        got = type(mask).__name__ if shape is None else f"{str(mask.dtype)[6:]} {list(shape)}"
+        raise CircuitsError(
+            f"probe, {label}: a mask is boolean, [batch pos] = [{batch}, {pos}], [batch 1] or [pos]; got {got}"
+        )
+    return mask.detach().cpu().expand(batch, pos)
