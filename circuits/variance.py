@@ -149,7 +149,7 @@ class Partition:
 
     def plot(self) -> Any:
         """Returns a plotly figure with bars of the shares that each kind explains alone and beyond the others."""
-        from circuits.figures.components import partition_figure
+        from circuits.figures.results import partition_figure
 
         return partition_figure(self.names, self.alone, self.unique, float(self.together.double().mean()))
 

@@ -103,8 +103,6 @@ LONG = {
         "dask_gives_the_table_of_one_process",
         "processes_give_the_table_of_one_process",
     ),
-    "interp_tasks/pages/test_faded_edges": ("a_click_on_a_node_fades_all_edges_but_its_own[saved",),
-    "interp_tasks/report/test_browser": ("the_slider_moves_every_figure_by_keyboard",),
     "test_docs": tuple(
         f"page_runs[docs/{page}.md]"
         for page in (

@@ -68,25 +68,22 @@ class Curve:
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure: faithfulness over the number of members kept, a line per ranking."""
-        from circuits.figures.curves import curve
-        from circuits.figures.style import titled
+        from circuits.figures.layout import draw
+        from circuits.figures.panels import curve as lines
+        from circuits.figures.panels import of_rows
 
         names = list(dict.fromkeys(self.frame["metric"]))
         metric = names[0] if metric is None else metric
         if metric not in names:
             raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(names)}")
-        figure = curve(
-            self.frame[self.frame["metric"] == metric],
-            x="size",
-            y="faithfulness",
-            by="ranking",
-            low="faithfulness_ci_low",
-            high="faithfulness_ci_high",
-            x_title="members kept",
-            y_title="faithfulness",
-        )
+        rows = self.frame[self.frame["metric"] == metric].sort_values("size", kind="stable")
+        series = {
+            str(name): of_rows(part, "size", "faithfulness")
+            for name, part in rows.groupby("ranking", sort=False)
+        }
+        panel = lines(series, x="members kept", y="faithfulness", height=310)
         title = f"Faithfulness of growing circuits: {metric}"
-        return titled(figure, title, f"Bands: {LEVEL:.0%} intervals, bootstrap over examples.")
+        return draw([panel], title, f"Bands: {LEVEL:.0%} intervals, bootstrap over examples.")
 
 
 def curve(

@@ -89,12 +89,12 @@ class Evaluation:
             kind: "faithfulness", each circuit beside random ones; "completeness", each subset taken out of the circuit
                 and of the model; "minimality", each member's own share.
         """
-        from circuits.figures import evaluations
+        from circuits.figures import results
 
         kinds = {
-            "faithfulness": (self.frame, evaluations.faithfulness_figure),
-            "completeness": (self.completeness, evaluations.completeness_figure),
-            "minimality": (self.minimality, evaluations.minimality_figure),
+            "faithfulness": (self.frame, results.faithfulness_figure),
+            "completeness": (self.completeness, results.completeness_figure),
+            "minimality": (self.minimality, results.minimality_figure),
         }
         if kind not in kinds:
             raise CircuitsError(f"plot: kind={kind!r}; it is {', '.join(map(repr, kinds))}")

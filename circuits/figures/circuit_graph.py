@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from circuits.figures.palette import COLOURS, INK
-from circuits.figures.style import STILL_KEY, finished
+from circuits.figures.layout import titled
+from circuits.figures.palette import COLOURS, INK, template
 
 #: What an edge ends at, with its colour and dash.
 INPUTS = {
@@ -53,7 +53,7 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
         _add_nodes(
             figure, places, dict(zip(frame["name"], map(_hover, frame.to_dict("records")), strict=True))
         )
-        return _finished(figure, places, _title(len(frame), "node"), "", "Hover for what is known of a node.")
+        return _finished(figure, places, _title(len(frame), "node"), "Hover for what is known of a node.")
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
     # Without any effect all lines are of one width, and the first are drawn.
     order = np.argsort(-size.fillna(0).to_numpy(), kind="stable")[:DRAWN]
@@ -89,11 +89,12 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
         )
     _add_nodes(figure, places, {name: name for name in places})
     _add_menu(figure, places)
-    still = "Width: size of the effect, where known."
+    subtitle = (
+        "Width: size of the effect, where known; hover for it. The menu fades all edges but those of a node."
+    )
     if len(frame) > DRAWN:
-        still += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
-    moving = "Hover for effects; click a node to fade the edges of others."
-    return _finished(figure, places, _title(len(frame), "edge"), still, moving)
+        subtitle += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
+    return _finished(figure, places, _title(len(frame), "edge"), subtitle)
 
 
 def _title(size: int, member: str) -> str:
@@ -128,7 +129,7 @@ def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) ->
 
 
 def _add_menu(figure: Any, places: dict[str, _Place]) -> None:
-    """Adds the menu that fades all edges but those of one node; where fading.js runs, a click does so instead."""
+    """Adds the menu that fades all edges but those of one node."""
     ends = [None if trace.meta is None else trace.meta["ends"] for trace in figure.data]
 
     def button(label: str, node: str | None) -> dict[str, Any]:
@@ -140,7 +141,6 @@ def _add_menu(figure: Any, places: dict[str, _Place]) -> None:
 
     buttons = [button("all edges", None), *(button(f"edges of {name}", name) for name in places)]
     figure.update_layout(
-        meta={"fading": {"shown": SHOWN, "faded": FADED, "menu": _MENU}},
         updatemenus=[
             {
                 "buttons": buttons,
@@ -154,11 +154,11 @@ def _add_menu(figure: Any, places: dict[str, _Place]) -> None:
     )
 
 
-def _finished(figure: Any, places: dict[str, _Place], title: str, still: str, moving: str) -> Any:
-    """Lays the figure out; `moving` is said too, but in a picture, which nobody can click."""
+def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str) -> Any:
+    """Lays the figure out: both axes in proportion to pixels, so that lines end at the nodes."""
     menu = _MENU if figure.layout.updatemenus else 0
     xs, ys = [place.x for place in places.values()] or [0], [place.y for place in places.values()] or [0]
-    # Both axes are in proportion to pixels, so that lines end at the nodes; the title needs some width.
+    # The title needs some width.
     margin = max(0.8, (_NARROW / _COLUMN - max(xs) + min(xs)) / 2)
     figure.update_layout(
         xaxis={"visible": False, "range": [min(xs) - margin, max(xs) + margin]},
@@ -166,11 +166,11 @@ def _finished(figure: Any, places: dict[str, _Place], title: str, still: str, mo
         width=int(40 + _COLUMN * (max(xs) - min(xs) + 2 * margin)),
         height=int(_TOP + menu + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
         margin={"l": 20, "r": 20, "b": 40, "t": _TOP + menu},
-        meta={**(figure.layout.meta or {}), STILL_KEY: still},
+        template=template("light"),
         legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
         hovermode="closest",
     )
-    return finished(figure, title, f"{still} {moving}".strip())
+    return titled(figure, title, subtitle)
 
 
 def _places(names: Any) -> dict[str, _Place]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from circuits.errors import CircuitsError
-from circuits.figures.saved import fades, page, without_menu
-from circuits.figures.style import STILL_KEY, fitted, titled
+from circuits.figures.layout import SUBTITLE_KEY, least_width, titled
 
 #: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
 PLAIN, PICTURES = (".html", ".json"), (".png", ".svg", ".pdf", ".jpg", ".webp")
@@ -65,14 +64,20 @@ def save(
     return target
 
 
-def still(figure: Any) -> Any:
-    """Returns the figure as a picture shows it: without what only a page can do, and without words about that."""
-    meta = figure.layout.meta
-    if fades(meta):
-        figure = without_menu(figure)
-    if isinstance(meta, Mapping) and STILL_KEY in meta:
-        figure = titled(figure, unescape(figure.layout.title.text or ""), meta[STILL_KEY])
-    return figure
+def page(figure: Any) -> str:
+    """Returns a page with plotly in it; a figure that cannot be as narrow as its window scrolls."""
+    drawn = figure.to_html(
+        full_html=False,
+        include_plotlyjs=True,
+        default_height=f"{figure.layout.height or HEIGHT}px",
+        config={"responsive": True},
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Figure</title>\n</head>\n'
+        f'<body style="margin:0;overflow-x:auto"><div style="min-width:{least_width(figure)}px">{drawn}</div></body>\n'
+        "</html>\n"
+    )
 
 
 def picture(
@@ -81,14 +86,25 @@ def picture(
     """Returns the bytes of a figure as "png", "svg" and so on."""
     check_exporter()
     width = int(width or figure.layout.width or WIDTH)
-    figure = fitted(still(figure), width)
-    size = {"width": width, "height": height or figure.layout.height or HEIGHT}
+    figure = at_width(figure, width)
     try:
-        image: bytes = figure.to_image(format=kind, scale=scale, **size)
+        image: bytes = figure.to_image(
+            format=kind, scale=scale, width=width, height=height or figure.layout.height or HEIGHT
+        )
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CircuitsError(f"plots.save: no picture was made ({reason}); {MISSING}") from error
     return image
+
+
+def at_width(figure: Any, width: int) -> Any:
+    """Returns a copy for a picture of a width: its subtitle broken anew, and no menu, which nobody could open."""
+    copy, meta = type(figure)(figure), figure.layout.meta
+    copy.layout.width = width
+    copy.layout.updatemenus = ()
+    if not isinstance(meta, Mapping) or SUBTITLE_KEY not in meta:
+        return copy
+    return titled(copy, unescape(copy.layout.title.text or ""), meta[SUBTITLE_KEY])
 
 
 def check_exporter() -> None:

@@ -37,19 +37,6 @@ def diverging(scheme: Scheme) -> list[list[float | str]]:
     return [[0.0, blue], [0.5, "#f2f2f2" if scheme == "light" else "#23272d"], [1.0, orange]]
 
 
-def mixed(scheme: Scheme, share: float) -> str:
-    """Returns the colour on :func:`diverging`, as ``#rrggbb``, of a value ``share`` (-1 to 1) times the largest."""
-    stops = [str(colour) for _, colour in diverging(scheme)]
-    end, part = (stops[2] if share > 0 else stops[0]), min(abs(share), 1.0)
-    pairs = zip(_channels(stops[1]), _channels(end), strict=True)
-    return "#" + "".join(f"{round(middle + part * (far - middle)):02x}" for middle, far in pairs)
-
-
-def readable_on(colour: str) -> str:
-    """Returns black or white, whichever has more contrast with a background: at least 4.5:1 with any (WCAG 1.4.3)."""
-    return "#000000" if contrast(colour, "#000000") > contrast(colour, "#ffffff") else "#ffffff"
-
-
 def contrast(one: str, other: str) -> float:
     """Returns the contrast ratio of two colours, 1 to 21 (WCAG 2)."""
     light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)

@@ -52,7 +52,7 @@ class CosineFit:
 
     def plot(self, keys: Iterable[int] = ()) -> Any:
         """Returns a plotly figure of the coefficient of each frequency, as bars; `keys` are marked."""
-        from circuits.figures.components import cosines_figure
+        from circuits.figures.spectra import cosines_figure
 
         return cosines_figure(self.coefficients, len(self.by_difference), keys)
 
@@ -207,7 +207,7 @@ class ModularSum:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the sum over a grid of two coordinates, else of how many inputs have each sum."""
-        from circuits.figures.components import sum_figure
+        from circuits.figures.spectra import sum_figure
 
         return sum_figure(self.coordinates, self.remainders, self.coefficients, self.period)
 

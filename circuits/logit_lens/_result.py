@@ -92,7 +92,7 @@ class Lens:
         Both are root mean squares over examples, outputs and positions, padding left out, in units of the output. With
         a metric, `lens` draws shares with their sign.
         """
-        from circuits.figures.components import lens_figure
+        from circuits.figures.results import lens_figure
 
         kept, where = self.prompts.real, ""
         if self.positions is not None:
@@ -167,7 +167,7 @@ class DirectAttribution:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the shares: of each layer's attention and MLP as bars, of each head as a map."""
-        from circuits.figures.components import shares_figure
+        from circuits.figures.results import shares_figure
 
         return shares_figure(self.layers, self.frame, self.name)
 

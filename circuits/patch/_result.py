@@ -91,7 +91,7 @@ class ScreenResult:
         chosen = self.metrics if metric is None else [metric]
         if chosen[0] not in self.metrics:
             raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(self.metrics)}")
-        from circuits.figures.screening import screening_figure
+        from circuits.figures.results import screening_figure
 
         return screening_figure(self.frame, self.correlation, chosen, self.settings.get("words"))
 

@@ -39,7 +39,7 @@ class Classes:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""
-        from circuits.figures.patterns import classes_figure
+        from circuits.figures.results import classes_figure
 
         return classes_figure(self.frame, self.rule)
 

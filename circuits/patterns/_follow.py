@@ -39,7 +39,7 @@ class Following:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""
-        from circuits.figures.patterns import compared_figure
+        from circuits.figures.results import compared_figure
 
         return compared_figure(self.frame, "share", "How often attention follows")
 

@@ -67,10 +67,10 @@ class Maps:
             labels: names of the positions (default: `self.labels`, else their numbers).
             titles: Head -> its title (default: head 0.1).
         """
-        from circuits.figures.attention_maps import attention_maps
+        from circuits.figures.results import attention_figure
 
         figure_title = title or f"Mean attention over {self.n:,} examples"
-        return attention_maps(self.mean, self.layers, labels or self.labels, titles or {}, figure_title)
+        return attention_figure(self.mean, self.layers, labels or self.labels, titles or {}, figure_title)
 
 
 def attention(

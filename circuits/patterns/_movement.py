@@ -36,7 +36,7 @@ class Movement:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""
-        from circuits.figures.patterns import compared_figure
+        from circuits.figures.results import compared_figure
 
         return compared_figure(self.frame, "distance", "How far attention moves")
 

@@ -55,7 +55,7 @@ class Scores:
 
     def plot(self, column: str = "score") -> Any:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
-        from circuits.figures.patterns import scores_figure
+        from circuits.figures.results import scores_figure
 
         return scores_figure(self.frame, self.templates, column)
 

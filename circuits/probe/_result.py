@@ -64,14 +64,14 @@ class ProbeResult:
 
         Shuffled targets are dotted, the untrained model is dashed.
         """
-        from circuits.figures.probes import figure
+        from circuits.figures.results import probe_figure
 
         known = list(dict.fromkeys(self.frame["metric"]))
         chosen = known if metric is None else [metric] if isinstance(metric, str) else list(metric)
         for one in chosen:
             if one not in known:
                 raise CircuitsError(f"plot: no metric {one!r}; it has {', '.join(known)}")
-        return figure(self.frame[self.frame["metric"].isin(chosen)])
+        return probe_figure(self.frame[self.frame["metric"].isin(chosen)])
 
 
 #: (split, metric) -> sums and counts [example], float64, of the held-out examples in order.

@@ -146,11 +146,11 @@ class SweepResult:
                 effects of a grid over layers and heads, or over either and positions; "auto", a heatmap where there is
                 such a grid.
         """
-        from circuits.figures.sweeps import figure
+        from circuits.figures.results import sweep_figure
 
         chosen = self.metrics if metric is None else [metric]
         self._check_metric(chosen[0], "plot")
-        return figure(self.frame, chosen, kind, self.settings.get("words"))
+        return sweep_figure(self.frame, chosen, kind, self.settings.get("words"))
 
     def to_parquet(self, path: str | PathLike[str]) -> None:
         self.frame.to_parquet(path, index=False)

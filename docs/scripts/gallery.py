@@ -15,7 +15,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from circuits import ablate, fourier, heads, patterns, plots, sweep
-from circuits.figures.style import untitled
+from circuits.figures.layout import untitled
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.pages import Figure, Page
 
@@ -174,7 +174,7 @@ def main(names: list[str]) -> None:
             window = browser.new_page(viewport={"width": WIDTH, "height": 700}, device_scale_factor=SCALE)
             window.set_default_timeout(120_000)
             window.goto(written.as_uri(), wait_until="domcontentloaded")
-            window.wait_for_selector("html[data-drawn]", state="attached")
+            window.wait_for_selector(".main-svg")
             window.add_style_tag(content=".modebar, h1 { display: none !important; }")
             target = FOLDER / f"{name}.png"
             window.locator(".plot").screenshot(path=target)

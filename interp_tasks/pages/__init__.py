@@ -9,23 +9,16 @@ from interp_tasks.pages.files import (
 from interp_tasks.pages.numbers import number, p_value, percent, signed, with_interval
 from interp_tasks.pages.package_versions import versions
 from interp_tasks.pages.page import Page, is_page
-from interp_tasks.pages.sections import Chapter, Column, Drawn, Figure, Fold, Section, Table, Text
-from interp_tasks.pages.slider import Beside, Choice, Controls, Slider, Stepped, SteppedTable
+from interp_tasks.pages.sections import Column, Drawn, Figure, Fold, Section, Table, Text
+from interp_tasks.pages.slider import stepped
 
 __all__ = [
-    "Beside",
-    "Chapter",
-    "Choice",
     "Column",
-    "Controls",
     "Drawn",
     "Figure",
     "Fold",
     "Page",
     "Section",
-    "Slider",
-    "Stepped",
-    "SteppedTable",
     "Table",
     "Text",
     "check_writable_file",
@@ -35,6 +28,7 @@ __all__ = [
     "p_value",
     "percent",
     "signed",
+    "stepped",
     "versions",
     "with_interval",
     "write_atomically",

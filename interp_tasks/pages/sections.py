@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +21,14 @@ if TYPE_CHECKING:
 class Section(Protocol):
     """Anything with a title that renders itself; ``identifier`` is unique on the page and safe in an id."""
 
-    needs_plotly: ClassVar[bool]
-
     @property
     def title(self) -> str: ...
 
     def html(self, identifier: str) -> str: ...
 
 
-def heading(title: str, identifier: str) -> str:
-    return f'<h2 id="{identifier}-title">{escape(title)}</h2>' if title else ""
-
-
-def embed(data: str) -> str:
-    """Returns text that may stand inside a script element: nothing in it can close the element or open a comment."""
-    return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+def heading(title: str) -> str:
+    return f"<h2>{escape(title)}</h2>\n" if title else ""
 
 
 @dataclass(frozen=True)
@@ -47,22 +40,19 @@ class Text:
         links: words of it -> the address that they lead to.
     """
 
-    needs_plotly: ClassVar[bool] = False
-
     body: str
     title: str = ""
     links: Mapping[str, str] = field(default_factory=dict)
 
     def html(self, identifier: str) -> str:
-        parts = [heading(self.title, identifier)]
+        parts = []
         for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", self.body))):
             lines = paragraph.splitlines()
             if all(line.startswith("- ") for line in lines):
-                items = "".join(f"<li>{self.linked(line[2:])}</li>" for line in lines)
-                parts.append(f"<ul>{items}</ul>")
+                parts.append(f"<ul>{''.join(f'<li>{self.linked(line[2:])}</li>' for line in lines)}</ul>")
             else:
                 parts.append(f"<p>{self.linked(paragraph)}</p>")
-        return "\n".join(parts)
+        return heading(self.title) + "\n".join(parts)
 
     def linked(self, text: str) -> str:
         shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
@@ -76,7 +66,6 @@ class Text:
 class Fold:
     """Words and tables behind one line that opens them. (A figure would have no width while it is folded.)"""
 
-    needs_plotly: ClassVar[bool] = False
     title: ClassVar[str] = ""
 
     summary: str
@@ -85,20 +74,6 @@ class Fold:
     def html(self, identifier: str) -> str:
         parts = "".join(each.html(f"{identifier}-{index}") for index, each in enumerate(self.sections))
         return f"<details><summary>{escape(self.summary)}</summary>{parts}</details>"
-
-
-@dataclass(frozen=True)
-class Chapter:
-    """Sections below one heading; controls among them stay in view until its end."""
-
-    needs_plotly: ClassVar[bool] = True
-
-    title: str
-    sections: Sequence[Section]
-
-    def html(self, identifier: str) -> str:
-        parts = "\n".join(each.html(f"{identifier}-{index}") for index, each in enumerate(self.sections))
-        return f"{heading(self.title, identifier)}\n{parts}"
 
 
 @dataclass(frozen=True)
@@ -131,8 +106,6 @@ class Table:
         tall: it scrolls within a window of its own, below its header.
     """
 
-    needs_plotly: ClassVar[bool] = False
-
     frame: pandas.DataFrame
     title: str = ""
     caption: str = ""
@@ -143,92 +116,87 @@ class Table:
 
     def html(self, identifier: str) -> str:
         rows: list[Any] = self.frame.to_dict("records")
-        columns, numeric = self.shown_columns()
-        head = "".join(self.header(column, number_class(column.key in numeric)) for column in columns)
-        body = "\n".join(
-            "<tr>" + "".join(cell(column, row, column.key in numeric) for column in columns) + "</tr>"
-            for row in rows
-        )
-        data = embed(json.dumps({"name": self.name, "csv": self.whole().to_csv(index=False)}))
-        return (
-            self.around(identifier, head, body)
-            + f'<script type="application/json" id="{identifier}-data">{data}</script>'
-        )
-
-    def shown_columns(self) -> tuple[Sequence[Column], set[str]]:
-        """Returns the columns, and the keys of those that are set as numbers: if anything in them is one."""
         columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
-        return columns, {c.key for c in columns if any(is_number(value) for value in self.frame[c.key])}
-
-    def whole(self) -> pandas.DataFrame:
-        """Returns the table that is downloaded."""
-        return self.frame if self.download is None else self.download
-
-    @staticmethod
-    def header(column: Column, kind: str) -> str:
-        return f'<th scope="col"{kind}><button type="button">{escape(column.header)}</button></th>'
-
-    def around(self, identifier: str, head: str, body: str, attributes: str = "") -> str:
-        """Returns the table and its button, around its rows."""
-        caption = escape(self.caption or self.title)
-        tall = " tall" if self.tall else ""
+        kinds = [self.kind(column) for column in columns]
+        head = "".join(
+            f'<th scope="col"{kind}>{escape(column.header)}</th>'
+            for column, kind in zip(columns, kinds, strict=True)
+        )
+        body = "\n".join(
+            "<tr>" + "".join(map(cell, columns, [row] * len(columns), kinds)) + "</tr>" for row in rows
+        )
+        whole = self.frame if self.download is None else self.download
+        data = base64.b64encode(whole.to_csv(index=False).encode()).decode()
         return (
-            f"{heading(self.title, identifier)}\n"
-            f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{escape(self.title or self.name)}">'
-            f'<table id="{identifier}"{attributes}><caption><span>{caption}</span></caption>'
+            f'{heading(self.title)}<div class="scroll{" tall" if self.tall else ""}">'
+            f'<table id="{identifier}"><caption>{escape(self.caption or self.title)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>\n"
-            f'<button type="button" class="download" data-table="{identifier}">Download CSV</button>'
+            f'<a class="download" download="{escape(self.name)}.csv" href="data:text/csv;base64,{data}">'
+            "Download CSV</a>"
         )
 
-
-def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
-    shown, key = cell_parts(column, row)
-    kind = ' class="sentences"' if column.sentences else number_class(numeric)
-    return f'<td{kind} data-value="{escape(key)}">{breakable(shown)}</td>'
-
-
-#: Where a name may be broken: behind these marks. An interval is one part, and so is a number.
-MARKS = re.compile(r"(?<=[/:_=])(?=\S)|(?<=\w\()(?=\S)|(?<=\D,)(?=\S)")
-WHOLE = re.compile(r"(\[[^]]*\]|[-+]?\d[\d.]*e[-+]\d+)")
+    def kind(self, column: Column) -> str:
+        """Returns the class of a column's cells: set as numbers, if anything in it is one."""
+        if column.sentences:
+            return ' class="sentences"'
+        return ' class="number"' if any(map(is_number, self.frame[column.key])) else ""
 
 
-def breakable(text: str) -> str:
-    """Returns the HTML of a cell's text: names may be broken behind their marks, an interval or a number may not."""
-    return "".join(
-        f'<span class="whole">{escape(part)}</span>'
-        if at % 2
-        else "<wbr>".join(map(escape, MARKS.split(part)))
-        for at, part in enumerate(WHOLE.split(text))
-    )
-
-
-def cell_parts(column: Column, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the text of a cell, and the text by which it is sorted."""
+def cell(column: Column, row: Mapping[str, Any], kind: str) -> str:
+    """Returns a cell with its text, and with the value by which it is sorted."""
     value = row[column.key]
-    return column.shown(row), "" if is_missing(value) else str(value)
-
-
-def is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    # Names may be broken behind their marks; an interval or a number may not.
+    shown = re.sub(r"(?<=[/:_=])(?=\S)", "<wbr>", escape(column.shown(row)).replace("&#x27;", "'"))
+    return f'<td{kind} data-value="{"" if missing else escape(str(value))}">{shown}</td>'
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def number_class(numeric: bool) -> str:
-    return ' class="number"' if numeric else ""
+@dataclass(frozen=True)
+class Figure:
+    """A plotly figure; ``alt`` describes it in words.
 
+    ``height`` in pixels is the figure's own by default; ``width`` is the most that it takes of the page (default: all).
+    """
 
-#: Pixels, of a figure that does not say its own.
-USUAL_HEIGHT = 420
+    figure: plotly.graph_objects.Figure
+    title: str = ""
+    caption: str = ""
+    alt: str = ""
+    height: int | None = None
+    width: int | None = None
+
+    def html(self, identifier: str) -> str:
+        """Returns the figure with heading and caption as HTML; one that cannot be narrow scrolls in a frame."""
+        from circuits.figures.layout import least_width, untitled
+
+        # The page says the title itself.
+        figure = untitled(self.figure)
+        widest = self.width or figure.layout.width
+        height = self.height or figure.layout.height or 420
+        figure.update_layout(width=None, height=height)
+        drawn = figure.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=identifier,
+            default_height=f"{height}px",
+            config={"responsive": True, "displaylogo": False},
+        )
+        alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
+        sizes = f"min-width:{least_width(figure)}px" + (f";max-width:{int(widest)}px" if widest else "")
+        return (
+            f'{heading(self.title)}<figure><div class="scroll"><div class="plot" role="img" aria-label="{alt}" '
+            f'style="{sizes}">{drawn}</div></div><figcaption>{escape(self.caption)}</figcaption></figure>'
+        )
 
 
 @dataclass(frozen=True)
 class Drawn:
     """A figure that is HTML already, made in another process than the page."""
 
-    needs_plotly: ClassVar[bool] = True
     #: What stands for the identifier, which the page gives.
     PLACE: ClassVar[str] = "identifier-of-a-drawn-figure"
 
@@ -241,63 +209,3 @@ class Drawn:
 
     def html(self, identifier: str) -> str:
         return self.markup.replace(self.PLACE, identifier)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A plotly figure, drawn in the reader's colour scheme; ``alt`` describes it in words.
-
-    Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``height``
-    in pixels is the figure's own by default; ``width`` is the most that it takes of the page (default: all).
-    """
-
-    needs_plotly: ClassVar[bool] = True
-
-    figure: plotly.graph_objects.Figure
-    title: str = ""
-    caption: str = ""
-    alt: str = ""
-    height: int | None = None
-    width: int | None = None
-
-    def html(self, identifier: str) -> str:
-        """Returns the figure with heading and caption as HTML; one that cannot be narrow scrolls in a frame."""
-        from circuits.figures.layout import NARROWEST, laid_out, least_width
-        from circuits.figures.saved import fades, without_menu
-        from circuits.figures.style import untitled
-
-        # The page says the title itself.
-        figure = untitled(self.figure)
-        if fades(figure.layout.meta):
-            figure = without_menu(figure)
-        own_width = figure.layout.width
-        short_labels = laid_out(figure)
-        own_height = self.figure.layout.height
-        height = self.height or int(own_height or USUAL_HEIGHT)
-        # Without its title a figure is lower.
-        height -= (own_height or 0) - (figure.layout.height or 0)
-        specification = json.loads(figure.to_json())
-        specification.get("layout", {}).pop("template", None)
-        # A figure of a width of its own is that wide where there is room, and narrower where there is not.
-        specification.get("layout", {}).pop("width", None)
-        data = embed(json.dumps(specification))
-        widest = self.width if self.width is not None else own_width
-        wide = f";max-width:{int(widest)}px" if widest is not None else ""
-        alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
-        around, after = "", ""
-        if (least := least_width(figure, widest)) > NARROWEST:
-            wide += f";min-width:{least}px"
-            around, after = (
-                f'<div class="scroll" tabindex="0" role="region" aria-label="{alt}">',
-                "</div>",
-            )
-        caption = (
-            f"{self.caption} {short_labels}".strip() if short_labels not in self.caption else self.caption
-        )
-        return (
-            f"{heading(self.title, identifier)}\n<figure>{around}"
-            f'<div class="plot" id="{identifier}" role="img" aria-label="{alt}" '
-            f'style="height:{height}px{wide}"></div>{after}'
-            f"<figcaption>{escape(caption)}</figcaption></figure>"
-            f'<script type="application/json" id="{identifier}-data">{data}</script>'
-        )

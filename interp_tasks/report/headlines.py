@@ -1,4 +1,4 @@
-"""Tabulates the main numbers of one run or two, in plain words, with the published ones."""
+"""Tabulates the main numbers of one run or two, in plain words."""
 
 from __future__ import annotations
 
@@ -6,26 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.table import value_text
-from interp_tasks.pages import (
-    Beside,
-    Column,
-    Fold,
-    Section,
-    Table,
-    Text,
-    number,
-    p_value,
-    percent,
-    signed,
-    with_interval,
-)
+from interp_tasks.pages import Column, Table, number, p_value, percent, signed, with_interval
 from interp_tasks.report.snapshots import ALL, MODES
 
 if TYPE_CHECKING:
     import pandas
 
     from interp_tasks.experiments._circuit.search import FoundCircuit
-    from interp_tasks.report.published import Published
     from interp_tasks.report.snapshots import Strongest, View
 
 MULTIPLIED = "×"
@@ -233,20 +220,10 @@ def circuit_text(found: FoundCircuit) -> str:
     return f"{found.value(SIZE):.0f} of {found.total} edges, faithfulness {faithfulness_text(row)}"
 
 
-def headline_section(views: Sequence[View]) -> Section:
-    """Returns task, model and sentences of all views; of two, each under the name of its run."""
-    texts = []
-    for view in views:
-        line = subject_line(view) if len(views) == 1 else f"{view.name}: {subject_line(view)}"
-        texts.append(Text("\n".join([line, "", *(f"- {sentence}" for sentence in sentences(view))])))
-    return texts[0] if len(texts) == 1 else Beside(texts)
-
-
-def settings_section(views: Sequence[View]) -> Section:
-    """Returns the settings and main numbers, folded."""
+def settings_table(views: Sequence[View]) -> Table:
+    """Returns the settings and main numbers, a column for each view."""
     import pandas
 
-    rows = headline_rows(views)
     # The name of a run stands in the head of its column.
     columns = [
         Column("", "quantity"),
@@ -256,70 +233,4 @@ def settings_section(views: Sequence[View]) -> Section:
         "Metrics of the last checkpoint shown, as it is and with attention edited, on test examples; 95% bootstrap "
         "intervals over examples."
     )
-    table = Table(pandas.DataFrame(rows), "", caption, columns, name="report-at-a-glance")
-    return Fold("Task, model, settings and main numbers", [table])
-
-
-def published_section(published_by_view: Mapping[str, Published]) -> list[Section]:
-    """Returns tables of published claims beside ours; nothing where nothing is published."""
-    import pandas
-
-    rows = [
-        {
-            "run": name,
-            "claim": outcome.claim.says,
-            "source": f"{paper.name}, {outcome.claim.source}",
-            "published": outcome.claim.published,
-            "ours": outcome.value,
-            "low": outcome.low,
-            "high": outcome.high,
-            "rule": outcome.claim.rule,
-            "verdict": outcome.verdict,
-            "note": outcome.reason,
-            "departures": outcome.claim.departures,
-        }
-        for name, published in published_by_view.items()
-        for paper, outcome in published.outcomes
-    ]
-    if not rows:
-        return []
-    frame = pandas.DataFrame(rows)
-    several = frame["run"].nunique() > 1
-    columns = [
-        *([Column("run", "run")] if several else []),
-        Column("claim", "claim", sentences=True),
-        Column("where", "source", sentences=True),
-        Column("published", "published", sentences=True),
-        Column(
-            "ours, as the rule has it [95% CI]",
-            "ours",
-            lambda row: with_interval(number(row["ours"]), row["low"], row["high"]),
-        ),
-        Column("rule", "rule", sentences=True),
-    ]
-    # What all rows have in common is said once, above them.
-    alike = []
-    if frame["verdict"].nunique() == 1 and len(frame) > 1:
-        alike.append(f"The verdict on all {len(frame)} claims: {frame['verdict'].iloc[0]}")
-    else:
-        columns.append(Column("verdict", "verdict"))
-    first, rest = (frame["note"].str.partition("; ")[part] for part in (0, 2))
-    if alike and first.nunique() == 1 and first.iloc[0]:
-        alike.append(first.iloc[0])
-        frame["note"] = rest
-    columns.append(Column("note", "note", sentences=True))
-    above = f"{', '.join(alike)}. " if alike else ""
-    caption = above + (
-        "A claim about training needs at least three training runs, and this page shows one. Ours is the number that "
-        "the rule is about: where the rule divides, it is a share, not in the unit of what is published. The rules "
-        "were written before any trained model was measured. Ours comes from the examples of this page; interp-run "
-        "reproduce decides claims on more of them."
-    )
-    return [Table(frame, "Published beside ours", caption, columns, name="report-published")]
-
-
-def metrics_frame(views: Sequence[View]) -> pandas.DataFrame:
-    """Returns the metrics of every checkpoint of every view."""
-    import pandas
-
-    return pandas.concat([view.unedited().assign(run=view.name) for view in views], ignore_index=True)
+    return Table(pandas.DataFrame(headline_rows(views)), "", caption, columns, name="report-at-a-glance")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._circuit.settings import FEWEST
 from interp_tasks.measurement.subjects import Examples, Options, Progress, check_refs
-from interp_tasks.pages import Page, Section, versions
-from interp_tasks.report.published import Published, published_beside
-from interp_tasks.report.snapshots import View, measured_views
-from interp_tasks.report.source import Source, nearest, read_source
+from interp_tasks.measurement.table import effect_text, read_p, tests, value_text
+from interp_tasks.pages import Column, Figure, Fold, Page, Section, Table, Text, p_value, versions
+from interp_tasks.report.headlines import change, headline_rows, sentences, settings_table, subject_line
+from interp_tasks.report.snapshots import MODES, View, counted, measured_views
+from interp_tasks.report.source import Source, read_source
 
 if TYPE_CHECKING:
     import pandas
@@ -26,19 +27,15 @@ class Report:
 
     Attributes:
         views: of each run; of a mixture of tasks several.
-        published: by view, what is published on its task.
         config: what was asked for, JSON.
     """
 
     views: Sequence[View]
-    published: Mapping[str, Published]
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=versions)
 
     def headlines(self) -> list[dict[str, str]]:
         """Returns rows with ``quantity`` and a column for each view."""
-        from interp_tasks.report.headlines import headline_rows
-
         return headline_rows(self.views)
 
     def effects(self) -> pandas.DataFrame:
@@ -49,17 +46,128 @@ class Report:
 
     def circuits(self) -> pandas.DataFrame:
         """Returns the smallest faithful circuit of each checkpoint, a row each; none unless they were asked for."""
-        from interp_tasks.report.circuits import circuits_frame
+        import pandas
 
-        return circuits_frame(self.views)
+        from interp_tasks.experiments._circuit.rows import FAITHFULNESS, LARGEST_RANDOM, SIZE
+
+        rows: list[dict[str, Any]] = []
+        for view in self.views:
+            for snapshot in view.snapshots:
+                if (found := snapshot.circuit) is None:
+                    continue
+                size = found.value(SIZE)
+                ends = {f"faithfulness{end}": f"value{end}" for end in ("_ci_low", "_ci_high")}
+                rows.append(
+                    {"run": view.name, "step": snapshot.step, "size": size, "total": found.total}
+                    | {"share": size / found.total, "faithfulness": found.value(FAITHFULNESS)}
+                    | {name: found.value(FAITHFULNESS, column) for name, column in ends.items()}
+                    | {"random": found.value(LARGEST_RANDOM), "metric": found.metric}
+                    | {"clean": found.value(found.metric, "baseline")}
+                )
+        return pandas.DataFrame(rows)
 
     def page(self, title: str | None = None) -> Page:
-        """Returns one self-contained page, whose slider starts at the end of the training."""
-        from interp_tasks.report.page import sections
+        """Returns one self-contained page: words, training, all heads edited, effects and attention by checkpoint."""
+        from interp_tasks.report import figures
 
-        names = " and ".join(dict.fromkeys(view.source.name for view in self.views))
-        page_sections: list[Section] = sections(self.views, self.published, self.effects())
-        return Page(title or f"Report on {names}", page_sections, self.config, self.versions)
+        views = self.views
+        names = " and ".join(dict.fromkeys(view.source.name for view in views))
+        several = len(views) > 1
+        sections: list[Section] = []
+        for view in views:
+            line = f"{view.name}: {subject_line(view)}" if several else subject_line(view)
+            sections.append(Text("\n".join([line, "", *(f"- {each}" for each in sentences(view))])))
+        training = figures.training_figure(views)
+        if training is not None:
+            sections.append(Figure(training, "Training", training_caption(views)))
+        if missing := [caption for view in views for caption in view.source.missing]:
+            sections.append(Text("\n\n".join(missing), "" if training is not None else "Training"))
+        sections.append(Fold("Task, model, settings and main numbers", [settings_table(views)]))
+        caption = f"Each metric with its 95% interval, over the same {counted(views)} at every checkpoint."
+        sections.append(
+            Figure(figures.ablation_figure(views), "All heads edited at once, over training", caption)
+        )
+        ends = figures.largest_effects(views)
+        for view in views:
+            of = f", {view.name}" if several else ""
+            effects = figures.effects_figure(view, ends)
+            sections.append(Figure(effects, f"Effect of each head alone{of}", EFFECTS.format(counted(views))))
+        for view in views:
+            if any(snapshot.circuit is not None for snapshot in view.snapshots):
+                circuits = figures.circuits_figure(view)
+                sections.append(Figure(circuits, f"The smallest faithful circuit, {view.name}", CIRCUITS))
+        for view in views:
+            of = f", {view.name}" if several else ""
+            sections.append(
+                Figure(figures.attention_figure(view), f"Attention{of}", ATTENTION.format(counted(views)))
+            )
+        sections += [effects_table(self.effects(), views), metrics_table(views)]
+        return Page(title or f"Report on {names}", sections, self.config, self.versions)
+
+
+EFFECTS = (
+    "The metric with the head edited minus without, on the same {}; orange: it rises, blue: it falls. Colours of a "
+    "metric mean the same at every step and under every edit; the strongest 4% of effects of single heads have the "
+    "colour of the end. Column all: the heads of a layer together. The table below has intervals and p-values."
+)
+CIRCUITS = (
+    "Edges of the smallest circuit, along the ranking by integrated gradients, that is faithful on one half of the "
+    "examples; its faithfulness on the other half, with 95% intervals. No point: clean and source run do not differ."
+)
+ATTENTION = (
+    "The mean attention map of every head over the {}: a row of a map is a query, a column a key. Colours mean the "
+    "same at every step, and end at the largest share of a query that sees several keys."
+)
+
+
+def training_caption(views: Sequence[View]) -> str:
+    curves = [view.source.curve for view in views if view.source.curve is not None]
+    changes = " or ".join(dict.fromkeys(change(curve.metric) for curve in curves))
+    return (
+        "Validation, and faint the batch just trained on. Shaded: from onset to end of the detected "
+        f"{changes}. Dotted: the plateau by theory, where there is one."
+    )
+
+
+def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Table:
+    """Returns the effects of all heads at the last checkpoint; the download has all checkpoints."""
+    last = {view.name: view.steps[-1] for view in views}
+    shown = frame[frame["step"] == frame["run"].map(last)]
+    tested = " or ".join(map(str, sorted({tests(each.effects) for view in views for each in view.snapshots})))
+    columns = [
+        *([Column("run", "run")] if len(views) > 1 else []),
+        Column("heads", "variant"),
+        Column("edit", "intervention"),
+        Column("metric", "metric"),
+        Column("unedited", "baseline"),
+        Column("edited [95% CI]", "value", value_text),
+        Column("effect [95% CI]", "effect", effect_text),
+        Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))),
+    ]
+    caption = (
+        f"p adj.: sign-flip test, Holm's adjustment over the {tested} rows of a checkpoint. The download has all "
+        f"checkpoints. Edits: {', '.join(MODES)}."
+    )
+    named = ["run", "step", *(name for name in frame.columns if name not in ("run", "step"))]
+    title = "Effects of heads at the last checkpoint"
+    return Table(shown, title, caption, columns, "report-head-effects", frame[named], tall=True)
+
+
+def metrics_table(views: Sequence[View]) -> Section:
+    """Returns the metrics of every checkpoint as a table."""
+    import pandas
+
+    frame = pandas.concat([view.unedited().assign(run=view.name) for view in views], ignore_index=True)
+    title = "Metrics at every checkpoint"
+    if "value_ci_low" not in frame:
+        return Text("No metrics: the checkpoints name no task.", title)
+    columns = [
+        *([Column("run", "run")] if len(views) > 1 else []),
+        Column("step", "step"),
+        Column("metric", "metric"),
+        Column("value [95% CI]", "value", value_text),
+    ]
+    return Table(frame, title, "The unedited model.", columns, "report-metrics", tall=len(frame) > 20)
 
 
 def check_report(run: str, compare: str | None, options: Options, *, circuit: bool = False) -> list[Source]:
@@ -86,11 +194,11 @@ def check_report(run: str, compare: str | None, options: Options, *, circuit: bo
 def report(
     run: str, compare: str | None = None, *, circuit: bool = False, **options: Unpack[Options]
 ) -> Report:
-    """Measure a run for one page: metrics, head effects, attention and embeddings at each of its checkpoints.
+    """Measure a run for one page: metrics, head effects and attention at each of its checkpoints.
 
     Args:
         run: a run folder or ``zoo:NAME`` (all its checkpoints), a REF that names some of them, or a checkpoint folder.
-        compare: another, shown beside it; at each step of the first its checkpoint of the nearest step.
+        compare: another, shown beside it.
         circuit: find the smallest circuit of faithfulness 0.9 at each checkpoint, too: half a minute each of a model
             of 4 layers of 8 heads.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`. All
@@ -110,15 +218,12 @@ def report(
         progress = offset_progress(options.get("progress"), before, total)
         views += measured_views(source, options, progress, circuit=circuit)
         before += len(source.checkpoints)
-    steps = views[0].steps
-    views = [replace(view, at=nearest(steps, view.steps), beside=len(views) > 1) for view in views]
-    published = {view.name: published_beside(view) for view in views}
     config = {"run": run, "compare": compare, "circuit": circuit, **Examples.of(options).describe()}
     config |= {"device": options.get("device", "cpu"), "checkpoints": [source.refs for source in sources]}
     config["trained with"] = {
         source.name: dict(source.run.config) for source in sources if source.run is not None
     }
-    return Report(views, published, config)
+    return Report(views, config)
 
 
 def offset_progress(progress: Progress | None, before: int, total: int) -> Progress | None:

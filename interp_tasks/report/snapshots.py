@@ -1,4 +1,4 @@
-"""Measures each checkpoint for a report: metrics, effects of heads, attention maps, embeddings."""
+"""Measures each checkpoint for a report: metrics, effects of heads, attention maps, a circuit if asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from interp_tasks.experiments._circuit.search import FoundCircuit
     from interp_tasks.measurement.embeddings.geometry import Array
-    from interp_tasks.measurement.embeddings.tables import Table
     from interp_tasks.report.source import Source
     from tasks import Task
 
@@ -39,8 +38,6 @@ class Snapshot:
         unedited: a row per metric, with its interval.
         effects: tidy rows: each head alone, each layer's heads, all heads, under each of ``MODES``.
         maps: mean attention ``[layer head query key]``.
-        tables: embeddings of tokens that the task uses.
-        positions: ``[position d]``, those in use; ``None`` without a table.
         circuit: its smallest faithful circuit; ``None`` where that was not asked for.
     """
 
@@ -48,8 +45,6 @@ class Snapshot:
     unedited: pandas.DataFrame
     effects: pandas.DataFrame
     maps: Array
-    tables: Sequence[Table]
-    positions: Array | None
     circuit: FoundCircuit | None = None
 
 
@@ -73,7 +68,6 @@ class View:
     """A run's checkpoints on one task (of a mixture on one part of it, named), in the order of their steps.
 
     Attributes:
-        at: of each step of the slider, the index of the checkpoint shown.
         metrics: those shown, the task's own drop metric first where it is among them.
         strongest: the two single heads that move the first metric most; ``None`` of one head.
     """
@@ -84,8 +78,6 @@ class View:
     model: Any = None
     metrics: tuple[str, ...] = ()
     snapshots: list[Snapshot] = field(default_factory=list)
-    at: Sequence[int] = ()
-    beside: bool = False
     strongest: Strongest | None = None
 
     @property
@@ -195,26 +187,21 @@ def pairs(subject: Subject, metric: str, *edits: Any) -> tuple[Array, Array]:
 
 
 def snapshot(subject: Subject, view: View, *, circuit: bool = False) -> Snapshot:
-    """Measures one checkpoint for the report: metrics, effects of heads, patterns, embeddings, a circuit."""
+    """Measures one checkpoint for the report: metrics, effects of heads, patterns, a circuit."""
     import pandas
 
     from circuits import patterns
     from interp_tasks.experiments._curve.measure import at_checkpoint
-    from interp_tasks.measurement.embeddings.tables import Table, Tables, tables_of
 
     rows = list(at_checkpoint(view.source.name, subject)) if subject.task is not None else []
     if view.part:
         rows = [{**row, "metric": str(row["metric"]).removesuffix(f" ({view.part})")} for row in rows]
     effects = effects_of(subject, view, [str(row["metric"]) for row in rows])
-    tables = Tables.of(subject.model)
-    positions = None if tables.positions is None else tables.positions[: subject.tokens.shape[1]]
     return Snapshot(
         subject.checkpoint.step,
         pandas.DataFrame(rows or unedited_distances(effects)),
         effects,
         patterns.attention(subject.model, subject.tokens).mean.numpy(),
-        [Table("W_E", tables.tokens, None)] if subject.task is None else tables_of(subject.task, tables),
-        positions,
         circuit_of(subject) if circuit else None,
     )
 

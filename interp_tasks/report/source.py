@@ -73,8 +73,3 @@ def read_source(ref: str) -> Source:
     except UserError as error:
         marks, missing = {}, [*missing, f"No marks around a drop: {error}."]
     return Source(name, checkpoints, run, curve, marks, tuple(missing))
-
-
-def nearest(steps: Sequence[int], others: Sequence[int]) -> list[int]:
-    """Returns for each step the index of the nearest among the others; of two as near the earlier."""
-    return [min(range(len(others)), key=lambda index: abs(others[index] - step)) for step in steps]

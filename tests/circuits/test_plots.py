@@ -11,8 +11,8 @@ import torch
 
 from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep, variance
 from circuits.figures.export import MISSING, PICTURES, check_exporter
+from circuits.figures.layout import TITLE_HEIGHT_KEY, log_axis
 from circuits.figures.palette import COLOURS
-from circuits.figures.style import TITLE_HEIGHT_KEY, log_axis
 from circuits.fourier._modular_sum import CosineFit
 
 

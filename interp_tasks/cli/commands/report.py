@@ -18,10 +18,9 @@ from interp_tasks.pages import check_writable_file
 
 @dataclass(kw_only=True)
 class Report(ExamplesCommand):
-    """Show a run on one page: its training curve and drop, and a slider over its checkpoints.
+    """Show a run on one page: its training curve and drop, effects and attention of its heads at each checkpoint.
 
-    The slider drives all figures: attention maps and effects of all heads, embeddings, spectra, published numbers where
-    there are some. One file, which opens offline; prints the numbers at its top.
+    One file, which opens offline, with a slider over the checkpoints; prints the numbers at its top.
     """
 
     ckpt: Annotated[

@@ -6,19 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
+from circuits.figures.layout import draw
+from circuits.figures.panels import Series, heat, scatter
 
 if TYPE_CHECKING:
     import numpy as np
     import plotly.graph_objects
     from numpy.typing import NDArray
 
-#: Sides of panels in pixels, and how many stand beside one another.
-PANEL, GAP, TOP, COLUMNS = 230, 80, 70, 4
-#: Numbers beyond which none is a point of the polar plot.
-MAX_NUMBERS = 20_000
-#: Cells have their number written in them up to this side.
-WRITTEN = 13
+#: Numbers beyond which none is a point of the polar plot; maps side by side; cells have their number up to this side.
+MAX_NUMBERS, COLUMNS, WRITTEN = 20_000, 4, 13
 POLAR, INPUTS, ANSWERS, DFT, EXAMPLES = "Polar plot", "Inputs (X)", "Answers (Y)", "DFT matrix", "Examples"
 CAPTIONS: Mapping[str, str] = {
     POLAR: "Every number n at radius n and angle n (in radians, so n mod 2π).",
@@ -45,8 +42,8 @@ def of_inputs(
     """
     figures = {
         POLAR: polar(math.prod(axes.values()), multiples),
-        INPUTS: panels(tokens, list(axes)),
-        ANSWERS: panels(answers, list(axes)),
+        INPUTS: over_grid(tokens, list(axes)),
+        ANSWERS: over_grid(answers, list(axes)),
     }
     sizes = dict.fromkeys(axes.values())
     for size in sizes:
@@ -54,179 +51,64 @@ def of_inputs(
     return figures
 
 
-def of_matrices(
-    values: NDArray[np.float64], hidden: NDArray[np.bool_] | None
-) -> dict[str, plotly.graph_objects.Figure]:
-    """Draws examples ``[example row column]``, hidden entries crossed, by title."""
-    return {EXAMPLES: examples(values, hidden)}
-
-
 def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
     """Draws the numbers from 0 that the cells of a grid stand for; on the left multiples, on the right primes."""
-    from plotly.subplots import make_subplots
-
     from tasks.modular_arithmetic import primes_below
 
     count = min(cells, MAX_NUMBERS)
-    figure = make_subplots(
-        rows=1,
-        cols=2,
-        specs=[[{"type": "polar"}, {"type": "polar"}]],
-        subplot_titles=[f"n < {count} and multiples", f"primes below {count}"],
-    )
-    series: list[tuple[str, Sequence[int], int, int]] = [("n", range(count), 6, 1)]
-    series += [
-        (f"multiples of {number}", range(number, count, number), index, 1)
-        for index, number in enumerate(multiples)
+    small = {"marker": {"size": 2 if count > 1000 else 4, "opacity": 0.35}}
+
+    def placed(numbers: Sequence[int], **more: Any) -> Series:
+        x, y = ([number * turn(number) for number in numbers] for turn in (math.cos, math.sin))
+        return Series(x, y, hover=[str(number) for number in numbers], **more)
+
+    series = {"n": placed(range(count), style=small, look=6)}
+    for index, number in enumerate(multiples):
+        style = {"marker": {"size": 4}}
+        series[f"multiples of {number}"] = placed(range(number, count, number), style=style, look=index)
+    primes = {"primes": placed(primes_below(count), style={"marker": {"size": 4}}, look=0)}
+    size: dict[str, Any] = {"x": "n · cos n", "y": "n · sin n", "height": 380, "width": 380}
+    panels = [
+        scatter(series, f"n < {count} and multiples", **size),
+        scatter(primes, f"primes below {count}", **size),
     ]
-    series.append(("primes", primes_below(count), 0, 2))
-    for name, numbers, colour, column in series:
-        colour %= len(COLOURS["light"])
-        figure.add_trace(
-            {
-                "type": "scatterpolar",
-                "mode": "markers",
-                "r": list(numbers),
-                "theta": list(numbers),
-                "thetaunit": "radians",
-                "name": name,
-                "opacity": 0.35 if name == "n" else 1,
-                "marker": {
-                    "size": 2 if name == "n" and count > 1000 else 4,
-                    "color": COLOURS["light"][colour],
-                    "symbol": "circle" if name == "n" else SYMBOLS[colour],
-                },
-                "hovertemplate": "%{r}<extra></extra>",
-            },
-            row=1,
-            col=column,
-        )
-    # One theme for both: the template says nothing of polar axes.
-    quiet = {"showticklabels": False, "ticks": "", "gridcolor": "rgba(128,128,128,0.25)", "showline": False}
-    figure.update_polars(radialaxis=quiet, angularaxis=quiet, bgcolor="rgba(0,0,0,0)")
-    figure.update_layout(
-        height=560, margin={"t": 110, "b": 30}, legend={"y": 1.1}, template=template("light")
-    )
-    figure.update_annotations(font_size=13)
-    return figure
+    hide: dict[str, Any] = {"showticklabels": False, "showgrid": False, "range": [-count, count]}
+    return draw(panels, columns=2).update_xaxes(**hide).update_yaxes(**hide)
 
 
-def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.graph_objects.Figure:
+def over_grid(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.graph_objects.Figure:
     """Returns a p × p image of each, in whole numbers from 0."""
-    import numpy as np
-    from plotly.subplots import make_subplots
-
-    columns = min(COLUMNS, len(maps))
-    rows = -(-len(maps) // columns)
-    total_height = PANEL * rows + GAP * (rows - 1)
-    figure = make_subplots(
-        rows=rows,
-        cols=columns,
-        subplot_titles=list(maps),
-        vertical_spacing=GAP / total_height if rows > 1 else 0,
-        horizontal_spacing=0.05,
-    )
-    for index, values in enumerate(maps.values()):
-        written = max(values.shape) <= WRITTEN
-        small = np.uint8 if values.max() < 256 and values.min() >= 0 else np.int32
-        trace: dict[str, Any] = {
-            "type": "heatmap",
-            "z": values.astype(small),
-            "colorscale": SEQUENTIAL,
-            "showscale": False,
-            "hovertemplate": f"{axes[0]} %{{y}}, {axes[1]} %{{x}}: %{{z}}<extra></extra>",
-        }
-        if written:
-            trace |= {"texttemplate": "%{z}", "textfont": {"size": 9}}
-        at = {"row": index // columns + 1, "col": index % columns + 1}
-        figure.add_trace(trace, **at)
-        quiet = {"showgrid": False, "zeroline": False, "nticks": 4, **at}
-        figure.update_yaxes(autorange="reversed", title_text=axes[0] if at["col"] == 1 else None, **quiet)
-        figure.update_xaxes(title={"text": axes[1], "standoff": 4}, **quiet)
-    figure.update_layout(
-        height=TOP + total_height + 40, margin={"t": TOP, "b": 40}, template=template("light")
-    )
-    figure.update_annotations(font_size=13)
-    return figure
+    panels = []
+    for title, values in maps.items():
+        numbers = values.astype(str) if max(values.shape) <= WRITTEN else None
+        options: dict[str, Any] = {"across": axes[1], "down": axes[0], "numbers": False, "bar": False}
+        panels.append(
+            heat(values, title, text=numbers, row=230 // min(60, len(values)), width=200, **options)
+        )
+    return draw(panels, columns=min(COLUMNS, len(panels)))
 
 
 def dft(size: int) -> plotly.graph_objects.Figure:
-    """Draws the Fourier basis of so many values as a map, a row for each function."""
-    import numpy as np
-    from plotly import graph_objects
-
+    """Draws the rows of the discrete Fourier basis of so many values."""
     from circuits.fourier import basis
 
-    rows = basis(size).numpy().astype(np.float32)
-    figure = graph_objects.Figure(
-        {
-            "type": "heatmap",
-            "z": rows,
-            "coloraxis": "coloraxis",
-            "hovertemplate": "row %{y}, x %{x}: %{z:.3g}<extra></extra>",
-        }
-    )
-    largest = float(np.abs(rows).max())
-    figure.update_layout(
-        height=520,
-        margin={"t": 40, "b": 50},
-        coloraxis=colours(largest, "value"),
-        xaxis={"title": "x", "showgrid": False, "zeroline": False},
-        yaxis={
-            "title": "row of the basis",
-            "autorange": "reversed",
-            "showgrid": False,
-            "zeroline": False,
-        },
-        template=template("light"),
-    )
-    return figure
+    rows = basis(size).numpy()
+    return draw([heat(rows, signed=True, across="x", down="row of the basis", numbers=False, row=8)])
 
 
-def colours(largest: float, title: str) -> dict[str, Any]:
-    """Returns the diverging colours of the template, about 0."""
-    bar = {"title": {"text": title}, "thickness": 12}
-    return {"autocolorscale": True, "cmin": -largest, "cmax": largest, "colorbar": bar}
-
-
-def examples(matrices: NDArray[np.float64], hidden: NDArray[np.bool_] | None) -> plotly.graph_objects.Figure:
-    """Draws a map of each matrix ``[example row column]``, hidden entries crossed."""
+def of_matrices(
+    values: NDArray[np.float64], hidden: NDArray[np.bool_] | None
+) -> dict[str, plotly.graph_objects.Figure]:
+    """Draws a map of each example ``[example row column]``, hidden entries crossed, by title."""
     import numpy as np
-    from plotly.subplots import make_subplots
 
-    count = len(matrices)
-    columns = min(3, count)
-    rows = -(-count // columns)
-    total_height = PANEL * rows + GAP * (rows - 1)
-    figure = make_subplots(
-        rows=rows,
-        cols=columns,
-        subplot_titles=[f"example {index}" for index in range(count)],
-        vertical_spacing=GAP / total_height if rows > 1 else 0,
-        horizontal_spacing=0.06,
-    )
-    largest = float(np.abs(matrices).max())
-    for number, values in enumerate(matrices):
-        crossed = np.zeros(values.shape, bool) if hidden is None else hidden[number]
-        trace = {
-            "type": "heatmap",
-            "z": values.tolist(),
-            "coloraxis": "coloraxis",
-            "text": np.where(crossed, "×", "").tolist(),
-            "texttemplate": "%{text}",
-            "textfont": {"size": 16},
-            "hovertemplate": "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
-        }
-        at = {"row": number // columns + 1, "col": number % columns + 1}
-        figure.add_trace(trace, **at)
-        quiet = {"showgrid": False, "zeroline": False, "dtick": 1, **at}
-        figure.update_yaxes(autorange="reversed", title_text="row" if at["col"] == 1 else None, **quiet)
-        figure.update_xaxes(title={"text": "column", "standoff": 4}, **quiet)
-    figure.update_layout(
-        height=TOP + total_height + 40,
-        margin={"t": TOP, "b": 40},
-        coloraxis=colours(largest, "entry"),
-        template=template("light"),
-    )
-    figure.update_annotations(font_size=13)
-    return figure
+    largest = float(np.abs(values).max())
+    panels = []
+    for number, matrix in enumerate(values):
+        crossed = np.zeros(matrix.shape, bool) if hidden is None else hidden[number]
+        options: dict[str, Any] = {"unit": "entry", "signed": True, "end": largest, "bar": number % 3 == 2}
+        text = np.where(crossed, "×", "")
+        panels.append(
+            heat(matrix, f"example {number}", text=text, across="column", down="row", width=160, **options)
+        )
+    return {EXAMPLES: draw(panels, columns=min(3, len(panels)))}

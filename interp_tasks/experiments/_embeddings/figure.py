@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
+from circuits.figures.layout import Panel, draw
+from circuits.figures.palette import SEQUENTIAL, SYMBOLS
+from circuits.figures.panels import Series, curve, of_rows, scatter
 
 if TYPE_CHECKING:
     import pandas
@@ -12,140 +14,72 @@ if TYPE_CHECKING:
 
 #: Width of the bins that values are coloured by, as in figure 7 of the paper.
 BIN = 0.5
-PANEL, GAP = 320, 115
 
 
 def arrangement(
     ref: str, tokens: pandas.DataFrame | None, positions: pandas.DataFrame | None
 ) -> plotly.graph_objects.Figure:
     """Draws the embeddings of one checkpoint: a row of panels for values, a row for positions."""
-    from plotly.subplots import make_subplots
-
-    titles: list[str] = []
+    panels: list[Panel] = []
     if tokens is not None:
-        titles += [f"values: principal components<br>{ref}", "values: norms"]
+        panels += value_panels(ref, tokens)
     if positions is not None:
-        titles += [f"positions: t-SNE<br>{ref}", "positions: norms"]
-    rows = len(titles) // 2
-    total_height = PANEL * rows + GAP * (rows - 1)
-    figure = make_subplots(
-        rows=rows, cols=2, subplot_titles=titles, vertical_spacing=GAP / total_height if rows > 1 else 0
-    )
-    row = 0
-    if tokens is not None:
-        row += 1
-        add_values(figure, row, tokens)
-    if positions is not None:
-        add_positions(figure, row + 1, positions)
-    figure.update_layout(
-        height=total_height + 150,
-        margin={"t": 90, "b": 60},
-        showlegend=False,
-        template=template("light"),
-    )
-    figure.update_annotations(font_size=13)
-    return figure
+        panels += position_panels(ref, positions)
+    return draw(panels, columns=2, showlegend=False)
 
 
-def add_values(figure: Any, row: int, table: pandas.DataFrame) -> None:
-    """Draws values on two principal components, and norms over values."""
-    bins = (table["value"] / BIN).round() * BIN
-    hover = [f"{value:g}" for value in table["value"]]
+def value_panels(ref: str, table: pandas.DataFrame) -> list[Panel]:
+    """Returns values on two principal components, and norms over values."""
     # The ends of the scale are near black and near white: a rim is seen on both grounds.
     rim = {"width": 0.8, "color": "#808080"}
-    marker = {"size": 7, "color": bins.tolist(), "colorscale": SEQUENTIAL, "line": rim}
-    for column, x, y, labels in (
-        (1, "component 1", "component 2", ("component 1", "component 2")),
-        (2, "value", "norm", ("value", "norm")),
-    ):
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": table[x].tolist(),
-                "y": table[y].tolist(),
-                "text": hover,
-                "marker": marker,
-                "hovertemplate": "value %{text}<br>(%{x:.3g}, %{y:.3g})<extra></extra>",
-            },
-            row=row,
-            col=column,
+    bins = ((table["value"] / BIN).round() * BIN).tolist()
+    style = {"marker": {"size": 7, "color": bins, "colorscale": SEQUENTIAL, "line": rim, "symbol": "circle"}}
+    hover = [f"value {value:g}" for value in table["value"]]
+    return [
+        scatter(
+            {"values": Series(table[x].tolist(), table[y].tolist(), hover=hover, style=style)},
+            title,
+            x=x,
+            y=y,
+            height=320,
         )
-        figure.update_xaxes(title_text=labels[0], row=row, col=column)
-        figure.update_yaxes(title_text=labels[1], row=row, col=column)
+        for title, x, y in (
+            (f"values: principal components<br>{ref}", "component 1", "component 2"),
+            ("values: norms", "value", "norm"),
+        )
+    ]
 
 
-def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
-    """Draws positions by t-SNE, and norms over positions; a colour and symbol for each value of the last axis."""
+def position_panels(ref: str, table: pandas.DataFrame) -> list[Panel]:
+    """Returns positions by t-SNE, and norms over positions; a colour and symbol for each value of the last axis."""
     axes = [name for name in table.columns if name not in ("position", "norm", "t-SNE 1", "t-SNE 2")]
-    last = axes[-1]
-    for line in sorted(set(table[last])):
-        part = table[table[last] == line]
-        marker = {
-            "size": 9,
-            "color": COLOURS["light"][line % len(COLOURS["light"])],
-            "symbol": SYMBOLS[line % len(SYMBOLS)],
-        }
-        text = [", ".join(f"{axis} {record[axis]}" for axis in axes) for record in part.to_dict("records")]
-        for column, x, y in ((1, "t-SNE 1", "t-SNE 2"), (2, "position", "norm")):
-            figure.add_trace(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "x": part[x].tolist(),
-                    "y": part[y].tolist(),
-                    "text": text,
-                    "marker": marker,
-                    "hovertemplate": "%{text}<br>(%{x:.3g}, %{y:.3g})<extra></extra>",
-                },
-                row=row,
-                col=column,
+    panels = []
+    for title, x, y in (
+        (f"positions: t-SNE<br>{ref}", "t-SNE 1", "t-SNE 2"),
+        ("positions: norms", "position", "norm"),
+    ):
+        series = {}
+        for value in sorted(set(table[axes[-1]])):
+            part = table[table[axes[-1]] == value]
+            hover = [", ".join(f"{axis} {row[axis]}" for axis in axes) for row in part.to_dict("records")]
+            series[f"{axes[-1]} {value}"] = Series(
+                part[x].tolist(), part[y].tolist(), hover=hover, look=int(value)
             )
-            figure.update_xaxes(title_text=x, row=row, col=column)
-            figure.update_yaxes(title_text=y, row=row, col=column)
+        panels.append(scatter(series, title, x=x, y=y, height=320))
+    return panels
 
 
 def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     """Draws a panel per metric over steps, a line per run, with open markers for the untrained baseline."""
-    from plotly.subplots import make_subplots
-
     shown = frame[~frame["metric"].str.endswith(": p")]
-    metrics = list(dict.fromkeys(shown["metric"]))
-    rows = (len(metrics) + 1) // 2
-    total_height = 220 * rows + GAP * (rows - 1)
-    figure = make_subplots(
-        rows=rows, cols=2, subplot_titles=metrics, vertical_spacing=GAP / total_height if rows > 1 else 0
-    )
-    for index, metric in enumerate(metrics):
-        for line, run in enumerate(dict.fromkeys(shown["run"])):
-            part = shown[(shown["metric"] == metric) & (shown["run"] == run)].sort_values("step")
-            colour = COLOURS["light"][line % len(COLOURS["light"])]
-            for key, mark in (("value", ""), ("baseline", "-open")):
-                figure.add_trace(
-                    {
-                        "type": "scatter",
-                        "mode": "lines+markers" if key == "value" else "markers",
-                        "x": part["step"].tolist(),
-                        "y": part[key].tolist(),
-                        "name": f"{run}{', baseline' if mark else ''}",
-                        "line": {"color": colour},
-                        "marker": {
-                            "color": colour,
-                            "symbol": SYMBOLS[line % len(SYMBOLS)] + mark,
-                            "size": 7,
-                        },
-                        "showlegend": index == 0,
-                    },
-                    row=index // 2 + 1,
-                    col=index % 2 + 1,
-                )
-    for column in range(min(2, len(metrics))):
-        figure.update_xaxes(title_text="step", row=(len(metrics) - 1 - column) // 2 + 1, col=column + 1)
-    figure.update_layout(
-        height=total_height + 160,
-        margin={"t": 100, "b": 60},
-        legend={"y": 1 + 34 / total_height},
-        template=template("light"),
-    )
-    figure.update_annotations(font_size=13)
-    return figure
+    panels = []
+    for metric, rows in shown.groupby("metric", sort=False):
+        series: dict[str, Series] = {}
+        for look, (run, part) in enumerate(rows.groupby("run", sort=False)):
+            part = part.sort_values("step")
+            opened: dict[str, Any] = {"symbol": f"{SYMBOLS[look % len(SYMBOLS)]}-open"}
+            series[str(run)] = Series(part["step"].tolist(), part["value"].tolist(), look=look)
+            style = {"mode": "markers", "marker": opened}
+            series[f"{run}, baseline"] = of_rows(part, "step", "baseline", style=style, look=look)
+        panels.append(curve(series, str(metric), y="", height=220))
+    return draw(panels, columns=2)

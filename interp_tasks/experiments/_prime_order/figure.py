@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from circuits.figures.palette import COLOURS, SYMBOLS, template
-from circuits.figures.style import log_axis
+from circuits.figures.layout import draw
+from circuits.figures.palette import mark
+from circuits.figures.panels import Series, curve
 
 if TYPE_CHECKING:
     import pandas
@@ -19,45 +20,21 @@ def figure(points: pandas.DataFrame) -> plotly.graph_objects.Figure:
     Args:
         points: columns ``run``, ``p``, ``q`` and ``step``, which is infinite where it is never reached.
     """
-    from plotly import graph_objects
-
-    figure = graph_objects.Figure()
-    runs = list(dict.fromkeys(points["run"]))
-    bases = sorted(set(points["p"].tolist()))
-    order = sorted(set(points["q"].tolist()))
-    for name in runs:
-        of_run = points[points["run"] == name]
-        p = int(of_run["p"].iloc[0])
-        reached = of_run[of_run["step"] < math.inf]
+    bases, runs = sorted(set(points["p"].tolist())), list(dict.fromkeys(points["run"]))
+    series = {}
+    for index, name in enumerate(runs):
+        of_run = points[(points["run"] == name) & (points["step"] < math.inf)]
+        p = int(points.loc[points["run"] == name, "p"].iloc[0])
         # Runs of one p are told apart by their own names.
         short = name.rsplit("/", 1)[-1]
-        kind = f"p = {p}" if len(bases) > 1 or len(runs) == 1 else f"{short}, p = {p}"
-        index = bases.index(p) if len(bases) > 1 else runs.index(name)
-        colour = COLOURS["light"][index % len(COLOURS["light"])]
-        symbol = SYMBOLS[index % len(SYMBOLS)]
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": kind,
-                "legendgroup": kind,
-                "showlegend": not any(trace.legendgroup == kind for trace in figure.data),
-                "x": reached["q"].astype(str).tolist(),
-                "y": reached["step"].tolist(),
-                "line": {"color": colour, "width": 1.5},
-                "marker": {
-                    "size": 10,
-                    "color": colour,
-                    "symbol": [symbol if p % q == 1 else f"{symbol}-open" for q in reached["q"].tolist()],
-                },
-                "hovertemplate": f"{short}<br>q = %{{x}}: step %{{y:.0f}}<extra>p = {p}</extra>",
-            }
-        )
-    figure.update_xaxes(
-        title_text="prime q", type="category", categoryorder="array", categoryarray=list(map(str, order))
-    )
-    steps = [step for step in points["step"].tolist() if 0 < step < math.inf]
-    axis = log_axis(min(steps), max(steps)) if steps else {"type": "log"}
-    figure.update_yaxes(title_text="step", **axis)
-    figure.update_layout(height=460, margin={"t": 80, "b": 70}, template=template("light"))
-    return figure
+        look = bases.index(p) if len(bases) > 1 else index
+        symbol = mark(look)[1]
+        symbols = [symbol if p % q == 1 else f"{symbol}-open" for q in of_run["q"].tolist()]
+        called = f"p = {p}" if len(bases) > 1 or len(runs) == 1 else f"{short}, p = {p}"
+        steps = of_run["step"].tolist()
+        hover = [f"{short}<br>q = {q}: step {step:.0f}" for q, step in zip(of_run["q"], steps, strict=True)]
+        style = {"name": called, "marker": {"size": 10, "symbol": symbols}}
+        series[name] = Series(of_run["q"].astype(str).tolist(), steps, hover=hover, style=style, look=look)
+    order = [str(q) for q in sorted(set(points["q"].tolist()))]
+    axis = {"type": "category", "categoryorder": "array", "categoryarray": order}
+    return draw([curve(series, x="prime q", y="step", log_y=True, x_axis=axis, height=340)])

@@ -1,4 +1,4 @@
-"""The figure of ``probe``, in the palette of the pages."""
+"""The figure of ``probe``: checkpoints beside each other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def figure(tables: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
-    """Returns a row of panels per target, one panel per metric; checkpoints beside each other in each."""
+    """Returns a row of panels per target, one panel per metric."""
     import pandas
 
-    from circuits.figures.probes import figure as drawn
+    from circuits.figures.results import probe_figure
 
     rows = pandas.concat([table.assign(ref=ref) for ref, table in tables.items()], ignore_index=True)
-    figure_of_refs: plotly.graph_objects.Figure = drawn(rows, by="ref")
-    return figure_of_refs
+    drawn: plotly.graph_objects.Figure = probe_figure(rows, by="ref")
+    return drawn

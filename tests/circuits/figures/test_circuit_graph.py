@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from circuits import circuit, plots
+from circuits import circuit
 from circuits.circuit._names import Edge, Effect
 from circuits.circuit._value import Circuit
-from circuits.figures import circuit_graph, export, style
+from circuits.figures import circuit_graph, export
 
 NAMES = [
     "embed -> 0.1.q",
@@ -119,31 +119,13 @@ def test_nodes_empty_circuits_groups_and_large_ones(monkeypatch):
     assert "the 4 largest of 6 edges" in figure.layout.title.subtitle.text.replace("<br>", " ")
 
 
-def test_it_is_saved_as_a_page(c, tmp_path):
-    from circuits import plots
-
+def test_a_picture_of_it_has_no_menu(c):
     figure = c.plot()
-    page = plots.save(figure, tmp_path / "circuit.html").read_text()
-    assert "1.2.v" in page
-    # There a click fades, and the menu stays with the figure, for notebooks.
-    assert 'fadeOnClick(document.getElementById("' in page
-    assert "edges of 1.2" not in page
-    assert figure.layout.updatemenus[0].buttons
-    assert "fadeOnClick" not in plots.save(circuit.nodes(["0.1"]).plot(), tmp_path / "nodes.html").read_text()
-
-
-def test_a_picture_speaks_of_no_clicks_and_has_no_room_for_a_menu(c):
-    figure = c.plot()
-    for drawn in (export.still(figure), export.still(plots.titled(figure, "R&D", "Click on a node."))):
-        told = drawn.layout.title.subtitle.text
-        assert told == "Width: size of the effect, where known."
-        assert drawn.layout.updatemenus == ()
-        lines = export.still(figure).layout.title.subtitle.text.count("<br>")
-        assert drawn.layout.margin.t < 30 + style.TITLE + style.LINE * (lines + 1) + 1
-    assert drawn.layout.title.text == "R&amp;D"
-    assert "click" in figure.layout.title.subtitle.text
+    still = export.at_width(figure, 300)
+    assert still.layout.updatemenus == ()
+    assert still.layout.title.text == figure.layout.title.text == "A circuit of 7 edges"
+    assert still.layout.title.subtitle.text.count("<br>") > figure.layout.title.subtitle.text.count("<br>")
     assert len(figure.layout.updatemenus) == 1
-    assert not export.still(circuit.nodes(["0.1"]).plot()).layout.title.subtitle.text
 
 
 @pytest.mark.parametrize("heads", [2, 3, 8])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, grid, heads, patch, permute, sweep
-from circuits.figures import attention_maps, sweeps
+from circuits.figures import results
 from circuits.sweeps.table import COLUMNS
 
 
@@ -102,8 +102,11 @@ def test_a_word_that_looks_like_a_tag_is_shown():
     )
     frame = frame.assign(site="z", layer=[0, 0, 1, 1], position=[0, 1, 0, 1], effect=1.0)
     words = ["0 <|endoftext|>", "1 a&b"]
-    assert list(sweeps.figure(frame, ["m"], "auto", words).data[0].x) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
-    maps = attention_maps.attention_maps(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")
+    assert list(results.sweep_figure(frame, ["m"], "auto", words).data[0].x) == [
+        "0 &lt;|endoftext|>",
+        "1 a&amp;b",
+    ]
+    maps = results.attention_figure(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")
     assert list(maps.data[0].x) == list(maps.data[0].y) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
 
 

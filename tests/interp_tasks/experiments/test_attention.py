@@ -250,7 +250,7 @@ def test_page_has_the_maps_of_every_checkpoint(call, task, models, folders, tmp_
     figure = result.plot(refs[0])
     assert len(figure.data) == 4
     own = result.classes[refs[0]][1, 0]
-    assert figure.layout.annotations[2].text == f"1.0 {own}"
+    assert figure.layout.annotations[2].text.replace("<br>", " ") == f"1.0 {own}"
     assert len(result.plot().data) == 4
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import product
 
 import numpy as np
 import pandas
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import tasks
-from circuits.figures.layout import laid_out
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.experiments._demo import figure as draw
@@ -19,6 +17,7 @@ from interp_tasks.experiments._demo.measure import demo, judged_claims, reading
 from interp_tasks.experiments._demo.page import demo_page
 from interp_tasks.experiments._demo.summary import summary
 from interp_tasks.experiments._demo.sums import right_by_mirror, ring_of
+from interp_tasks.pages import Figure
 
 
 def make_run(folder, task, settings, before, after, names):
@@ -58,7 +57,7 @@ def test_demo_prints_ten_lines_and_writes_the_page(stand_ins, capsys):
     lines = captured.out.splitlines()
     assert len(lines) == 10
     assert max(map(len, lines)) <= 80
-    page = (stand_ins / "interp-demo.html").read_text(encoding="utf-8")
+    page = (stand_ins / "interp-demo.html").read_text(encoding="utf-8").partition("<main>")[2]
     # Every table is folded; the foot of the page folds the configuration.
     assert page.count("<table") == page.count("<details><summary>") - 1 == 3
     # Both papers are linked, and each is named beside its link.
@@ -75,16 +74,6 @@ def test_the_shipped_runs_fit_a_terminal_of_80_columns():
     assert max(map(len, summary(found))) <= 80
 
 
-def figures_of(page):
-    """What a page embeds: alt text -> (figure, its moves)."""
-    scripts = dict(re.findall(r'<script type="application/json" id="([^"]+)">([^<]*)</script>', page))
-    plots = re.findall(r'<div class="plot" id="([^"]+)"[^>]*aria-label="([^"]*)"', page)
-    return {
-        alt: (json.loads(scripts[f"{at}-data"]), json.loads(scripts.get(f"{at}-moves", "null")))
-        for at, alt in plots
-    }
-
-
 def forward(checkpoint, tokens, uniform):
     """A model's output, with its maps overwritten by plain hooks."""
 
@@ -98,89 +87,93 @@ def forward(checkpoint, tokens, uniform):
 
 @pytest.fixture
 def page(stand_ins):
-    return figures_of(demo_page(demo(samples=12)).html())
+    """The page's figures, by what they are in words."""
+    sections = demo_page(demo(samples=12)).sections
+    return {section.alt: section.figure for section in sections if isinstance(section, Figure)}
 
 
-def test_matrices_on_the_page_are_what_the_models_fill_in(stand_ins, page):
+def steps_of(figure):
+    """Of each step of a slider the numbers of the maps, and the titles of panels."""
+    (slider,) = figure.layout.sliders
+    return [(step.args[0]["z"], [*step.args[1].values()]) for step in slider.steps]
+
+
+def test_a_matrix_on_the_page_is_what_the_models_fill_in(stand_ins, page):
     run = str(stand_ins / "matrix")
     checkpoints = [load_checkpoint(f"{run}@{step}") for step in (10, 40)]
     sample = checkpoints[0].task.sample(12, seed=0)
     last = forward(checkpoints[1], sample.tokens, uniform=False)[..., 0]
     unseen = torch.where(sample.extras["hidden"], last - sample.targets, torch.nan)
     ranked = unseen.square().nanmean(1).nan_to_num(torch.inf).argsort(stable=True)
-    # Of ranks 0 to 11 every one and a half, from the median on.
-    batch = sample[ranked[[6, 7, 9, 10, 0, 1, 3, 4]]]
-    hidden = batch.extras["hidden"].reshape(-1, 3, 3)
-
-    def whole(alt, frame):
-        moves = page[alt][1]["paths"]
-        pairs = zip(moves["data.0.z"][frame], moves["data.1.z"][frame], strict=True)
-        rows = [[(a is None, a if b is None else b) for a, b in zip(*pair, strict=True)] for pair in pairs]
-        return np.array(rows)[..., 1].astype(float), np.array(rows)[..., 0].astype(bool)
-
-    for index in range(8):
-        truth, blank = whole("the whole matrix", index)
-        assert truth == pytest.approx(batch.targets[index].reshape(3, 3).numpy(), abs=6e-4)
-        assert (blank == hidden[index].numpy()).all()
-        marks = page["the matrix with its blanks"][1]["paths"]["data.1.text"][index]
-        assert [[mark == "?" for mark in row] for row in marks] == hidden[index].tolist()
-    alts = {"what the model makes of it": False, "the same with uniform attention": True}
-    for (alt, uniform), (at, checkpoint) in product(alts.items(), enumerate(checkpoints)):
-        expected = forward(checkpoint, batch.tokens, uniform)[..., 0].reshape(-1, 3, 3)
-        moves = page[alt][1]
-        assert moves["follows"] == ["checkpoint", "matrix"]
-        for index in range(8):
-            frame = moves["at"][at * 8 + index]
-            assert whole(alt, frame)[0] == pytest.approx(expected[index].numpy(), abs=6e-3)
-            said = moves["paths"]["layout.title.text"][frame].rpartition("error ")[2]
-            error = (expected[index] - batch.targets[index].reshape(3, 3)).square()[hidden[index]].mean()
+    batch = sample[ranked[[6]]]
+    hidden = batch.extras["hidden"].reshape(3, 3).numpy()
+    truth = batch.targets.reshape(3, 3).numpy()
+    figure = page["a matrix, what the model makes of it, and with uniform attention"]
+    for checkpoint, (maps, titles) in zip(checkpoints, steps_of(figure), strict=True):
+        given, whole, *made = np.array(maps, dtype=float)
+        assert whole == pytest.approx(truth, rel=1e-3)
+        assert (np.isnan(given) == hidden).all()
+        assert titles[0] == f"Given: {hidden.sum()} of 9 are blank"
+        for uniform, output, title in zip((False, True), made, titles[2:], strict=True):
+            expected = forward(checkpoint, batch.tokens, uniform)[..., 0].reshape(3, 3).numpy()
+            assert output == pytest.approx(expected, rel=1e-3, abs=1e-6)
+            error = ((expected - truth) ** 2)[hidden].mean()
             # Two digits.
-            assert (said == "–") if error.isnan() else float(said) == pytest.approx(float(error), rel=0.051)
-    # The two differ: an edit that did nothing would pass all of the above but this.
-    plain, edited = (page[alt][1]["paths"]["data.1.z"] for alt in alts)
-    assert plain != edited
+            assert float(title.rpartition("error ")[2]) == pytest.approx(error, rel=0.051)
+        # An edit that did nothing would pass all of the above but this.
+        assert not np.allclose(*made)
 
 
 def test_bars_on_the_page_are_those_of_the_command(stand_ins, page, capsys):
-    for run, metric, alt, edits in (
-        ("matrix", "mse_masked", "errors with and without uniform attention, before and after the drop", 1),
-        ("addition", "accuracy", "share of right answers with and without uniform attention", 2),
+    for run, metric, alt, keys in (
+        (
+            "matrix",
+            "mse_masked",
+            "errors with and without uniform attention, before and after the drop",
+            [None],
+        ),
+        ("addition", "accuracy", "share of right answers with and without uniform attention", [None, "0,1"]),
     ):
-        traces = page[alt][0]["data"]
-        for trace, keys in zip(traces[1 : 1 + edits], (None, "0,1"), strict=False):
+        plain, *edited = page[alt].data[: 1 + len(keys)]
+        for trace, key in zip(edited, keys, strict=True):
             arguments = ["ablation", "--samples", "12", "--format", "json", "--metric", metric]
-            arguments += ["--keys", keys] if keys else []
+            arguments += ["--keys", key] if key else []
             for mark in ("pre", "post"):
                 arguments += ["--ckpt", f"{stand_ins / run}@{mark}"]
             assert main(arguments) == 0
             rows = json.loads(capsys.readouterr().out)
-            assert trace["y"] == pytest.approx([row["value"] for row in rows])
-            assert traces[0]["y"] == pytest.approx([row["baseline"] for row in rows])
-            assert_whiskers(
-                trace, [(row["value"], row["value_ci_low"], row["value_ci_high"]) for row in rows]
-            )
-        # The unedited model's by hand, from the resamples that the seed draws.
-        by_hand = []
-        for step in (10, 40):
-            checkpoint = load_checkpoint(f"{stand_ins / run}@{step}")
-            batch = checkpoint.task.sample(12, seed=0)
-            found = checkpoint.task.metrics(forward(checkpoint, batch.tokens, uniform=False), batch)[metric]
-            sums, counts = found if isinstance(found, tuple) else (found, torch.ones(12))
-            sums, counts = sums.double().numpy(), counts.double().numpy()
-            draws = np.random.default_rng([0, 1]).multinomial(12, np.full(12, 1 / 12), size=1000)
-            ends = np.quantile((draws @ sums) / (draws @ counts), (0.025, 0.975))
-            by_hand.append((sums.sum() / counts.sum(), *ends))
-        assert_whiskers(traces[0], by_hand)
+            assert list(trace.y) == pytest.approx([row["value"] for row in rows])
+            assert list(plain.y) == pytest.approx([row["baseline"] for row in rows])
+            high = [row["value_ci_high"] - row["value"] for row in rows]
+            assert list(trace.error_y.array) == pytest.approx(high, rel=1e-4, abs=1e-9)
 
 
-def assert_whiskers(trace, intervals):
-    """Bars whose whiskers are intervals (value, low, high); one without a width has none."""
-    for bar, (value, low, high) in enumerate(intervals):
-        ends = [trace["error_y"][side][bar] for side in ("arrayminus", "array")]
-        if low == high:
-            assert ends == ["none", "none"]
-        else:
-            assert ends == pytest.approx([value - low, high - value], rel=1e-4, abs=1e-9)
+def test_a_sum_on_the_page_is_what_the_models_answer_and_where_their_heads_look(stand_ins, page):
+    checkpoints = [load_checkpoint(f"{stand_ins / 'addition'}@{step}") for step in (10, 40)]
+    batch = checkpoints[0].task.sample(12, seed=0)
+    a, b = batch.tokens[0, :2].tolist()
+    figure = page["attention of every head and the answer"]
+    for checkpoint, (maps, titles) in zip(checkpoints, steps_of(figure), strict=True):
+        _, cache = checkpoint.model.run_with_cache(batch.tokens)
+        looks = cache["blocks.0.attn.hook_pattern"][0, :, -1].detach().numpy()
+        assert np.array(maps[0]) == pytest.approx(looks, rel=1e-3, abs=1e-6)
+        assert np.array(maps[1]) == pytest.approx(np.full((2, 3), 1 / 3), rel=1e-3)
+        for edit, title in enumerate(titles):
+            said = int(forward(checkpoint, batch.tokens, bool(edit))[0, -1, :7].argmax())
+            judged = "right" if said == (a + b) % 7 else f"wrong: it is {(a + b) % 7}"
+            name = "Uniform attention" if edit else "As trained"
+            assert title.replace("<br>", " ") == f"{name}: {a} + {b} = {said}, {judged}"
+
+
+def test_curves_on_the_page_are_the_log(stand_ins, page):
+    log = [json.loads(line) for line in (stand_ins / "matrix/metrics.jsonl").read_text().splitlines()]
+    figure = page["error over training"]
+    for trace, metric in zip(figure.data, ("mse_masked", "mse_observed"), strict=True):
+        assert list(trace.x) == [line["step"] for line in log]
+        assert list(trace.y) == [line["validation"][metric] for line in log]
+    level, span = figure.layout.shapes
+    assert (span.x0, span.x1) == (19, 20)
+    assert level.y0 == pytest.approx(1 / 9)  # rank 1: the variance of a product of two uniforms
 
 
 def test_numbers_of_bars_have_two_digits_and_no_exponent():
@@ -188,42 +181,6 @@ def test_numbers_of_bars_have_two_digits_and_no_exponent():
     assert [draw.short(value) for value in numbers] == [
         *("0.20", "0.22", "0.000055", "0.00040", "0.0000095", "0.10", "1.0", "12", "0")
     ]
-
-
-def test_bars_below_a_thousandth_are_in_powers_of_ten():
-    point = {"value": 0.0004, "value_ci_low": 0.0003, "value_ci_high": 0.0005}
-    panels = {
-        "large": {"edit": [{"value": 0.2, "value_ci_low": 0.1, "value_ci_high": 0.3}]},
-        "small": {"edit": [point]},
-    }
-    figure = draw.bars(panels, ["after"], 0.2, "error")
-    assert [note.text for note in figure.layout.annotations] == ["large", "small, ×10⁻⁴"]
-    large, small = figure.data
-    assert [*large.y, *large.text, *small.text] == [0.2, "0.20", "4.0"]
-    assert [*small.y, *small.error_y.array, *small.error_y.arrayminus] == pytest.approx([4, 1, 1])
-    assert "×10⁻⁴" in small.hovertemplate
-    assert "×" not in large.hovertemplate
-
-
-def test_sums_on_the_page_are_what_the_models_answer_and_where_their_heads_look(stand_ins, page):
-    checkpoints = [load_checkpoint(f"{stand_ins / 'addition'}@{step}") for step in (10, 40)]
-    batch = checkpoints[0].task.sample(12, seed=0)
-    moves = page["attention of every head and the answer"][1]
-    assert moves["follows"] == ["checkpoint of sums", "sum", "edit"]
-    paths = moves["paths"]
-    for at, checkpoint in enumerate(checkpoints):
-        _, cache = checkpoint.model.run_with_cache(batch.tokens)
-        looks = cache["blocks.0.attn.hook_pattern"][:, :, -1].detach()
-        for index, edit in product(range(8), (0, 1)):
-            frame = moves["at"][(at * 8 + index) * 2 + edit]
-            expected = np.full((2, 3), 1 / 3) if edit else looks[index].numpy()
-            assert np.array(paths["data.0.z"][frame]) == pytest.approx(expected, abs=6e-4)
-            a, b = batch.tokens[index, :2].tolist()
-            said = int(forward(checkpoint, batch.tokens, bool(edit))[index, -1, :7].argmax())
-            judged = "right" if said == (a + b) % 7 else f"wrong: it is {(a + b) % 7}"
-            name = "Uniform attention" if edit else "As trained"
-            assert paths["layout.title.text"][frame] == f"{name}, {a} + {b}: it says {said}, {judged}"
-            assert paths["layout.xaxis.ticktext"][frame] == [str(a), str(b), "="]
 
 
 def test_sums_by_whether_their_other_order_was_trained_are_those_of_attention_set_by_hand():
@@ -241,22 +198,6 @@ def test_sums_by_whether_their_other_order_was_trained_are_those_of_attention_se
     expected = float(right[trained[b, a]].mean()), float(right[~trained[b, a]].mean())
     assert right_by_mirror(ref) == pytest.approx(expected)
     assert expected[0] > 10 * expected[1] > 0
-
-
-def test_a_matrix_of_the_shipped_models_shows_its_numbers_on_a_page_of_600_pixels():
-    """Two stand beside each other there: half of the page less its margins and the gap."""
-    hidden = np.eye(7, dtype=bool)
-    figure = draw.matrix(np.full((7, 7), -1.02), hidden, 1.0)
-    laid_out(figure)
-    assert [trace.meta["roomFrom"] <= (600 - 2 * 20 - 24) / 2 for trace in figure.data] == [True, True]
-    figure = draw.matrix(np.full((7, 7), -11.02), hidden, 1.0)
-    laid_out(figure)
-    assert figure.data[1].meta["roomFrom"] > (600 - 2 * 20 - 24) / 2
-    # A question mark needs less room than the number behind it.
-    figure = draw.matrix(np.full((7, 7), -11.02), hidden, 1.0, blank=True)
-    laid_out(figure)
-    assert figure.data[1].meta["roomFrom"] <= (600 - 2 * 20 - 24) / 2
-    assert [[text == "?" for text in row] for row in figure.data[1].text] == hidden.tolist()
 
 
 def test_the_ring_is_a_ring_and_noise_is_none():
@@ -277,19 +218,6 @@ def test_the_ring_is_a_ring_and_noise_is_none():
     assert np.corrcoef(cosines, np.cos(turn))[0, 1] == pytest.approx(1)
     # Noise on the directions of another checkpoint is no ring.
     assert np.linalg.norm(ring.points[0], axis=1).max() < 0.5 * np.linalg.norm(ring.points[-1], axis=1).min()
-
-
-def test_curves_on_the_page_are_the_log(stand_ins, page):
-    log = [json.loads(line) for line in (stand_ins / "matrix/metrics.jsonl").read_text().splitlines()]
-    figure, moves = page["error over training"]
-    for trace, metric in zip(figure["data"], ("mse_masked", "mse_observed"), strict=True):
-        assert trace["x"] == [line["step"] for line in log]
-        assert trace["y"] == [line["validation"][metric] for line in log]
-    line, span, level = figure["layout"]["shapes"]
-    assert moves["paths"]["layout.shapes.0.x0"] == [10, 40]
-    assert (span["x0"], span["x1"]) == (19, 20)
-    assert level["y0"] == pytest.approx(1 / 9)  # rank 1: the variance of a product of two uniforms
-    assert line["x0"] == line["x1"]
 
 
 def test_demo_as_json(stand_ins, capsys):

@@ -392,9 +392,9 @@ def test_runs_of_one_folder_and_parts_of_a_mixture_have_short_names_in_the_figur
     for name in ("given-pos_embed", "sizes"):
         write(tmp_path / name, parts)
     figure = drops(f"{tmp_path}/*").plot()
-    shown = [trace.name for trace in figure.data if trace.showlegend is not False]
+    shown = [trace.name for trace in figure.data if trace.showlegend]
     assert shown == ["given-pos_embed", "given-pos_embed (n=3)", "sizes", "sizes (n=3)"]
-    assert figure.layout.legend.title.text == f"{tmp_path}/… "
+    assert figure.layout.annotations[0].text.replace("<br>", "") == f"{tmp_path}/…"
     assert figure.layout.yaxis.title.text == "mse_masked"
 
 

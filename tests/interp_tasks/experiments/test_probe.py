@@ -190,7 +190,7 @@ def test_the_figure_and_the_page(shipped):
         for layer in range(3)
     ]
     named = [t.name for t in figure.data if t.showlegend]
-    assert named == ["all entries", "hidden entries", "observed entries", "shuffled", "untrained"]
+    assert named == ["all entries", "hidden entries", "observed entries"]
     assert {t.line.dash for t in figure.data if t.name == "hidden entries, untrained"} == {"dash"}
     html = shipped.page().html()
     assert "probe: least squares<" in html

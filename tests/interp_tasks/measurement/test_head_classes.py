@@ -130,7 +130,7 @@ def test_scores_over_steps_are_the_tables(models, task, tmp_path):
     ]
     frame = attention(refs, samples=8).frame
     figure = over_steps(frame.assign(run="run"))
-    titles = [note.text for note in figure.layout.annotations if note.text]
+    titles = [note.text.replace("<br>", " ") for note in figure.layout.annotations if note.text]
     assert len(figure.data) == 4 * len(titles)
     for place, metric in enumerate(titles):
         lines = figure.data[4 * place : 4 * place + 4]

@@ -200,48 +200,6 @@ def test_one_table_of_both_grids(folders, periodic):
     assert dict(zip(frame["ref"], frame["split"], strict=True)) == {folders[0]: "test", periodic[1]: "grid"}
 
 
-def test_figure(folders, periodic):
-    result = experiments.fourier([periodic[1], folders[0]], samples=5, rule="of-largest=0.9")
-    figure = result.plot()
-    # W_E: bars, key and other, and white noise; neurons with a map as well.
-    kinds = [trace.type for trace in figure.data]
-    assert kinds == ["bar", "bar", "scatter"] + ["bar", "bar", "scatter", "heatmap"] * 4
-    other, key, flat = figure.data[:3]
-    assert (list(key.x), list(other.x)) == (["2"], ["1", "3", "4", "5"])
-    assert key.y[0] == pytest.approx(80, abs=1e-4)
-    assert list(flat.y) == pytest.approx([20.0] * 5)
-    neurons = result.spectra[periodic[1], "mlp_post.0"].spectrum
-    np.testing.assert_allclose(np.array(figure.data[6].z, dtype=float), 100 * neurons.share)
-    assert (key.name, other.name) == ("key frequency", "other")
-    # A long name is broken into lines, in the middle of words too.
-    placed = {note.text.replace("<br>", ""): note.x for note in figure.layout.annotations}
-    titles = list(placed)
-    assert titles[0] == f"W_E{periodic[1]}"
-    # Each map has a title of its own, which begins where the map does.
-    starts = [placed[title] for title in titles if "pairsoffrequencies" in title.replace(" ", "")]
-    assert starts == [figure.layout.xaxis2.domain[0]] * 4
-    assert placed[titles[0]] == 0
-    assert f"mlp_post.0: pairs of frequencies{periodic[1]}".replace(" ", "") in [
-        t.replace(" ", "") for t in titles
-    ]
-    assert result.heading() == "Share of variance by frequency"
-    assert "W_pos" in " ".join(titles)
-    assert figure.layout.xaxis.title.text == "frequency"
-    assert figure.layout.xaxis5.title.text == "frequencies (row, column)"
-
-
-def test_the_legend_of_a_figure_without_key_frequencies_says_so(folders):
-    figure = experiments.fourier(folders[0], samples=5, rule="of-largest=0.9").plot()
-    with_keys = {trace.name for trace in figure.data if trace.showlegend}
-    assert with_keys == {"key frequency", "other", "white noise"}
-    result = experiments.fourier(folders[0], samples=5, rule="noise=1e-9")
-    assert not any(one.keys for one in result.spectra.values())
-    assert [trace.name for trace in result.plot().data if trace.showlegend] == [
-        "share (no frequency is key)",
-        "white noise",
-    ]
-
-
 def test_rules_are_those_of_the_library():
     from circuits.fourier._clusters import THRESHOLD as THEIRS
     from circuits.fourier._key_frequencies import RULES as LIBRARY

@@ -100,7 +100,7 @@ def test_the_table_of_one_run(tmp_path):
     assert row(found, run, "order of all answers", "last step / first step")["value"] == pytest.approx(4)
     page = found.page().html()
     assert "Loss of every answer" in page
-    assert "accuracy_11" in page
+    assert "accuracy_<wbr>11" in page
 
 
 def test_the_level_is_asked_for(tmp_path):

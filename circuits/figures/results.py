@@ -1,0 +1,472 @@
+"""Draws the tables of results: sweeps, heads, probes, screenings, the lens, partitions, tests of circuits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.figures.layout import Panel, draw
+from circuits.figures.names import spelled
+from circuits.figures.palette import mark
+from circuits.figures.panels import Series, bars, curve, heat, interval, of_rows, points, scatter
+
+KINDS = ("auto", "points", "heatmap")
+GREY = {"dash": "dash", "color": "#808080", "width": 1.5}
+#: How the controls of a probe are drawn.
+CONTROLS = {"shuffled": "dot", "untrained": "dash"}
+#: Panels side by side.
+ABREAST = 3
+
+
+def sweep_figure(
+    frame: pd.DataFrame, metrics: Sequence[str], kind: str, words: Sequence[str] | None = None
+) -> Any:
+    """Draws heatmaps, one per metric and site, where the variants form a grid over layers or heads, else points; `kind`
+    can force either.
+
+    Args:
+        words: by position, its name (default: its number).
+    """
+    if kind not in KINDS:
+        raise CircuitsError(f"plot: kind={kind!r}; choose from {', '.join(KINDS)}")
+    axes = _axes(frame)
+    if kind == "heatmap" and axes is None:
+        raise CircuitsError(
+            "plot: a heatmap needs a grid, one variant per layer and head, per layer and position or per head and "
+            "position of each site, of one checkpoint"
+        )
+    if kind != "points" and axes is not None:
+        return _sweep_maps(frame, metrics, axes, words)
+    return _sweep_points(frame, metrics)
+
+
+def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
+    """Returns the columns that identify every variant of a site: those of the rows of a heatmap and that across it;
+    None if no such columns do.
+    """
+    variants = frame.drop_duplicates(["variant", "checkpoint", "draw"])
+    if len(variants) < 4:
+        return None
+    for down, across in ((["layer"], "head"), (["layer"], "position"), (["layer", "head"], "position")):
+        columns = [*down, across]
+        if variants[columns].notna().all(axis=None) and not variants.duplicated(["site", *columns]).any():
+            return down, across
+    return None
+
+
+def _sweep_maps(
+    frame: pd.DataFrame, metrics: Sequence[str], axes: tuple[list[str], str], words: Sequence[str] | None
+) -> Any:
+    columns, across = axes
+    panels = []
+    sites = list(dict.fromkeys(frame["site"]))
+    for metric, site in product(metrics, sites):
+        of_metric = frame[frame["metric"] == metric]
+        grid = of_metric[of_metric["site"] == site].pivot(index=columns, columns=across, values="effect")
+        grid.index = pd.Index([".".join(map(str, row if len(columns) > 1 else (row,))) for row in grid.index])
+        if across == "position" and words is not None:
+            grid.columns = [spelled(words[at]) if 0 <= at < len(words) else str(at) for at in grid.columns]
+        # Effects at several sites are compared by their colours.
+        end = float(of_metric["effect"].abs().max())
+        title = str(metric) if len(sites) == 1 else f"{metric}: {site}"
+        axis = {"across": across, "down": columns[-1], "bar": site == sites[-1]}
+        panels.append(heat(grid, title, unit="effect", signed=True, end=end, **axis))
+    label = frame["checkpoint"].iloc[0]
+    name = f", {label}" if isinstance(label, str) else ""
+    subtitle = (
+        f"Metric under the edit less that of the unedited model{name}; each metric has colours of its own."
+    )
+    return draw(panels, f"Effect by {columns[-1]} and {across}", subtitle, columns=min(ABREAST, len(panels)))
+
+
+def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
+    """Draws each variant's value with its interval, one panel per metric, beside a line for the unedited model."""
+    panels = []
+    for metric in metrics:
+        series: dict[str, Series] = {}
+        lines = []
+        rows = frame[frame["metric"] == metric]
+        for index, (label, part) in enumerate(rows.groupby("checkpoint", dropna=False, sort=False)):
+            name = label if isinstance(label, str) else str(metric)
+            for is_draw, each in part.groupby(part["draw"].notna(), sort=False):
+                if is_draw:
+                    style = {"marker": {"size": 5, "opacity": 0.5}}
+                    values = (each["variant"].tolist(), each["value"].tolist())
+                    series[f"{name}, each draw"] = Series(*values, style=style, look=index)
+                else:
+                    series[name] = of_rows(each, "variant", look=index)
+            unedited = float(part["baseline"].iloc[0])
+            if unedited == unedited:
+                lines.append({"y": unedited, "line": {"dash": "dash", "color": mark(index)[0], "width": 1.5}})
+        panels.append(
+            points(series, x="variant" if metric == metrics[-1] else "", y=str(metric), lines=lines)
+        )
+    # That an interval meets the dashes is no sign of no effect: the examples are the same ones.
+    subtitle = (
+        "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model. Intervals of effects "
+        "are paired: see the table."
+    )
+    more = " Small: single draws." if frame["draw"].notna().any() else ""
+    return draw(panels, "Metrics under each edit", subtitle + more, scattermode="group", scattergap=0.5)
+
+
+def scores_figure(frame: pd.DataFrame, templates: Sequence[str], column: str) -> Any:
+    """Draws a heatmap over layers and heads for each template."""
+    says = {
+        "score": "Share of attention on the template's keys",
+        "effect": "Share of attention on the template's keys, less chance",
+        "corrected": "Score corrected for chance: 0 uniform attention, 1 all of it on the template's keys",
+        "bits": "How much the template says about the attention of each head, in bits",
+        "chance": "Share that uniform attention would put on the template's keys",
+    }
+    known = [name for name in says if name in frame]
+    if column not in known:
+        raise CircuitsError(f"plot: no column {column!r}; choose from {', '.join(known)}")
+    signed = column in ("effect", "corrected")
+    panels = [
+        heat(by_head(frame[frame["template"] == template], column), template, unit=column, signed=signed)
+        for template in templates
+    ]
+    subtitle = f"{says[column]}; each panel has colours of its own."
+    return draw(panels, "Attention heads against templates", subtitle, columns=min(ABREAST, len(panels)))
+
+
+def classes_figure(frame: pd.DataFrame, rule: str) -> Any:
+    """Draws each head's class as text and its corrected score as colour; `rule` states how heads were classified."""
+    scored = frame if "corrected" in frame else frame.assign(corrected=float("nan"))
+    text = by_head(frame, "class")
+    return draw(
+        [heat(by_head(scored, "corrected"), unit="corrected score", signed=True, text=text)],
+        "What each head attends to",
+        rule,
+    )
+
+
+def compared_figure(frame: pd.DataFrame, column: str, title: str) -> Any:
+    """Draws a measure between paired inputs, and beside it the same measure between unpaired inputs."""
+    shown = (("in pairs", column), ("unpaired", "unpaired"))
+    panels = [heat(by_head(frame, name), title_, unit=column) for title_, name in shown]
+    subtitle = "Left: between the two inputs of a pair. Right, what to compare with: between inputs of different pairs."
+    return draw(panels, title, subtitle, columns=2)
+
+
+def by_head(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Returns a column by layer (down) and head."""
+    return frame.pivot(index="layer", columns="head", values=column)
+
+
+def attention_figure(
+    mean: Tensor,
+    layers: Sequence[int],
+    labels: Sequence[str] | None,
+    titles: Mapping[Any, str],
+    title: str,
+    largest: float | None = None,
+) -> Any:
+    """Draws a heatmap per head, layers down and heads across, all in one colour scale that begins at 0.
+
+    Args:
+        mean: [layer head query key].
+        layers: the numbers of the layers.
+        labels: names of the positions (default: their numbers).
+        titles: (layer, head) -> its title (default: head 0.1).
+        largest: the end of the colours (default: the largest share of a query that sees several keys).
+    """
+    if labels is not None and len(labels) != mean.shape[-1]:
+        raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
+    names = [spelled(str(label)) for label in labels or range(mean.shape[-1])]
+    largest = largest_choice(mean) if largest is None else largest
+    heads = mean.shape[1]
+    side = 132 if heads <= 4 else 84
+    panels = []
+    for row, layer in enumerate(layers):
+        for head in range(heads):
+            grid = pd.DataFrame(mean[row, head].numpy(), index=names, columns=names)
+            said = titles.get((layer, head), f"head {layer}.{head}")
+            options: dict[str, Any] = {"across": "key", "down": "query", "unit": "attention", "end": largest}
+            options |= {
+                "numbers": len(names) <= 4,
+                "bar": head == heads - 1,
+                "row": max(1, side // len(names)),
+                "width": side,
+            }
+            panels.append(heat(grid, said, **options))
+    subtitle = "Of a query (row) to the keys (columns) that it sees; rows add up to 1."
+    if float(torch.nan_to_num(mean).max()) > 1.01 * largest:
+        subtitle += " Larger shares, of queries that see one key, have the colour of the end."
+    return draw(panels, title, subtitle, columns=heads, share_y=True)
+
+
+def largest_choice(mean: Tensor) -> float:
+    """Returns the largest attention of queries that see several keys: a query that sees one puts all on it.
+
+    Args:
+        mean: [... query key].
+    """
+    shares = torch.nan_to_num(mean)
+    chosen = shares[(shares > 0).sum(-1) > 1]
+    return float((chosen if chosen.numel() else shares).max())
+
+
+def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
+    """Draws a row of panels per target, with one panel per metric.
+
+    A line per site, head, position and split, as far as they differ, and per value of the column `by`; controls are
+    dotted (shuffled) and dashed (untrained). Where each line is of one layer, all are points.
+    """
+    frame = frame.assign(
+        line=_line_names(frame, by), layer=["–" if pd.isna(at) else str(at) for at in frame["layer"]]
+    )
+    single = frame.groupby("line")["layer"].nunique().max() == 1
+    panels = []
+    per_row = int(frame.groupby("target")["metric"].nunique().max())
+    for target, of_target in frame.groupby("target", sort=False):
+        for metric, part in of_target.groupby("metric", sort=False):
+            series: dict[str, Series] = {}
+            for index, name in enumerate(dict.fromkeys(frame["line"])):
+                rows = part[part["line"] == name]
+                if rows.empty:
+                    continue
+                series[name] = of_rows(rows, "layer", look=index)
+                for control, dash in CONTROLS.items():
+                    if rows[control].notna().any():
+                        style = {"line": {"dash": dash, "width": 1.5}, "marker": {"size": 4}}
+                        if single:
+                            style = {
+                                "marker": {
+                                    "symbol": "x-thin-open" if dash == "dot" else "circle-open",
+                                    "size": 12,
+                                }
+                            }
+                        style |= {"showlegend": False}
+                        values = rows["layer"].tolist(), rows[control].tolist()
+                        series[f"{name}, {control}"] = Series(*values, style=style, look=index)
+            kind: Any = points if single else curve
+            panels.append(kind(series, f"{target}: {metric}", x="layer", y=str(metric), width=180))
+    subtitle = "On held-out examples, with 95% intervals. "
+    looks = {"shuffled": "Crosses" if single else "Dotted", "untrained": "Open" if single else "Dashed"}
+    says = {"shuffled": "targets exchanged between examples", "untrained": "of an untrained model"}
+    subtitle += " ".join(f"{looks[name]}: {says[name]}." for name in CONTROLS if frame[name].notna().any())
+    return draw(
+        panels, "Linear probes", subtitle, columns=per_row, scattermode="group" if single else "overlay"
+    )
+
+
+def _line_names(frame: pd.DataFrame, by: str | None) -> list[str]:
+    """Returns names the line of each row by the columns whose values differ in this table, and by the split."""
+    columns = {"site": "", "head": "head ", "position": "position "}
+    columns = columns if by is None else {by: "", **columns}
+    prefixes = {name: text for name, text in columns.items() if frame[name].nunique(dropna=False) > 1}
+    return [
+        ", ".join(
+            [
+                *(f"{text}{row[name]}" for name, text in prefixes.items() if not pd.isna(row[name])),
+                f"{row['split']} entries",
+            ]
+        )
+        for row in frame.to_dict("records")
+    ]
+
+
+def screening_figure(
+    frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Sequence[str], words: Sequence[str] | None = None
+) -> Any:
+    """Draws a panel per metric: exact effect against estimate of the measured rows, and the identity line.
+
+    Args:
+        words: by position, its name (default: its number).
+    """
+    by_metric = correlation.set_index("metric")
+    panels = []
+    for metric in metrics:
+        rows = frame[(frame["metric"] == metric) & frame["effect"].notna()]
+        both = rows[["estimate", "effect"]]
+        ends = [float(both.min().min()), float(both.max().max())]
+        names = rows["variant"].tolist()
+        if words is not None and "position" in rows:
+            pairs = zip(names, rows["position"], strict=True)
+            names = [
+                n if pd.isna(at) else n.replace(f"position {at}", f"position {words[at]}") for n, at in pairs
+            ]
+        measured = of_rows(
+            rows,
+            "estimate",
+            "effect",
+            hover=[f"{n}<br>effect {e:.4g}" for n, e in zip(names, rows["effect"], strict=True)],
+        )
+        row = by_metric.loc[metric]
+        title = f"{metric}: Spearman {row['spearman']:.2f} over {row['n']} of {row['of']}"
+        panels.append(
+            scatter(
+                {"equal": _diagonal(ends), "measured": measured._replace(look=0)},
+                title,
+                x=f"estimated effect on {metric}",
+                y="exact effect",
+                height=320,
+                width=300,
+            )
+        )
+    subtitle = (
+        "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
+    )
+    return draw(panels, "Estimated and exact effects", subtitle, columns=len(panels))
+
+
+def _diagonal(ends: Sequence[float]) -> Series:
+    return Series(ends, ends, style={"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False})
+
+
+def lens_figure(
+    contributions: Mapping[str, Tensor],
+    readouts: Mapping[str, Tensor],
+    output: Tensor,
+    kept: Tensor,
+    where: str,
+) -> Any:
+    """Draws each component's direct contribution, and below it each read-out's distance from the output, as bars.
+
+    All tensors are [batch pos output]; a bar is a root mean square over the entries that are kept.
+
+    Args:
+        kept: bool [batch pos].
+        where: the names of the positions, if only some are kept.
+    """
+
+    def size(values: Any) -> float:
+        chosen = values.expand_as(output)[kept.to(values.device)]
+        # A bias of minus infinity rules an output out; it belongs to no component.
+        return float(chosen[chosen.isfinite()].double().square().mean().sqrt())
+
+    parts = Series([*contributions], [size(part) for part in contributions.values()])
+    away = Series([*readouts], [size(readout - output) for readout in readouts.values()], look=1)
+    panels = [
+        bars({"contribution": parts}, x="component", y="contribution"),
+        bars({"distance": away}, x="residual stream read out after", y="distance from output"),
+    ]
+    subtitle = "Root mean squares over examples, positions and outputs, in units of the output."
+    subtitle += f" Positions: {where}." if where else ""
+    return draw(panels, "Direct contributions and read-outs", subtitle, showlegend=False)
+
+
+def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -> Any:
+    """Draws the shares of attention and MLP of each layer as bars with intervals, and below them each head's as a map.
+
+    Args:
+        layers, components: rows with `component`, `layer`, `head`, `share`, `share_ci_low`, `share_ci_high`.
+    """
+    heads = by_head(components[components["head"].notna()], "share")
+    panels = [
+        bars({"share": of_rows(layers, "component", "share")}, y=f"share of {metric}"),
+        heat(heads, unit="share", signed=True, row=26),
+    ]
+    subtitle = (
+        "What each part adds to the metric directly, with the 95% interval over examples; below, each head."
+    )
+    return draw(panels, f"Direct attribution of {metric}", subtitle)
+
+
+def partition_figure(names: Sequence[str], alone: Tensor, unique: Tensor, together: float) -> Any:
+    """Draws as bars the share of variance that each set of classes explains alone and beyond the others.
+
+    Args:
+        alone, unique: [kind *features].
+        together: the share that all sets explain together.
+    """
+    series = {
+        name: Series(list(names), (100 * share.double().reshape(len(names), -1).mean(1)).tolist())
+        for name, share in (("alone", alone), ("beyond the others", unique))
+    }
+    subtitle = f"Mean over features; all kinds of classes together explain {100 * together:.3g}%."
+    panel = bars(series, x="classes", y="share of variance (%)")
+    return draw([panel], "Variance explained by classes", subtitle, barmode="group")
+
+
+def faithfulness_figure(frame: pd.DataFrame, metric: str) -> Any:
+    """Draws a row per circuit: its faithfulness with the interval, and the range of random circuits of its size.
+
+    Args:
+        frame: the rows of one metric.
+    """
+    drawn = frame[frame["random_low"].notna()]
+    ends = zip(drawn["random_low"], drawn["random_high"], strict=True)
+    # Broken by gaps: one trace, and one entry of the legend.
+    spans = [end for low, high in ends for end in (low, high, None)]
+    grey = {"mode": "lines", "line": {"color": "#a0a6ad", "width": 7}, "hoverinfo": "skip"}
+    places = [name for name in drawn["circuit"] for _ in range(3)]
+    series = {
+        "random circuits of its size": Series(spans, places, style=grey),
+        "the circuit": _across(frame, "circuit", "faithfulness", 0),
+    }
+    return draw(
+        [_rows(series, frame["circuit"], "faithfulness", {"x": 1})],
+        f"Faithfulness: {metric}",
+        "0: as the source run, 1 (dashed): as the whole model, with 95% intervals over examples.",
+    )
+
+
+def completeness_figure(completeness: pd.DataFrame, metric: str) -> Any:
+    """Draws a point per subset K: faithfulness of the circuit without K against that of the model without K.
+
+    Args:
+        completeness: the rows of one metric.
+    """
+    both = completeness[["model_without", "without"]].to_numpy(dtype=float)
+    ends = [float(np.nanmin(both)), float(np.nanmax(both))] if np.isfinite(both).any() else [0.0, 1.0]
+    series = {"equal": _diagonal(ends)}
+    for index, ((circuit, subset), rows) in enumerate(
+        completeness.groupby(["circuit", "subset"], sort=False)
+    ):
+        values = rows["model_without"].tolist(), rows["without"].tolist()
+        hover = [f"without {name}" for name in rows["removed"]]
+        series[f"{circuit}, {subset}"] = Series(*values, hover=hover, look=index)
+    panel = scatter(
+        series, x="faithfulness of the whole model without K", y="of the circuit without K", height=340
+    )
+    subtitle = (
+        "A point per set K of members that is taken out; dashed: where a circuit that has all there is lies."
+    )
+    return draw([panel], f"Completeness: {metric}", subtitle)
+
+
+def minimality_figure(minimality: pd.DataFrame, metric: str) -> Any:
+    """Draws a row per member of each circuit: the share of faithfulness that is lost without it, with its interval.
+
+    Args:
+        minimality: the rows of one metric.
+    """
+    groups = minimality.groupby("circuit", sort=False)
+    series = {str(name): _across(rows, "member", "share", index) for index, (name, rows) in enumerate(groups)}
+    return draw(
+        [_rows(series, minimality["member"], "faithfulness less that without the member", {"x": 0})],
+        f"Minimality: {metric}",
+        "Each member taken out by itself; 95% intervals over examples.",
+    )
+
+
+def _across(rows: pd.DataFrame, down: str, column: str, look: int) -> Series:
+    """Returns values that lie along x, with their intervals, a row per name."""
+    error = of_rows(rows, down, column)
+    style: dict[str, Any] = {}
+    if error.low is not None and error.high is not None:
+        style = {"error_x": interval(error.y, error.low, error.high)}
+    return Series(error.y, error.x, hover=None, style=style, look=look)
+
+
+def _rows(series: Mapping[str, Series], names: Any, x: str, line: Mapping[str, Any]) -> Panel:
+    """Returns a panel of a category per row, the first one on top."""
+    names = list(dict.fromkeys(names))
+    panel = scatter(series, x=x, height=40 + 26 * len(names), lines=[line])
+    order = {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": names[::-1],
+        "range": [-0.6, len(names) - 0.4],
+    }
+    return Panel(panel.traces, "", panel.x, order, panel.height, lines=panel.lines)
