@@ -117,9 +117,6 @@ class Replacement(ABC):
     #: Whether it does what it says in runs that go on from earlier ones, with a key-value cache too.
     while_generating: ClassVar[bool] = False
 
-    #: Whether its value depends on neither the entries that it replaces nor which of the heads these are of.
-    blind: ClassVar[bool] = False
-
     #: The direction of a patch, for tables.
     direction: ClassVar[str | None] = None
 

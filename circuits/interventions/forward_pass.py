@@ -225,14 +225,8 @@ def _depends_on_positions(write: ActivationEdit) -> bool:
     return write.positions is not None or bool(write.replacement.references(write))
 
 
-def replacement_for(
-    write: ActivationEdit, call: ForwardPass, current: Tensor, value_of: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it.
-
-    Args:
-        value_of: a smaller tensor that broadcasts to `current`, for a replacement that does not look at its entries.
-    """
+def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
     state = call.state
     window = call.frame.window
     selected = write.selected(current, state.rows, state.total, window)
@@ -249,8 +243,7 @@ def replacement_for(
         window,
         call.surface.causal,
     )
-    given = current if value_of is None else value_of
     if not isinstance(write.replacement, Computed):
-        return write.replacement.value(given, context), selected
+        return write.replacement.value(current, context), selected
     with untouched(call.surface.model, f"{write.label}, the function"):
-        return write.replacement.value(given, context), selected
+        return write.replacement.value(current, context), selected

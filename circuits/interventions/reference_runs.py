@@ -205,22 +205,5 @@ class References:
         self._results[reference] = reference.reduction.finish(total, reference.prompts, reference.kind)
 
 
-def kept_bytes(surface: Surface, wanted: Iterable[Reference]) -> int:
-    """Returns about how many bytes the activations that references keep of all examples take, from one example's."""
-    sizes: list[int] = []
-    by_prompts: dict[Prompts, list[Reference]] = {}
-    for reference in dict.fromkeys(wanted):
-        if reference.reduction is None:
-            by_prompts.setdefault(reference.prompts, []).append(reference)
-    with suspended(surface.model), evaluating(surface.model), torch.no_grad():
-        for prompts, references in by_prompts.items():
-            surface.check_prompts(prompts, "reference or source tokens")
-            with recording(surface, list(dict.fromkeys(one.hook for one in references))) as seen:
-                surface.call(prompts[:1])
-            sizes += [len(prompts) * seen[one.hook].nbytes for one in references if one.hook in seen]
-    # Pieces of one are put together at a time.
-    return sum(sizes) + max(sizes, default=0)
-
-
 def _never_fired(reference: Reference) -> CircuitsError:
     return CircuitsError(f"{reference.hook} never fired in a clean pass: nothing to take from it")

@@ -48,7 +48,6 @@ class Zero(Replacement):
     """Zero; at attention scores, only in the place of those that are not masked."""
 
     while_generating = True
-    blind = True
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         if context.write.kind.name == "scores":
@@ -85,7 +84,6 @@ class Mean(_FromPrompts):
     """The mean of the same activation over a reference batch; per position unless `over` is "batch,pos"."""
 
     while_generating = True
-    blind = True
     role = "reference"
 
     over: str = "batch"
@@ -149,7 +147,6 @@ class Resample(_FromPrompts):
     """The activation of another example: row i gets row d(i) of the source, d a derangement of the whole batch."""
 
     while_generating = True
-    blind = True
 
     seed: int = 0
 
@@ -201,7 +198,6 @@ class FromTokens(_FromPrompts):
     """
 
     while_generating = True
-    blind = True
     direction = DIRECTION
 
     at: Positions | Snapshot | None = None
@@ -229,7 +225,6 @@ class FromTensors(Replacement):
     """
 
     while_generating = True
-    blind = True
     direction = DIRECTION
 
     activations: tuple[tuple[str, Snapshot], ...]

@@ -33,6 +33,7 @@ from circuits.model.surface import Surface
 from circuits.sweeps.measurements import BASELINE, Measurements, Row, titled
 from circuits.sweeps.metrics import Metric, PerExample, in_errors
 from circuits.sweeps.table import about
+from circuits.tensors import largest
 
 NAIVE, FAST = "naive", "fast"
 # What counts as rounding between a stack and a single forward, relative to the largest entry.
@@ -199,20 +200,20 @@ class _Piece:
             clean, kept = clean[:, columns], None if kept is None else kept[:, columns]
         if kept is not None:
             clean, output = (x.masked_fill(~kept[..., None], 0.0) for x in (clean, output))
-        largest = clean.masked_fill(~clean.isfinite(), 0.0).abs().max()
+        scale = largest(clean.masked_fill(~clean.isfinite(), 0.0))
         for one, is_nan in zip(variants, output.flatten(1).isnan().any(1).tolist(), strict=True):
             if is_nan:
                 raise _not_finite(titled(self.found.runs[one.index]))
-        apart = (output - clean).abs().flatten(2).amax(2)
-        near: list[bool] = (apart <= _rounding(clean.dtype) * largest).any(1).tolist()
+        apart = largest((output - clean).flatten(2), 2)
+        near: list[bool] = (apart <= _rounding(clean.dtype) * scale).any(1).tolist()
         return near
 
     def _doubtful(self, values: PerExample) -> bool:
         """Tells whether effects on a metric are within rounding in more examples than by chance."""
         for name in values.keys() & self.base.keys():
             sums, base = values[name][0], self.base[name][0]
-            apart, largest = np.abs(sums - base), max(np.abs(sums).max(), np.abs(base).max())
-            near = (apart > 0) & (apart <= _rounding(self.clean.dtype) * (largest + 1e-4))
+            apart, scale = np.abs(sums - base), max(np.abs(sums).max(), np.abs(base).max())
+            near = (apart > 0) & (apart <= _rounding(self.clean.dtype) * (scale + 1e-4))
             if near.mean() >= _BY_CHANCE:
                 return True
         return False

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import nn
 
-from circuits.interventions.base import ActivationEdit, Cut, Receiver
+from circuits.interventions.base import Cut
 from circuits.interventions.cuts.hooks import CutHooks
-from circuits.interventions.cuts.plan import CutBlock, Group
+from circuits.interventions.cuts.plan import CutBlock
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import ForwardPass
 from circuits.model.blocks import contextmanager
-from circuits.model.sites import Site
 from circuits.model.surface import Surface
 
 # Open blocks by model, and the hooks that serve them. Not part of its `State`, which a copy of the model would take
@@ -52,24 +51,3 @@ def renew(surface: Surface) -> None:
     if blocks:
         cut_hooks = _cut_hooks[surface.model] = CutHooks(surface, blocks)
         cut_hooks.put_on()
-
-
-@contextmanager
-def collecting(
-    surface: Surface, senders: Sequence[ActivationEdit], groups: Iterable[Group], call: ForwardPass
-) -> Iterator[Callable[[], dict[Group, Tensor]]]:
-    """Follows senders, all of one layer, through a run inside the block that nothing else edits.
-
-    Yields a function that returns, after the run, what groups of them (by their numbers in `senders`) would change of
-    the residual stream behind that layer: their replacements − their outputs [batch pos d_model].
-    """
-    end = Site("resid_post", surface.n_layers - 1)
-    receiver = Receiver(end.hook(), end.kind, surface.n_layers - 1, None)
-    cuts = tuple(Cut(sender.label, sender, receiver) for sender in senders)
-    hooks = CutHooks(surface, [CutBlock(cuts, call)])
-    hooks.receive_nothing(groups)
-    hooks.put_on()
-    try:
-        yield hooks.collected
-    finally:
-        hooks.remove()

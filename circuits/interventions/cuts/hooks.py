@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import torch
@@ -67,15 +67,6 @@ class CutHooks:
     def remove(self) -> None:
         if self._handle is not None:
             self._handle.remove()
-
-    def receive_nothing(self, groups: Iterable[Group]) -> None:
-        """Leaves the run as it is, and only collects what groups of senders would change."""
-        self._plan.receive_nothing(groups)
-
-    def collected(self) -> dict[Group, Tensor]:
-        """Returns the differences of all groups after the run."""
-        run: CutRun = self._frame.known[_RUN_KEY]
-        return run.totals(self._plan)
 
     # ---- Hook functions in the order of a run. Each gets the input of its site.
 

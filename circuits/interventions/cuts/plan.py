@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -93,11 +93,6 @@ class CutPlan:
             group = self.groups[place]
             self.last[group] = max(order, self.last.get(group, order))
             self._labels[group] = label
-
-    def receive_nothing(self, groups: Iterable[Group]) -> None:
-        """Drops all receivers; follows these groups of senders to the end of the last layer."""
-        self.groups, self.heads = {}, {}
-        self.last = dict.fromkeys(groups, self.order("resid_post", self._surface.n_layers - 1))
 
     def order(self, receiver: str, layer: int) -> int:
         """Returns where a receiver stands in the order of a run."""

@@ -151,15 +151,6 @@ class CutRun:
             differences = torch.where(self._silent(plan, groups)[..., None], self.rest - stream, differences)
         return differences
 
-    def totals(self, plan: CutPlan) -> dict[Group, Tensor]:
-        """Returns the differences of all groups after the run."""
-        found: dict[Group, Tensor] = {}
-        for group in plan.last:
-            parts = [self.changes[number] for number in sorted(group) if number in self.changes]
-            parts += [self.carried[group]] if group in self.carried else []
-            found[group] = torch.stack(torch.broadcast_tensors(*parts)).sum(0)
-        return found
-
     def _stacked(self, plan: CutPlan, numbers: list[int], stream: Tensor) -> tuple[Tensor, Sequence[int]]:
         """Returns the differences of some senders [sender batch pos d_model], and whose they are."""
         if self.stack is None:
