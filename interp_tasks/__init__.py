@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.errors import file_locks
+from interp_tasks.errors import check_system
 
 if TYPE_CHECKING:
     from interp_tasks import experiments
@@ -40,8 +40,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "experiments" or name in _HOMES:
-        # One line on Windows, in place of whichever module is missing first.
-        file_locks()
+        check_system()
     if name == "experiments":
         return importlib.import_module("interp_tasks.experiments")
     if name == "train_stacked":

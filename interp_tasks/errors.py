@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+import sys
 
 
 class UserError(ValueError):
@@ -24,15 +23,11 @@ class Diverged(UserError):
     """Training diverged: a search goes on with other settings, anything else stops."""
 
 
-def file_locks() -> Any:
-    """Returns the module ``fcntl``, by whose locks processes share runs and searches.
+def check_system() -> None:
+    """Refuses Windows, which lacks what long runs are measured and locked by.
 
     Raises:
-        UserError: where there is none: on Windows.
+        UserError: in one line.
     """
-    try:
-        return import_module("fcntl")
-    except ImportError:
-        raise UserError(
-            "interp_tasks needs Linux or macOS, for their file locks: on Windows, install it in WSL"
-        ) from None
+    if sys.platform == "win32":
+        raise UserError("interp_tasks needs Linux or macOS: on Windows, install it in WSL")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-from interp_tasks.checkpoints.atomic import to_json
+from interp_tasks.checkpoints.content import to_json
 from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named
 from interp_tasks.errors import UserError
 from tasks.hooked import construct, global_randomness_untouched
@@ -21,8 +21,6 @@ from tasks.post_norm import PostNormConfig
 
 # Where a model runs is no part of what it is; n_params is computed.
 _NOT_STORED = {"device", "n_devices", "n_params"}
-#: Bytes of masks and rotary tables, which the config alone sizes.
-MAX_TABLES = 1 << 30
 
 
 def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -40,27 +38,7 @@ def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[
         raise UserError(f"the model's config cannot be stored: {error}") from None
 
 
-def parameter_shapes(stored: Mapping[str, Any], count: int, file: Path) -> dict[str, tuple[int, ...]]:
-    """Returns names and shapes of the parameters of the model that a stored config describes; takes no memory for them.
-
-    Args:
-        count: how many parameters there are, in the weights file.
-
-    Raises:
-        UserError: see :func:`model_from_json`; for a config of more layers than that.
-    """
-    for name in ("n_layers", "num_experts"):
-        if isinstance(stored.get(name), int) and stored[name] > count:
-            raise UserError(f"{file} describes a model with {name} = {stored[name]}, and {count} parameters")
-    with torch.device("meta"):
-        model = model_from_json(stored, file, "meta")
-    tables = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    if tables > MAX_TABLES:
-        raise UserError(f"{file} describes a model whose tables of positions take {tables} bytes")
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def model_from_json(stored: Mapping[str, Any], file: Path, device: str = "cpu") -> HookedTransformer:
+def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
     """Returns the model that a stored config describes, its parameters not yet filled in.
 
     Raises:
@@ -80,7 +58,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path, device: str = "cpu") 
     if dtype is None:
         raise UserError(f"{file} describes no known model: its config's dtype is {fields.get('dtype')!r}")
     # Weights come from the file: drawing them costs time, and a tokenizer would be fetched from the network.
-    overrides = {"dtype": dtype, "device": device, "init_weights": False, "tokenizer_name": None}
+    overrides = {"dtype": dtype, "device": "cpu", "init_weights": False, "tokenizer_name": None}
     try:
         with global_randomness_untouched():  # a config with a seed reseeds everything
             config = kind(**{**fields, **overrides})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from safetensors.torch import load
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.architecture import model_from_json, parameter_shapes
-from interp_tasks.checkpoints.atomic import check_digest
+from interp_tasks.checkpoints.architecture import model_from_json
+from interp_tasks.checkpoints.content import check_digest
 from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named, dtype_names
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
@@ -118,30 +118,21 @@ def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], fil
         UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
     """
     parameters = dict(model.named_parameters())
-    check_parameters({name: parameter.shape for name, parameter in parameters.items()}, tensors, file)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
-
-
-def check_parameters(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Refuses tensors that are not exactly those of a model with parameters of these shapes.
-
-    Raises:
-        UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
-    """
     for kind, names in (
-        ("lacks parameter", sorted(shapes.keys() - tensors.keys())),
-        ("holds an unknown parameter", sorted(tensors.keys() - shapes.keys())),
+        ("lacks parameter", sorted(parameters.keys() - tensors.keys())),
+        ("holds an unknown parameter", sorted(tensors.keys() - parameters.keys())),
     ):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise UserError(f"{file} {kind} {names[0]}{more}: it does not hold the model that is asked for")
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != tuple(shape):
+    for name, parameter in parameters.items():
+        if tensors[name].shape != parameter.shape:
             raise UserError(
-                f"{file}: parameter {name} has shape {list(tensors[name].shape)}, the model has {list(shape)}"
+                f"{file}: parameter {name} has shape {list(tensors[name].shape)}, the model has {list(parameter.shape)}"
             )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
 
 
 def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
@@ -158,9 +149,6 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
             f"{folder} is misplaced: its meta.json says step {meta['step']}, its name {resolved.step}"
         )
     tensors = read_parameters(folder, meta)
-    check_parameters(
-        parameter_shapes(meta["model"], len(tensors), folder / META_FILE), tensors, folder / WEIGHTS_FILE
-    )
     model = model_from_json(meta["model"], folder / META_FILE)
     fill_parameters(model, tensors, folder / WEIGHTS_FILE)
     frozen = set(meta["frozen"])

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from interp_tasks.checkpoints.atomic import replace_file, to_json, writing
+from interp_tasks.checkpoints.content import to_json
 from interp_tasks.checkpoints.run_files import parse_metrics_line
+from interp_tasks.disk import atomic_write, writing
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 
@@ -61,7 +62,7 @@ class MetricsLog:
                 parse_metrics_line(lines[index], self.path, index + 1)
         content = b"".join(lines[index] + b"\n" for index in wanted)
         if content != raw:
-            replace_file(self.path, content)
+            atomic_write(self.path, content)
 
     def lacks(self, stored: Iterable[int]) -> tuple[int, str] | None:
         """Returns the first of these steps, ascending, that has no line, and what to say of it; None: all have one."""

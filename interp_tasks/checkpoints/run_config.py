@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.atomic import to_json
+from interp_tasks.checkpoints.content import to_json
 from interp_tasks.checkpoints.meta import reached
 from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 from interp_tasks.errors import UserError

@@ -13,22 +13,13 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.atomic import (
-    digest,
-    is_temporary,
-    json_bytes,
-    remove_folder,
-    replace_file,
-    sync_folder,
-    writing,
-)
+from interp_tasks.checkpoints.content import digest, json_bytes
 from interp_tasks.checkpoints.load import fill_parameters, read_parameters
-from interp_tasks.checkpoints.lock import LOCK_FILE, RunLock
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.metrics_log import MetricsLog
 from interp_tasks.checkpoints.run_config import Schedule, run_json
@@ -48,8 +39,20 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.checkpoints.save import save_checkpoint, weights_bytes
 from interp_tasks.checkpoints.training_state import TrainingState, read_training_state
+from interp_tasks.disk import (
+    LOCK_FILE,
+    atomic_write,
+    is_temporary,
+    lock_folder,
+    remove_folder,
+    sync_folder,
+    writing,
+)
 from interp_tasks.errors import UserError
 from tasks.base import Task
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class ResumePoint:
 class RunFolder:
     """A run being written: ``with RunFolder.open(...) as run:`` resume, then log and save."""
 
-    def __init__(self, path: Path, lock: RunLock, keep_states: int) -> None:
+    def __init__(self, path: Path, lock: BaseFileLock, keep_states: int) -> None:
         self.path = path
         self._lock = lock
         self._keep_states = keep_states
@@ -111,11 +114,11 @@ class RunFolder:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(folder)
-            lock = RunLock(folder)
+            lock = lock_folder(folder)
         try:
             with writing(folder):
                 _remove_unfinished(folder)
-                replace_file(
+                atomic_write(
                     folder / RUN_FILE, json_bytes(run_json(folder, config, info, defaults, schedule))
                 )
                 (folder / CHECKPOINTS_FOLDER).mkdir(exist_ok=True)
@@ -195,7 +198,7 @@ class RunFolder:
         before = run.get("peak_memory") or {}
         highest = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
         with writing(self.path):
-            replace_file(self.path / RUN_FILE, json_bytes({**run, "peak_memory": {**before, **highest}}))
+            atomic_write(self.path / RUN_FILE, json_bytes({**run, "peak_memory": {**before, **highest}}))
 
     def save(
         self,

@@ -16,18 +16,12 @@ from transformer_lens import HookedTransformer
 
 from circuits import __version__
 from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
-from interp_tasks.checkpoints.atomic import (
-    digest,
-    json_bytes,
-    new_folder,
-    refuse_existing,
-    to_json,
-    write_synced,
-)
+from interp_tasks.checkpoints.content import digest, json_bytes, to_json
 from interp_tasks.checkpoints.dtypes import as_dense_tensor, dtype_name, dtype_named, dtype_names
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.run_files import META_FILE, TRAINING_STATE_FILE, WEIGHTS_FILE
 from interp_tasks.checkpoints.training_state import TrainingState, training_state_bytes
+from interp_tasks.disk import new_folder, refuse_existing, write_synced
 from interp_tasks.errors import UserError
 from tasks.base import Task
 

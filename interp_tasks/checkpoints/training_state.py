@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from interp_tasks.checkpoints.atomic import check_digest
+from interp_tasks.checkpoints.content import check_digest
 from interp_tasks.checkpoints.dtypes import as_dense_tensor, tensors_metadata
 from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, parse_json
 from interp_tasks.errors import UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from interp_tasks.errors import UserError, file_locks
+from interp_tasks.errors import UserError, check_system
 
 #: 128 + SIGINT, as in ``boundary``.
 INTERRUPTED = 130
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, see :func:`interp_tasks.cli.app.main`."""
     try:
         # Before modules are imported that other systems lack.
-        file_locks()
+        check_system()
     except UserError as error:
         sys.stderr.write(f"interp-run: {error}\n")
         return 2

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.streams import write_data
+from interp_tasks.disk import write_together
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.result import FILES, PAGE, target
-from interp_tasks.pages import Figure, check_writable_file, write_together
+from interp_tasks.pages import Figure, check_writable_file
 from interp_tasks.pages.pictures import PICTURES, left_over, marked
 
 if TYPE_CHECKING:

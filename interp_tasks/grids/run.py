@@ -1,32 +1,53 @@
-"""Runs a grid: skips finished units, and a unit that fails stops only those that need it."""
+"""Runs a grid: a loop over units that skips what is done; a unit that fails stops only those that need it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.atomic import folder_of, writing
-from interp_tasks.checkpoints.lock import RunLock
-from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.checkpoints.content import digest
+from interp_tasks.checkpoints.meta import is_whole
+from interp_tasks.checkpoints.run_files import check_free, checkpoint_folder, read_json, stored_steps
 from interp_tasks.devices import check_device
+from interp_tasks.disk import atomic_write, folder_of, lock_folder, writing
 from interp_tasks.errors import UserError
-from interp_tasks.grids.executors import PATIENCE, Workplace, is_here, workplace
-from interp_tasks.grids.unit import (
-    Record,
-    is_trained,
-    perform,
-    read_record,
-    record_file,
-    write_record,
-)
-from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, naming_experiment, plan
+from interp_tasks.files import read_file
+from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, plan
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.recipes.spec import Spec, naming_file, read_spec, spec_of
+from interp_tasks.settings import EXECUTORS, import_file
+
+UNITS = "units"
+#: A scheduler's address: a name or a number of either version of IP, and a port.
+DASK = re.compile(r"dask(?:://(?:[\w.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5}))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a unit, as ``units/KEY.json`` has it.
+
+    Attributes:
+        status: ``"done"`` or ``"failed"``.
+        error: one line; ``trace``: where it was raised.
+        sha256: of the rows that it measured.
+    """
+
+    key: str
+    what: str
+    status: str
+    seconds: float
+    error: str = ""
+    trace: str = ""
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,13 +87,13 @@ def grid(
     imports: Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> Grid:
-    """Train and measure what a grid asks for, but for what is done already.
+    """Trains and measures what a grid asks for, but for what is done already.
 
     Args:
         spec: a file, its content as a dict, or a :class:`Spec`.
         out: the grid's folder. With workers on other machines: on a file system that all share.
-        executor: ``"serial"``, ``"processes"``, ``"dask"``, ``"dask://HOST:PORT"``, or one of your own with the
-            interface of ``concurrent.futures.Executor``, whose workers can import this package.
+        executor: ``"serial"``, ``"processes"``, ``"dask"``, ``"dask://HOST:PORT"``, or a
+            ``concurrent.futures.Executor`` of your own whose workers can import this package.
         jobs: units at a time on this machine (default: as many as its cores carry).
         retry: try units again that failed.
         imports: files that register tasks.
@@ -89,67 +110,27 @@ def grid(
     name = "grid" if isinstance(spec, (Mapping, Spec)) else str(spec)
     spec = spec_of(spec) if isinstance(spec, Mapping) else spec
     spec = spec if isinstance(spec, Spec) else read_spec(spec)
-    files = [str(Path(file).resolve()) for file in imports]
-    if files:
-        from interp_tasks.grids.unit import import_all
-
-        import_all(files)
+    files = [Path(file).resolve() for file in imports]
+    for file in files:
+        import_file(file)
     with naming_file(name):
         check(spec)
         planned = plan(spec)
-    check_devices(planned, root, executor, device, retry, name)
-    # Of an executor that is not there nothing is left behind.
-    with place_of_work(executor, jobs, spec.threads) as place, locked(root):
-        known = standing(planned, root, retry)
-        for unit in planned.units:
-            if unit.key not in known:
-                # What it says does not hold, or is to be tried again.
-                with writing(record_file(root, unit.key)):
-                    record_file(root, unit.key).unlink(missing_ok=True)
-        before = sum(record.status == "done" for record in known.values())
-        run = _Run(planned, root, device, files, known, progress)
-        run.all(place)
-    return Grid(out, spec, planned, run.records, before)
-
-
-def standing(planned: Plan, root: Path, retry: bool) -> dict[str, Record]:
-    """Returns the records of units that need not be done, by key."""
-    records = ((unit.key, read_record(root, unit)) for unit in planned.units)
-    return {
-        key: record
-        for key, record in records
-        if record is not None and not (retry and record.status == "failed")
-    }
-
-
-def check_devices(
-    planned: Plan, root: Path, executor: str | Executor, device: str, retry: bool, name: str
-) -> None:
-    """Refuses a device that is not there, or has not the precision that is asked for, before a unit waits for it.
-
-    Only where the work is done on this machine: workers elsewhere may have it.
-
-    Args:
-        name: of the grid's file, for errors about what it holds.
-
-    Raises:
-        UserError: in one line.
-    """
-    if not is_here(executor):
-        return
-    known = standing(planned, root, retry)
-    units = [unit for unit in planned.units if unit.key not in known]
-    if units:
+    slots = slots_of(executor, jobs, spec.threads)
+    records = standing(planned, root, retry)
+    if len(records) < len(planned.units) and executor in ("serial", "processes", "dask"):
         check_device(device)
-    for unit in units:
-        with naming_file(name):
-            if isinstance(unit, TrainUnit):
-                from interp_tasks.training.trainer import check_precision
-
-                check_precision(unit.resolved.train, device)
-            if isinstance(unit, MeasureUnit) and "device" in unit.asked.settings:
-                with naming_experiment(unit.asked):
-                    check_device(unit.asked.settings["device"])
+    before = sum(record.status == "done" for record in records.values())
+    held = False
+    while not held:
+        # Where the executor is not there, nothing is left behind.
+        with opened(executor, slots) as pool, locked(root):
+            held = run_units(planned, pool, slots, (str(root), device, files), records, progress)
+        if not held and executor != "processes":
+            raise UserError(
+                "the executor broke down; what is done is kept: the same command goes on from there"
+            )
+    return Grid(out, spec, planned, records, before)
 
 
 @contextlib.contextmanager
@@ -157,173 +138,281 @@ def locked(root: Path) -> Iterator[None]:
     """Holds the lock of a folder, so that only one grid runs in it."""
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(root)
+        lock = lock_folder(root)
     try:
         yield
     finally:
         lock.release()
 
 
-@contextlib.contextmanager
-def place_of_work(executor: str | Executor, jobs: int | None, threads: int) -> Iterator[Workplace]:
-    if isinstance(executor, str):
-        with workplace(executor, jobs, threads) as place:
-            yield place
-    else:
-        context = getattr(executor, "_mp_context", None)
-        if context is not None and context.get_start_method() == "fork":
-            raise UserError(
-                "grid: an executor that forks hangs where torch has started threads; give "
-                'ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))'
-            )
-        yield Workplace(executor, jobs)
+def standing(planned: Plan, root: Path, retry: bool = False) -> dict[str, Record]:
+    """Returns the records of units that need not be done, by key."""
+    found = {unit.key: read_record(root, unit) for unit in planned.units}
+    return {
+        key: record for key, record in found.items() if record and not (retry and record.status == "failed")
+    }
 
 
-class _Run:
-    """Hands out the remaining units, each when the units that it needs are done."""
+def run_units(
+    planned: Plan,
+    pool: Executor,
+    slots: int | None,
+    arguments: tuple[str, str, Sequence[Path]],
+    records: dict[str, Record],
+    progress: Progress | None,
+) -> bool:
+    """Runs the units without a record, each when those that it needs are done, and adds their records.
 
-    def __init__(
-        self,
-        planned: Plan,
-        root: Path,
-        device: str,
-        imports: list[str],
-        records: dict[str, Record],
-        progress: Progress | None,
-    ) -> None:
-        self.whole, self.root, self.device, self.imports = planned, root, device, imports
-        self.records, self.progress = records, progress
-        #: Units beside which a process died, or in which.
-        self.suspects: set[str] = set()
-
-    def all(self, place: Workplace) -> None:
-        """Runs every unit that is not done, as many at a time as there are slots, until none can begin.
-
-        A unit that was running when the executor broke runs again.
-
-        Raises:
-            UserError: for an executor that broke and cannot be renewed.
-        """
-        waiting: list[Unit] = [unit for unit in self.whole.units if unit.key not in self.records]
-        running: dict[Future[Any], Unit] = {}
-        while waiting or running:
-            broken = False
-            cut_off: list[Unit] = []
-            for unit in self.next(waiting, list(running.values()), place.slots):
-                try:
-                    future = place.submit(perform, unit, str(self.root), self.device, self.imports)
-                except BrokenExecutor:
-                    broken = True
-                    break
-                running[future] = unit
+    Returns:
+        Whether the pool held until none could begin. Units that ran in a process pool as it broke have failed.
+    """
+    waiting: list[Unit] = [unit for unit in planned.units if unit.key not in records]
+    running: dict[Future[Record], Unit] = {}
+    while True:
+        done = {key for key, record in records.items() if record.status == "done"}
+        ready = [unit for unit in waiting if isinstance(unit, TrainUnit) or done.issuperset(unit.needs)]
+        with contextlib.suppress(BrokenExecutor):
+            for unit in ready[: None if slots is None else slots - len(running)]:
+                running[pool.submit(perform, unit, *arguments)] = unit
                 waiting.remove(unit)
-            if not running and not broken:
-                return  # what is left needs what failed
-            finished = wait(running, return_when=FIRST_COMPLETED).done if running else set()
-            # In the order in which they began: a set has another one in every process.
-            for future in [each for each in running if each in finished]:
-                unit = running.pop(future)
-                if future.cancelled():
-                    broken = True
-                    cut_off.append(unit)
-                    continue
-                error = future.exception()
-                if error is None:
-                    self.finish(self.checked(unit, future.result()))
-                elif isinstance(error, BrokenExecutor):
-                    broken = True
-                    self.lost(unit, waiting)
-                else:
-                    self.finish(self.written(unit, f"{type(error).__name__}: {' '.join(str(error).split())}"))
-            if broken:
-                for future, unit in running.items():
-                    # Where one was cancelled, the others are about to be: by a scheduler that is gone.
-                    if cut_off or future.cancelled():
-                        cut_off.append(unit)
-                    else:
-                        self.lost(unit, waiting)
-                running.clear()
-                if not place.renew():
-                    raise UserError(
-                        "the executor broke down; what is done is kept: the same command goes on from there"
-                    )
-                self.take_back(cut_off, waiting)
-
-    def next(
-        self,
-        waiting: Sequence[Unit],
-        running: Sequence[Unit],
-        slots: int | None,
-    ) -> list[Unit]:
-        """Returns the units that can begin.
-
-        Suspects go last and one by one, so that it is known in which of them a process dies.
-        """
-        if any(unit.key in self.suspects for unit in running):
-            return []
-        ready = [unit for unit in waiting if self.is_ready(unit)]
-        others = [unit for unit in ready if unit.key not in self.suspects]
-        if others or running:
-            return others[: None if slots is None else max(0, slots - len(running))]
-        return ready[:1]
-
-    def is_ready(self, unit: Unit) -> bool:
-        if isinstance(unit, TrainUnit):
-            return True
-        return all(key in self.records and self.records[key].status == "done" for key in unit.needs)
-
-    def lost(self, unit: Unit, waiting: list[Unit]) -> None:
-        """Puts a unit back whose process, or a sibling's, died; one that dies a second time has failed."""
-        record = read_record(self.root, unit)
-        if record is not None:
-            self.finish(record)
-        elif unit.key in self.suspects:
-            self.finish(self.written(unit, "its process died twice: it was killed, or memory ran out"))
-        else:
-            self.suspects.add(unit.key)
-            waiting.append(unit)
-
-    def take_back(self, units: Sequence[Unit], waiting: list[Unit]) -> None:
-        """Puts units whose executor is lost back on the list, unless they turn out to be finished."""
-        end = time.monotonic() + PATIENCE
-        for unit in units:
-            while isinstance(unit, TrainUnit) and is_written(self.root / unit.folder):
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.1)
-            record = read_record(self.root, unit)
-            if record is None:
-                waiting.append(unit)
+        if not running:
+            return not ready
+        finished = wait(running, return_when=FIRST_COMPLETED).done
+        for future in [each for each in running if each in finished]:
+            unit = running.pop(future)
+            if future.cancelled():
+                return False
+            error = future.exception()
+            if error is None:
+                record = future.result()
             else:
-                self.finish(self.checked(unit, record))
-
-    def checked(self, unit: Unit, record: Record) -> Record:
-        """Returns the record, or a failed one where a run it measured has disappeared meanwhile."""
-        needs = unit.needs if isinstance(unit, MeasureUnit) else ()
-        gone = [
-            each.folder for each in self.whole.train if each.key in needs and not is_trained(self.root, each)
-        ]
-        if not gone:
-            return record
-        return self.written(unit, f"{gone[0]} is no longer there to its last step: retry trains it again")
-
-    def written(self, unit: Unit, error: str) -> Record:
-        record = Record(unit.key, unit.what, "failed", 0.0, error)
-        write_record(self.root, record)
-        return record
-
-    def finish(self, record: Record) -> None:
-        self.records[record.key] = record
-        if self.progress is not None:
-            self.progress(len(self.records), len(self.whole), f"{record.status}: {record.what}")
+                died = "its process died, or one beside it: killed, or out of memory; --retry tries it again"
+                said = died if isinstance(error, BrokenExecutor) else one_line(error)
+                record = Record(unit.key, unit.what, "failed", 0.0, said)
+                write_record(Path(arguments[0]), record)
+            records[unit.key] = record
+            if progress is not None:
+                progress(len(records), len(planned.units), f"{record.status}: {record.what}")
 
 
-def is_written(run: Path) -> bool:
-    """Returns whether somebody holds the run."""
-    if not run.is_dir():
-        return False
+# ---- Who does the work
+
+
+def slots_of(executor: str | Executor, jobs: int | None, threads: int) -> int | None:
+    """Returns how many units an executor gets at a time; ``None``: as many as there are.
+
+    Raises:
+        UserError: for a name that is none, or more work at a time than there are cores.
+    """
+    if isinstance(executor, str) and executor not in ("serial", "processes"):
+        dask = DASK.fullmatch(executor)
+        if dask is None or int(dask[1] or 0) > 65535:
+            raise UserError(f"--executor {executor!r}: write {EXECUTORS}")
+    if jobs is not None and executor not in ("processes", "dask"):
+        raise UserError(f"--jobs is for executors on this machine, processes and dask, not {executor}")
+    fit = max(1, (os.cpu_count() or 1) // threads)
+    if jobs is not None and not 1 <= jobs <= fit:
+        raise UserError(f"--jobs {jobs}: with {threads} thread(s) each, from 1 to {fit} fit on this machine")
+    if executor in ("processes", "dask"):
+        return jobs or fit
+    return 1 if executor == "serial" else jobs
+
+
+@contextlib.contextmanager
+def opened(executor: str | Executor, slots: int | None) -> Iterator[Executor]:
+    """Yields the executor of a name; whatever it started ends with it.
+
+    Raises:
+        UserError: for a cluster that does not answer, or where Dask is not installed.
+    """
+    if isinstance(executor, Executor):
+        yield executor
+    elif executor == "serial":
+        yield Serial()
+    elif executor == "processes":
+        from multiprocessing import get_context
+
+        # A process for each unit would import torch each time.
+        pool = ProcessPoolExecutor(slots, mp_context=get_context("spawn"), initializer=begin_worker)
+        try:
+            yield pool
+        except BaseException:
+            # Not to wait for units that nobody will read; a run that trains goes on where it was stored.
+            processes = dict(pool._processes or {})
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes.values():
+                process.terminate()
+            raise
+        pool.shutdown()
+    else:
+        with dask_client(executor, slots) as client:
+            # A unit is not a pure function: it writes.
+            yield client.get_executor(pure=False)
+
+
+@contextlib.contextmanager
+def dask_client(name: str, workers: int | None) -> Iterator[Any]:
+    """Yields a client of the scheduler at the address in a name, or of a cluster of this machine."""
     try:
-        RunLock(run).release()
-    except UserError:
-        return True
-    return False
+        from distributed import Client, LocalCluster
+    except ImportError:
+        raise UserError(f"--executor {name} needs Dask: pip install 'interp-tasks[cluster]'") from None
+    with contextlib.ExitStack() as stack:
+        place: Any = f"tcp://{name.removeprefix('dask://')}"
+        if name == "dask":
+            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+            place = stack.enter_context(cluster)
+        try:
+            client = Client(place, timeout=10)
+        except (OSError, TimeoutError) as error:
+            said = type(error).__name__
+            raise UserError(f"--executor {name}: no scheduler answers there ({said})") from None
+        yield stack.enter_context(client)
+
+
+class Serial(Executor):
+    """One unit after the other, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def begin_worker() -> None:
+    """Silences warnings, leaves Ctrl-C to the parent, and ends with it: its run would stay locked."""
+    import signal
+    import threading
+    import warnings
+    from multiprocessing import parent_process
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    parent = parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+# ---- One unit, wherever; its outcome is on disk before anyone hears of it
+
+
+def perform(unit: Unit, root: str, device: str, imports: Sequence[Path] = ()) -> Record:
+    """Does one unit and records what came of it; an error in it is recorded as its outcome.
+
+    Args:
+        root: the grid's folder, absolute, and the same for all who work on it.
+    """
+    start = time.perf_counter()
+    error = trace = sha256 = ""
+    try:
+        for file in imports:
+            import_file(file)
+        if isinstance(unit, TrainUnit):
+            from interp_tasks.training.trainer import train_resolved
+
+            train_resolved(unit.resolved, Path(root) / unit.folder, device=device)
+        else:
+            rows = measure(unit, Path(root), device)
+            atomic_write(result_file(Path(root), unit.key), rows)
+            sha256 = digest(rows)["sha256"]
+    except Exception as failure:
+        error, trace = one_line(failure), traceback.format_exc()
+    status = "failed" if error else "done"
+    record = Record(unit.key, unit.what, status, time.perf_counter() - start, error, trace, sha256)
+    write_record(Path(root), record)
+    return record
+
+
+def measure(unit: MeasureUnit, root: Path, device: str) -> bytes:
+    """Returns the rows of an experiment as parquet, its runs named by their folders under the grid's."""
+    import inspect
+    import warnings
+
+    import torch
+
+    from interp_tasks import experiments
+
+    call = getattr(experiments, unit.asked.name)
+    parameters = inspect.signature(call).parameters
+    settings = dict(unit.asked.settings)
+    takes_options = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if device != "cpu" and (takes_options or "device" in parameters):
+        settings.setdefault("device", device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(unit.threads)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = call(unit.refs(lambda run: place_of(run, root)), **settings)
+    finally:
+        torch.set_num_threads(threads)
+    parquet: bytes = replace(result, frame=relative(result.frame, f"{root}/")).parquet()
+    return parquet
+
+
+def relative(rows: Any, root: str) -> Any:
+    """Returns rows that name the grid's runs by their folders under it: the same wherever the grid lies."""
+    return rows.assign(
+        **{
+            name: rows[name].map(lambda text: text.replace(root, "") if isinstance(text, str) else text)
+            for name in ("run", "ref")
+        }
+    )
+
+
+def place_of(run: str, root: Path) -> str:
+    """Returns the path of a run: the grid's own runs lie in its folder, others keep their path."""
+    return str(root / run) if run.startswith("runs/") and (root / run).is_dir() else run
+
+
+def one_line(failure: BaseException) -> str:
+    """Returns a user's mistake in its own words, anything else with its kind."""
+    from circuits import CircuitsError
+    from tasks.errors import TaskError
+
+    text = " ".join(str(failure).split())
+    expected = isinstance(failure, (UserError, TaskError, CircuitsError))
+    return text if expected and text else f"{type(failure).__name__}: {text}"
+
+
+# ---- What is kept of a unit
+
+
+def result_file(root: Path, key: str) -> Path:
+    return root / UNITS / f"{key}.parquet"
+
+
+def record_file(root: Path, key: str) -> Path:
+    return root / UNITS / f"{key}.json"
+
+
+def write_record(root: Path, record: Record) -> None:
+    atomic_write(record_file(root, record.key), json.dumps(asdict(record), indent=1) + "\n")
+
+
+def read_record(root: Path, unit: Unit) -> Record | None:
+    """Returns the record of a unit whose output is still there; a damaged record counts as none."""
+    try:
+        record = Record(**read_json(record_file(root, unit.key), "what became of a unit"))
+        if record.key != unit.key or record.status not in ("done", "failed") or record.seconds < 0:
+            return None
+        if record.status == "done" and isinstance(unit, TrainUnit) and not is_trained(root, unit):
+            return None
+        if record.status == "done" and isinstance(unit, MeasureUnit):
+            rows = read_file(result_file(root, unit.key), "the rows of a unit")
+            return record if record.sha256 == digest(rows)["sha256"] else None
+    except (UserError, TypeError):
+        return None
+    return record
+
+
+def is_trained(root: Path, unit: TrainUnit) -> bool:
+    """Returns whether a run is stored to its last step."""
+    run = root / unit.folder
+    last = max(stored_steps(run), default=-1)
+    return last >= unit.resolved.train.steps and is_whole(checkpoint_folder(run, last))

@@ -1,20 +1,28 @@
-"""The tidy table of a grid: every unit's rows, the settings that vary, and rows that pool seeds."""
+"""The tidy table of a grid: every unit's rows, the settings that vary, rows that pool seeds; and when its runs drop."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.grids.unit import read_result
+from interp_tasks.errors import UserError
+from interp_tasks.files import read_file
+from interp_tasks.grids.run import relative, result_file
 from interp_tasks.measurement.intervals import interval_over_runs
+from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import family
-from interp_tasks.measurement.table import COLUMNS, tidy
+from interp_tasks.measurement.table import COLUMNS, OLD_NAMES, tidy
+from interp_tasks.texts import counted
 
 if TYPE_CHECKING:
     import pandas
 
+    from interp_tasks.experiments import DropsResult
     from interp_tasks.grids.run import Grid
 
 #: What tells one row from another, but for the run it is of.
@@ -24,26 +32,22 @@ IDENTITY = (
 )
 #: Of a row that pools seeds: how many the grid has of them, with the number or without.
 SEEDS = "n_seeds"
-#: What the seeds of a configuration are pooled in.
-POOLED = (("value", "value_ci_low", "value_ci_high"), ("effect", "effect_ci_low", "effect_ci_high"))
 
 
 def table(grid: Grid) -> pandas.DataFrame:
     """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
 
     A row of several seeds is the mean over those that have the number, its ``run`` is ``RUN/seed-*``, its ``n_runs``
-    how many have it of ``n_seeds``, its interval Student's t over runs, of three at least. What an
-    experiment pools itself stays so.
+    how many have it of ``n_seeds``, its interval Student's t over runs, of three at least. What an experiment pools
+    itself stays so.
     """
     import pandas
 
-    root = grid.folder.resolve()
     frames = []
     for unit in grid.plan.measure:
-        record = grid.records.get(unit.key)
-        rows = read_result(root, unit.key) if record is not None and record.status == "done" else None
-        if rows is not None:
-            frames.append(rows)
+        if unit.key in grid.records and grid.records[unit.key].status == "done":
+            stored = read_file(result_file(grid.folder, unit.key), "the rows of a unit")
+            frames.append(pandas.read_parquet(io.BytesIO(stored)).rename(columns=OLD_NAMES))
     frame = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
     together = pooled(frame)
     frame = pandas.concat([frame, together], ignore_index=True)[list(COLUMNS)]
@@ -54,18 +58,11 @@ def table(grid: Grid) -> pandas.DataFrame:
     varied = {unit.folder: unit.varied for unit in grid.plan.train}
     varied |= {name: values for folder, values in varied.items() if (name := family(folder)) is not None}
     for key in dict.fromkeys(key for values in varied.values() for key in values):
-        frame[key] = [shown(varied.get(str(run), {}), key) for run in frame["run"]]
+        frame[key] = [cell(varied.get(str(run), {}), key) for run in frame["run"]]
     return frame
 
 
-def partial(frame: pandas.DataFrame) -> Any:
-    """Tells of each row whether it is a mean over some of its seeds, others of which lack the number."""
-    # A table without a row, and some that are laid out for readers, have no types.
-    have, of = (frame[name].astype("Int64") for name in ("n_runs", SEEDS))
-    return ((have > 0) & (have < of)).fillna(False)
-
-
-def shown(values: Mapping[str, Any], key: str) -> Any:
+def cell(values: Mapping[str, Any], key: str) -> Any:
     value = values.get(key)
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
@@ -75,41 +72,80 @@ def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
     import pandas
 
     if frame.empty:
-        # Without a row there is no list of flags to choose by: pandas takes an empty one for no columns.
         return frame
-    single_runs = frame[frame["n_runs"].isna() | (frame["n_runs"] <= 1)]
-    single_runs = single_runs.assign(family=[family(str(run)) or "" for run in single_runs["run"]])
+    single = frame[frame["n_runs"].isna() | (frame["n_runs"] <= 1)]
+    single = single.assign(family=[family(str(run)) or "" for run in single["run"]])
     # Not what an experiment pools itself.
     known = set(zip(frame["experiment"], frame["run"], strict=True))
-    pairs = zip(single_runs["experiment"], single_runs["family"], strict=True)
-    single_runs = single_runs[[name != "" and (experiment, name) not in known for experiment, name in pairs]]
-    marks = [str(ref).rpartition("@")[2] if "@" in str(ref) else "" for ref in single_runs["ref"]]
+    pairs = zip(single["experiment"], single["family"], strict=True)
+    single = single[[name != "" and (experiment, name) not in known for experiment, name in pairs]]
+    marks = [str(ref).rpartition("@")[2] if "@" in str(ref) else "" for ref in single["ref"]]
     # The steps of a mark differ between seeds; without one, it is the step that rows have in common.
-    single_runs = single_runs.assign(
-        mark=marks, moment=[mark or str(step) for mark, step in zip(marks, single_runs["step"], strict=True)]
-    )
+    moments = [mark or str(step) for mark, step in zip(marks, single["step"], strict=True)]
+    single = single.assign(mark=marks, moment=moments)
     rows = []
-    for _, same in single_runs.groupby(["family", "moment", *IDENTITY], dropna=False, sort=False):
+    for _, same in single.groupby(["family", "moment", *IDENTITY], dropna=False, sort=False):
         if same["run"].nunique() < 2 or same["run"].duplicated().any():
             continue
         first = same.iloc[0]
-        name = first["family"]
         row = {
             **{column: first[column] for column in IDENTITY},
-            "run": name,
-            "ref": f"{name}@{first['mark']}" if first["mark"] else name,
+            "run": first["family"],
+            "ref": f"{first['family']}@{first['mark']}" if first["mark"] else first["family"],
             "step": first["step"] if same["step"].nunique() == 1 else pandas.NA,
-            "seed": pandas.NA,
             "n_runs": int(same["value"].notna().sum()),
             "n": first["n"] if same["n"].nunique() == 1 else pandas.NA,
             "baseline": same["baseline"].mean(),
-            "engine": None,
-            "null_effect": None,
         }
-        for value, low, high in POOLED:
-            numbers = same[value].to_numpy(dtype=float)
-            numbers = numbers[~pandas.isna(numbers)]
+        for value in ("value", "effect"):
+            numbers = same[value].dropna().to_numpy(dtype=float)
             row[value] = float(numbers.mean()) if len(numbers) else math.nan
-            row[low], row[high] = interval_over_runs(numbers.tolist())
+            row[f"{value}_ci_low"], row[f"{value}_ci_high"] = interval_over_runs(numbers.tolist())
         rows.append(row)
     return tidy(pandas.DataFrame(rows))
+
+
+def result_of(grid: Grid) -> Result:
+    """Returns the table of a grid as a result, whose notes say what was done."""
+    rows, records = table(grid), list(grid.records.values())
+    done = sum(record.status == "done" for record in records)
+    notes = [
+        f"{counted(len(grid.plan.units), 'unit')}: {counted(len(grid.plan.train), 'run')} to train, "
+        f"{counted(len(grid.plan.measure), 'experiment')}.",
+        f"{done} done, {grid.done_before} of them before.",
+    ]
+    if grid.failed:
+        notes.append(
+            f"{len(grid.failed)} failed; {len(grid.waiting)} not tried, because they need one that failed."
+        )
+    means = rows[rows[SEEDS].notna()]
+    if some := int(((means["n_runs"] > 0) & (means["n_runs"] < means[SEEDS])).sum()):
+        notes.append(
+            f"{some} of {len(means)} means over seeds are over those that have the number (n_runs of n_seeds in the "
+            "table): a mean of steps is too early where other seeds did not get there."
+        )
+    return Result("grid", rows, grid.spec.model_dump(mode="json", by_alias=True), tuple(notes))
+
+
+def drops_of(grid: Grid) -> DropsResult | None:
+    """Finds when the trained runs of the grid drop; ``None`` where there are none, or their logs are too short."""
+    from interp_tasks.experiments import drops
+
+    root = f"{grid.folder.resolve()}/"
+    records = grid.records
+    trained = [
+        f"{root}{unit.folder}"
+        for unit in grid.plan.train
+        if unit.key in records and records[unit.key].status == "done"
+    ]
+    try:
+        result = drops(trained)
+    except UserError:
+        return None
+    curves = {(name.replace(root, ""), metric): curve for (name, metric), curve in result.curves.items()}
+    return replace(result, frame=relative(result.frame, root), curves=curves)
+
+
+def write(grid: Grid, result: Result, drops: DropsResult | None) -> list[Path]:
+    """Writes ``grid.parquet`` and so on, and ``drops.parquet`` and so on with a page, into the grid's folder."""
+    return [*result.write(grid.folder), *([] if drops is None else drops.write(grid.folder, page=True))]

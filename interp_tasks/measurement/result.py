@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.disk import atomic_write, write_together
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -17,8 +18,6 @@ from interp_tasks.pages import (
     Table,
     is_page,
     versions,
-    write_atomically,
-    write_together,
 )
 
 if TYPE_CHECKING:
@@ -85,19 +84,19 @@ class Result:
         rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
         text = "[\n" + ",\n".join(rows) + "\n]\n"
         if path is not None:
-            write_atomically(Path(path), text)
+            atomic_write(Path(path), text)
         return text
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Returns comma-separated values with a header; also writes them to ``path`` if given."""
         text: str = self.frame.to_csv(index=False, lineterminator="\n")
         if path is not None:
-            write_atomically(Path(path), text)
+            atomic_write(Path(path), text)
         return text
 
     def to_parquet(self, path: str | Path) -> Path:
         """Writes parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
-        return write_atomically(Path(path), self.parquet())
+        return atomic_write(Path(path), self.parquet())
 
     def parquet(self) -> bytes:
         """Returns the bytes that :meth:`to_parquet` writes."""

@@ -3,8 +3,6 @@
 from interp_tasks.pages.files import (
     check_writable_file,
     check_writable_folder,
-    write_atomically,
-    write_together,
 )
 from interp_tasks.pages.numbers import number, p_value, percent, signed, with_interval
 from interp_tasks.pages.package_versions import versions
@@ -31,6 +29,4 @@ __all__ = [
     "stepped",
     "versions",
     "with_interval",
-    "write_atomically",
-    "write_together",
 ]

@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from interp_tasks.disk import atomic_write
 from interp_tasks.files import open_regular
-from interp_tasks.pages.files import write_atomically
 from interp_tasks.pages.package_versions import versions
 from interp_tasks.pages.sections import Section
 
@@ -63,7 +63,7 @@ class Page:
         Raises:
             UserError: if the file system refuses. Call ``check_writable_file`` before slow work.
         """
-        return write_atomically(Path(path), self.html())
+        return atomic_write(Path(path), self.html())
 
 
 def is_page(path: Path) -> bool:

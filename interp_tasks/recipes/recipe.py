@@ -10,7 +10,7 @@ from typing import Any
 
 from interp_tasks.checkpoints.refs import check_selector, closest, zoo_folder
 from interp_tasks.errors import UserError
-from interp_tasks.recipes.spec import Shipment, Spec, Training, naming_file, read_spec, selectors_of
+from interp_tasks.recipes.spec import Shipment, Spec, Training, naming_file, read_spec
 from interp_tasks.training.config import list_keys
 
 RECIPES = "recipes"
@@ -80,9 +80,8 @@ def _of_block(block: Training) -> Iterator[Ordered]:
     # In the order of its units.
     trained = [(values, seed) for values in block.combinations(list_keys(block.task)) for seed in block.seeds]
     for shipment in block.ship:
-        where = f"ship {shipment.name}, at"
-        for selector in selectors_of(shipment.at, where):
-            check_selector(selector, where)
+        for selector in (each for mark in shipment.at for each in str(mark).split(",")):
+            check_selector(selector.strip(), f"ship {shipment.name}, at")
         unknown = set(shipment.seeds or ()) - set(block.seeds)
         if unknown:
             raise UserError(f"ship {shipment.name}: seed {min(unknown)} is not trained")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -18,37 +17,12 @@ from interp_tasks.files import read_toml
 from interp_tasks.training.config import SECTIONS
 from tasks.settings import one_line
 
-#: More units than anyone means to ask for.
-MAX_UNITS = 100_000
 #: What a file should hold.
 FORM = "a grid, see docs/grids.md"
 
 
 class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def places_of_one(values: Iterable[Hashable]) -> tuple[int, int] | None:
-    """Returns two places, counted from 1, at which the same value stands; ``None`` where all differ."""
-    places: dict[Hashable, int] = {}
-    for place, value in enumerate(values, start=1):
-        first = places.setdefault(value, place)
-        if first != place:
-            return first, place
-    return None
-
-
-def selectors_of(at: Iterable[str | int], where: str) -> list[str]:
-    """Returns the marks and steps of ``at``, some of which may be given as ``"onset,end"``.
-
-    Raises:
-        UserError: where one is given twice.
-    """
-    selectors = [selector.strip() for mark in at for selector in str(mark).split(",")]
-    if places := places_of_one(selectors):
-        first, second = places
-        raise UserError(f"{where}: marks {first} and {second} are both {selectors[first - 1]}: leave one out")
-    return selectors
 
 
 def seed_numbers(given: Any) -> tuple[int, ...]:
@@ -130,20 +104,6 @@ class Training(Entry):
         options = {key: axis(value, key in lists) for key, value in self.settings.items()}
         for values in product(*options.values()):
             yield dict(zip(options, values, strict=True))
-
-    def size(self, lists: frozenset[str]) -> int:
-        """Counts the combinations of settings.
-
-        Raises:
-            UserError: for a list of no values, or with one of them twice.
-        """
-        axes = {key: axis(value, key in lists) for key, value in self.settings.items()}
-        for key, values in axes.items():
-            if not values:
-                raise UserError(f"set {key}: a list of no values asks for no run")
-            if len(set(map(json.dumps, values))) < len(values):
-                raise UserError(f"set {key}: a value is given twice, and each has one run: {values}")
-        return math.prod(map(len, axes.values()))
 
     def axes(self, lists: frozenset[str]) -> tuple[str, ...]:
         """Returns the settings that differ between combinations."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import ALPHA
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.subjects import Progress
-from interp_tasks.pages import versions, write_atomically
+from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.paper import PRESETS, as_typed
 from interp_tasks.recipes.spec import seed_numbers
@@ -173,9 +174,9 @@ class Reproduction:
         """
         folder = Path(folder)
         written = [
-            write_atomically(folder / "claims.csv", self.to_csv()),
-            write_atomically(folder / "claims.json", self.to_json()),
-            write_atomically(folder / "claims.md", self.markdown()),
+            atomic_write(folder / "claims.csv", self.to_csv()),
+            atomic_write(folder / "claims.json", self.to_json()),
+            atomic_write(folder / "claims.md", self.markdown()),
         ]
         for done in self.done:
             if done.result is not None:

@@ -1,6 +1,6 @@
 """Hyper-parameter search: :func:`search` trains a run for every trial, and Optuna says what to try next.
 
-``search`` and ``SearchResult`` load on first use; :class:`Plan` and what it is made of need neither torch nor Optuna.
+``search`` and ``SearchResult`` load on first use; a :class:`Plan` needs neither torch nor Optuna.
 """
 
 from __future__ import annotations
@@ -8,22 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.search.plan import Plan, make_plan
-from interp_tasks.search.space import Choices, Range, Space
 
 if TYPE_CHECKING:
-    from interp_tasks.search.result import SearchResult
-    from interp_tasks.search.study import search
+    from interp_tasks.search.study import SearchResult, search
 
-__all__ = ["Choices", "Plan", "Range", "SearchResult", "Space", "make_plan", "search"]
-
-_HOMES = {"search": "interp_tasks.search.study", "SearchResult": "interp_tasks.search.result"}
+__all__ = ["Plan", "SearchResult", "make_plan", "search"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in ("SearchResult", "search"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
+    globals()[name] = value = getattr(import_module("interp_tasks.search.study"), name)
     return value

@@ -1,16 +1,31 @@
-"""Everything that makes a search this one and no other. Imports neither torch nor Optuna."""
+"""What a search varies, holds and wants. Imports neither torch nor Optuna."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from itertools import islice, product
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
 from interp_tasks.errors import UserError
-from interp_tasks.search.space import Scalar, Space, as_text, read_space, read_vary
-from interp_tasks.training.config import Resolved, resolve_config, typed
+from interp_tasks.files import parse_value, read_toml
+from interp_tasks.training.config import SECTIONS, Resolved, TrainConfig, resolve_config, typed
+from tasks.settings import ModelSettings
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: What Optuna stores: lists are held as their JSON.
+Scalar: TypeAlias = "str | int | float | bool | None"
+#: What a setting is drawn from: a list of values, or a range ``{"low", "high"}``, perhaps with ``log`` or ``step``.
+Values: TypeAlias = "list[Scalar] | dict[str, Any]"
 Direction = Literal["minimize", "maximize"]
 #: The objective is a mean over so many of the last logged evaluations (Syrkis & Søgaard 2024).
 LAST = 10
@@ -19,37 +34,27 @@ MAX_COMBINATIONS = 500
 
 
 @dataclass(frozen=True)
-class Objective:
-    """A logged validation metric, and the direction in which it improves.
-
-    Attributes:
-        key: ``None``: ``loss`` if it is logged, else the metric whose drop the task declares.
-        direction: ``None``: ``maximize`` of accuracies and of what the task wants large, else ``minimize``.
-    """
-
-    key: str | None = None
-    direction: Direction | None = None
-
-
-@dataclass(frozen=True)
 class Plan:
-    """The plan of a search: the task, the space and the objective.
+    """The plan of a search.
 
     Attributes:
-        preset: of the task; the space's and the user's settings override it.
+        preset: of the task; ``fixed`` and what is varied override it.
+        vary: setting -> what it is drawn from.
+        fixed: setting -> value, as typed on a command line.
+        objective: a validation metric; ``None``: ``loss`` if it is logged, else the one whose drop the task declares.
+        direction: ``None``: ``maximize`` for accuracies and what the task wants large, else ``minimize``.
         seed: of the sampler. What trials are trained with is ``train.seed``, a setting like any other.
         prune: stop trials that are worse than the median of others at the same step.
     """
 
     task_name: str
     preset: str
-    space: Space
-    objective: Objective = Objective()
+    vary: Mapping[str, Values]
+    fixed: Mapping[str, str]
+    objective: str | None = None
+    direction: Direction | None = None
     seed: int = 42
     prune: bool = False
-
-    def overrides(self, params: Mapping[str, Scalar]) -> dict[str, str]:
-        return {**self.space.fixed, **{key: as_text(value) for key, value in params.items()}}
 
     def resolved(self, params: Mapping[str, Scalar]) -> Resolved:
         """Returns the configuration of a trial.
@@ -57,24 +62,26 @@ class Plan:
         Raises:
             UserError: if there is none with these values.
         """
-        return resolve_config(self.task_name, self.preset, self.overrides(params))
+        settings = {**self.fixed, **{key: as_text(value) for key, value in params.items()}}
+        return resolve_config(self.task_name, self.preset, settings)
 
-    def identity(self, key: str, direction: Direction) -> dict[str, Any]:
-        """Returns as JSON the settings that may not change between calls.
+    def first(self, chosen: Mapping[str, Scalar] | None = None) -> Resolved:
+        """Returns the configuration of the first value of each setting, but for those that are chosen."""
+        return self.resolved({key: ends(values)[0] for key, values in self.vary.items()} | dict(chosen or {}))
 
-        ``key`` and ``direction`` are those of the objective.
-        """
+    def identity(self, objective: str, direction: Direction) -> dict[str, Any]:
+        """Returns as JSON what may not change between calls."""
         return {
             "task": self.task_name,
             "preset": self.preset,
-            "settings": {name: typed(text) for name, text in sorted(self.space.fixed.items())},
-            "space": self.space.describe(),
-            "objective": {"metric": key, "direction": direction, "last": LAST},
+            "settings": {name: typed(text) for name, text in sorted(self.fixed.items())},
+            "space": dict(self.vary),
+            "objective": {"metric": objective, "direction": direction, "last": LAST},
             "sampler": {"name": "TPE", "seed": self.seed},
             "pruner": "median" if self.prune else None,
         }
 
-    def check_values(self, valid: Callable[[Resolved], Any]) -> None:
+    def check_values(self, valid: Callable[[Resolved], Any] = lambda resolved: resolved) -> None:
         """Refuses a value that is valid together with no value of the others.
 
         Args:
@@ -83,30 +90,25 @@ class Plan:
         Raises:
             UserError: naming the setting, the value and what is wrong.
         """
-        for index, dimension in enumerate(self.space.dimensions):
-            for value in dimension.samples():
+        for key, values in self.vary.items():
+            for value in ends(values):
+                options = {name: ends(each) for name, each in self.vary.items()} | {key: [value]}
                 complaint: ValueError | None = None
-                for params in islice(self._with(index, value), MAX_COMBINATIONS):
+                for combination in islice(product(*options.values()), MAX_COMBINATIONS):
                     try:
-                        valid(self.resolved(params))
+                        valid(self.resolved(dict(zip(options, combination, strict=True))))
                         break
                     except ValueError as error:
                         complaint = complaint or error
                 else:
-                    raise UserError(f"{dimension.key} = {as_text(value)}: {complaint}") from None
-
-    def _with(self, index: int, value: Scalar) -> Iterator[dict[str, Scalar]]:
-        """Returns the combinations in which one dimension has this value, the others' first values first."""
-        values = [dimension.samples() for dimension in self.space.dimensions]
-        values[index] = (value,)
-        return (dict(zip(self.space.keys, combination, strict=True)) for combination in product(*values))
+                    raise UserError(f"{key} = {as_text(value)}: {complaint}") from None
 
 
 def make_plan(
     task_name: str,
     *,
     preset: str = "cpu",
-    space: str | Space | None = None,
+    space: str | None = None,
     vary: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
     objective: str | None = None,
@@ -117,8 +119,7 @@ def make_plan(
 
     Args:
         space: name of a shipped space or a TOML file; ``None``: the shipped one, or with ``vary`` none.
-        vary: dimensions as :func:`~interp_tasks.search.space.read_vary` takes them, beside those of ``space`` or
-            in their place.
+        vary: as :func:`parse_vary` takes it, beside what ``space`` varies or in its place.
         settings: held for all trials, whatever the space says of them.
         objective: a validation metric, as in ``accuracy``; ``NAME:min`` and ``NAME:max`` say which way is better.
 
@@ -126,32 +127,138 @@ def make_plan(
         UserError: in one line.
     """
     resolve_config(task_name, preset)
-    dimensions, settings = read_vary(vary), dict(settings or {})
-    if space is None and dimensions:
-        chosen = Space(())
-    else:
-        chosen = space if isinstance(space, Space) else read_space(task_name, space)
-    for one in dimensions:
-        if one.key in settings:
-            raise UserError(f"{one.key} is given with --vary and with --set: vary it, or hold it")
-    chosen = chosen.varying(dimensions).holding(settings)
-    if not chosen.dimensions:
+    varied, settings = parse_vary(vary), dict(settings or {})
+    if both := sorted(varied.keys() & settings.keys()):
+        raise UserError(f"{both[0]} is given with --vary and with --set: vary it, or hold it")
+    from_space, fixed = ({}, {}) if space is None and varied else read_space(task_name, space)
+    varied = {key: values for key, values in {**from_space, **varied}.items() if key not in settings}
+    fixed = {**{key: text for key, text in fixed.items() if key not in varied}, **settings}
+    if not varied:
         raise UserError("nothing is left to vary: --set holds every setting of the space")
     if seed < 0:
         raise UserError(f"--seed {seed}: from 0 on")
-    plan = Plan(task_name, preset, chosen, read_objective(objective), seed, prune)
-    plan.check_values(lambda resolved: resolved)
+    metric, colon, way = (objective or "").partition(":")
+    directions: dict[str, Direction] = {"min": "minimize", "max": "maximize"}
+    if objective is not None and (not metric or (colon and way not in directions)):
+        raise UserError(
+            f"--objective {objective!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
+        )
+    plan = Plan(task_name, preset, varied, fixed, metric or None, directions.get(way), seed, prune)
+    plan.check_values()
     return plan
 
 
-def read_objective(text: str | None) -> Objective:
-    """Parses ``accuracy`` or ``mse_masked:min``; ``None`` leaves it to the task."""
-    if text is None:
-        return Objective()
-    key, colon, direction = text.partition(":")
-    directions: dict[str, Direction] = {"min": "minimize", "max": "maximize"}
-    if not key or (colon and direction not in directions):
+def shipped_spaces() -> dict[str, dict[str, Any]]:
+    """Returns the content of each shipped space, by task and name."""
+    text = resources.files("interp_tasks.search").joinpath("spaces.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def read_space(task_name: str, name: str | None) -> tuple[dict[str, Values], dict[str, str]]:
+    """Returns what a shipped space or a TOML file varies and holds; ``None``: the first one shipped for the task.
+
+    Raises:
+        UserError: in one line.
+    """
+    shipped = shipped_spaces().get(task_name, {})
+    if name is not None and (name.endswith(".toml") or "/" in name):
+        content = read_toml(Path(name), "a space, see docs/search.md", "--space")
+    elif name is None and not shipped:
         raise UserError(
-            f"--objective {text!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
+            f"no space is shipped for {task_name}: give --vary train.weight_decay=0.1,1, or --space FILE.toml"
         )
-    return Objective(key, directions.get(direction))
+    elif name is not None and name not in shipped:
+        known = f"shipped ones of {task_name} are {', '.join(shipped)}" if shipped else "none is shipped"
+        raise UserError(f"--space {name!r}: {known}; or name a file that ends in .toml")
+    else:
+        content = shipped[name or next(iter(shipped))]
+    parts: dict[str, dict[str, Any]] = {"vary": {}, "fixed": {}}
+    for part, sections in content.items():
+        if part not in parts or not isinstance(sections, dict) or not {*sections} <= {*SECTIONS}:
+            raise UserError(f"--space {name}: write [vary.train], [fixed.model] and so on, not {part}")
+        for section, values in sections.items():
+            parts[part] |= {f"{section}.{key}": value for key, value in dict(values).items()}
+    varied = {key: checked_values(key, value) for key, value in parts["vary"].items()}
+    return varied, {key: as_text(value) for key, value in parts["fixed"].items()}
+
+
+def parse_vary(given: Sequence[str]) -> dict[str, Values]:
+    """Parses ``train.weight_decay=0.1,0.5``, ``train.learning_rate=1e-4:1e-2:log``, ``model.d_model=64:256:64``.
+
+    Raises:
+        UserError: in one line.
+    """
+    varied: dict[str, Values] = {}
+    for text in given:
+        key, _, written = (part.strip() for part in text.partition("="))
+        if not key or not written:
+            raise UserError(
+                f"--vary {text!r}: write train.weight_decay=0.1,1 or train.learning_rate=1e-4:1e-2:log"
+            )
+        if key in varied:
+            raise UserError(f"--vary {key} is given twice")
+        low, *rest = (typed(part.strip()) for part in written.split(":"))
+        if rest and all(type(end) in (int, float) for end in (low, rest[0])):
+            values: Any = {"low": low, "high": rest[0]}
+            if rest[1:]:
+                values |= {"log": True} if rest[1] == "log" else {"step": rest[1]}
+        else:
+            values = listed(written)
+        varied[key] = checked_values(key, values)
+    return varied
+
+
+def listed(text: str) -> list[Any]:
+    """Splits ``0.1, 1`` or ``[2, 3], [5]`` at the commas outside brackets."""
+    try:
+        return list(parse_value(f"[{text}]"))
+    except json.JSONDecodeError:
+        return [typed(part.strip()) for part in text.split(",")]
+
+
+def checked_values(key: str, values: Any) -> Values:
+    """Returns what a setting is drawn from, as Optuna takes it; a range of whole numbers keeps them.
+
+    Raises:
+        UserError: for fewer than two values, or a range that is empty or of other numbers than the setting takes.
+    """
+    if isinstance(values, list):
+        scalars = [as_text(value) if isinstance(value, (list, dict)) else value for value in values]
+        if len({as_text(value) for value in scalars}) < max(2, len(scalars)):
+            raise UserError(f"{key}: a search varies it, so give at least two different values")
+        return scalars
+    if not isinstance(values, dict) or not {"low", "high"} <= {*values} <= {"low", "high", "log", "step"}:
+        raise UserError(f"{key}: write a list of values, or {{ low = 1e-4, high = 1e-2, log = true }}")
+    numbers = [values["low"], values["high"], values.get("step", 1)]
+    if not all(
+        type(number) in (int, float) and math.isfinite(number) and abs(number) < 2**63 for number in numbers
+    ):
+        raise UserError(f"{key}: a range has two finite numbers, then log or a step")
+    low, high, step = numbers
+    if not low < high or not step > 0 or (values.get("log") and low <= 0):
+        raise UserError(
+            f"{key}: {low:g}:{high:g} is no range: the first number is below the second, with log above 0"
+        )
+    if values.get("log") and "step" in values:
+        raise UserError(f"{key}: a range has log or a step, not both")
+    if takes_floats(key):
+        return {**values, "low": float(low), "high": float(high)}
+    return values
+
+
+def takes_floats(key: str) -> bool:
+    """Returns whether a setting is declared to take fractions; those of a task are as the range is written."""
+    section, _, name = key.partition(".")
+    fields = {"train": TrainConfig.model_fields, "model": ModelSettings.model_fields}.get(section, {})
+    annotation = fields[name].annotation if name in fields else None
+    return float in (get_args(annotation) or (annotation,))
+
+
+def ends(values: Values) -> list[Scalar]:
+    """Returns values that stand for all: of a list all of them, of a range both ends."""
+    return values if isinstance(values, list) else [values["low"], values["high"]]
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as typed on a command line, so that it reads back as the same value."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

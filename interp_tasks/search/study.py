@@ -1,35 +1,48 @@
-"""Runs a search: takes the next trial until there are as many as the plan says."""
+"""Runs a search: an Optuna study whose trials are runs, and what came of it."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import warnings
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna import Study
-from optuna.trial import Trial, TrialState
+import torch
+from optuna.trial import FrozenTrial, Trial, TrialState
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
-from interp_tasks.checkpoints.atomic import folder_of
-from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.checkpoints.run_config import differences
+from interp_tasks.checkpoints.run_files import check_free, read_metrics
 from interp_tasks.devices import check_device
-from interp_tasks.errors import UserError
+from interp_tasks.disk import atomic_write, folder_of, write_together
+from interp_tasks.errors import Diverged, UserError
 from interp_tasks.measurement.subjects import Progress
-from interp_tasks.search.locks import Claim, claim, claim_if_free
-from interp_tasks.search.plan import Plan
-from interp_tasks.search.result import SearchResult
-from interp_tasks.search.storage import (
-    check_reachable,
-    check_storage,
-    default_storage,
-    opened,
-)
-from interp_tasks.search.trials import built, carry_out, resolve_objective, run_name
-from interp_tasks.training.trainer import check_precision
+from interp_tasks.pages import Column, Figure, Page, Table, Text, versions
+from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, Values, ends
+from interp_tasks.training.config import Resolved
+from interp_tasks.training.forward import HookedForward
+from interp_tasks.training.trainer import check_precision, model_settings, train
+from tasks import get
+from tasks.base import Task, pool_parts
+from tasks.errors import TaskError
 from tasks.seeds import derive_seed
+from tasks.settings import ModelSettings
 
-#: The claim under which trials are dealt out and results written.
-TURN = "search"
+if TYPE_CHECKING:
+    import pandas
+    from filelock import BaseFileLock
+
+STUDY = "interp-run search"
+#: Trials with a value that fANOVA needs at least to say anything.
+MIN_TRIALS = 4
 
 
 def search(
@@ -41,7 +54,7 @@ def search(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> SearchResult:
-    """Train runs until the search has so many trials, those of earlier calls and of other processes counted.
+    """Trains runs until the search has so many trials, those of earlier calls and of other processes counted.
 
     Trials that a killed process left are taken up where their runs stopped. Processes with the same ``out`` and
     ``storage`` share the work. What trial number n tries depends on the seed, n and the trials told before, so a
@@ -49,10 +62,7 @@ def search(
 
     Args:
         out: the folder of the search: a run folder per trial, ``trials.csv``, ``trials.json``, ``search.html``.
-        storage: URL of a database; ``None``: ``OUT/search.db``.
-
-    Returns:
-        All trials, and what follows from them.
+        storage: URL of a database as Optuna takes it; ``None``: ``sqlite:///OUT/search.db``.
 
     Raises:
         UserError: in one line, for settings that cannot be, for a folder or storage that holds another search, and
@@ -62,61 +72,115 @@ def search(
         raise UserError(f"--trials {trials}: at least 1")
     check_device(device)
     out = folder_of(out)
-    url = storage or default_storage(out)
     check_free(out, "search")
-    check_storage(url)
-    check_reachable(url)
     plan.check_values(built)
-    first = {one.key: one.samples()[0] for one in plan.space.dimensions}
-    base = plan.resolved(first)
-    for one in plan.space.dimensions:
-        for value in one.samples() if one.key == "train.precision" else ():
-            check_precision(plan.resolved({**first, one.key: value}).train, device)
-    check_precision(base.train, device)
-    key, direction = resolve_objective(plan.objective, *built(base))
-    identity = plan.identity(key, direction)
+    for value in ends(plan.vary.get("train.precision", [])) or [None]:
+        chosen = {} if value is None else {"train.precision": value}
+        check_precision(plan.first(chosen).train, device)
+    base = plan.first()
+    key, direction = resolve_objective(plan, *built(base))
+    identity = json.loads(json.dumps(plan.identity(key, direction)))
+    url = storage or f"sqlite:///{out / 'search.db'}"
+    refuse_other(out / "search.json", identity)
     with warnings.catch_warnings():
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
-        with ExitStack() as stack:
-            with claim(out, TURN):
-                study = stack.enter_context(opened(url, out, identity))
+        try:
+            with held(out, "search"):
+                study = opened(url, identity)
+                atomic_write(out / "search.json", json.dumps(identity, indent=1) + "\n")
             # Before half of the steps nothing is said about a run whose drop is yet to come.
             study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=base.train.steps // 2)
             while (dealt := next_trial(study, plan, out, trials)) is not None:
                 trial, lock = dealt
                 with lock:
-                    shown = None if progress is None else counted(progress, trial.number, trials)
-                    carry_out(plan, study, trial, out, key, device, shown)
-            with claim(out, TURN):
+                    carry_out(plan, study, trial, out, key, device, counted(progress, trial.number, trials))
+            with held(out, "search"):
                 result = SearchResult.of(study, identity, out)
-                result.write(out)
+                result.write(out, study)
+        except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+            raise unusable(url, error) from None
     return result
 
 
-def next_trial(study: Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, Claim] | None:
+def held(out: Path, name: str) -> BaseFileLock:
+    """Returns a lock by which processes share a search; kill its holder, and it is free."""
+    from filelock import FileLock
+
+    (out / ".locks").mkdir(parents=True, exist_ok=True)
+    return FileLock(out / ".locks" / name, thread_local=False)
+
+
+def opened(url: str, identity: Mapping[str, Any]) -> optuna.Study:
+    """Opens the study of a search, or begins it.
+
+    Raises:
+        UserError: for a storage that cannot be opened, or that holds another search.
+    """
+    arguments = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else None
+    try:
+        storage = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+        study = optuna.create_study(
+            study_name=STUDY,
+            storage=storage,
+            load_if_exists=True,
+            direction=identity["objective"]["direction"],
+        )
+    except (ImportError, ValueError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+        raise unusable(url, error) from None
+    check_same(f"--storage {without_password(url)}", study.user_attrs.get("search", identity), identity)
+    study.set_user_attr("search", dict(identity))
+    return study
+
+
+def unusable(url: str, error: Exception) -> UserError:
+    cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
+    reason = without_password(" ".join(str(cause).split()))[:200] or type(cause).__name__
+    return UserError(f"--storage {without_password(url)} cannot be used: {reason}")
+
+
+def without_password(url: str) -> str:
+    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url)
+
+
+def refuse_other(file: Path, identity: Mapping[str, Any]) -> None:
+    """Refuses a folder that holds another search."""
+    if file.exists():
+        from interp_tasks.checkpoints.run_files import read_json
+
+        stored = read_json(file, "what is searched")
+        check_same(str(file.parent), {name: stored[name] for name in stored if name != "name"}, identity)
+
+
+def check_same(place: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    if found := differences(stored, identity):
+        listed = "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in found.items())
+        raise UserError(f"{place} holds another search ({listed}): choose another --out or --storage")
+
+
+def next_trial(study: optuna.Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, BaseFileLock] | None:
     """Returns an abandoned trial or, while there are too few, a new one; ``None`` when there is neither."""
-    with claim(out, TURN):
+    from filelock import Timeout
+
+    with held(out, "search"):
         earlier = study.get_trials(deepcopy=False)
-        for left in earlier:
-            if left.state is not TrialState.RUNNING:
+        for left in (each for each in earlier if each.state is TrialState.RUNNING):
+            lock = held(out, run_name(left.number))
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
                 continue
-            lock = claim_if_free(out, run_name(left.number))
-            if lock is None:
-                continue
-            # It may have been finished since it was looked at, and let go therefore.
-            if study.get_trials(deepcopy=False)[left.number].state is not TrialState.RUNNING:
-                with lock:
-                    continue
-            study.sampler = sampler(plan, left.number)
-            return Trial(study, left._trial_id), lock
+            # It may have been finished, and let go, since it was looked at.
+            if study.get_trials(deepcopy=False)[left.number].state is TrialState.RUNNING:
+                study.sampler = sampler(plan, left.number)
+                return Trial(study, left._trial_id), lock
+            lock.release()
         if len(earlier) >= trials:
             return None
-        number = len(earlier)
-        lock = claim(out, run_name(number))
-        study.sampler = sampler(plan, number)
-        trial = study.ask()
-        return trial, lock
+        lock = held(out, run_name(len(earlier)))
+        lock.acquire()
+        study.sampler = sampler(plan, len(earlier))
+        return study.ask(), lock
 
 
 def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
@@ -124,5 +188,244 @@ def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(seed=derive_seed(plan.seed, "trial", number) % 2**32)
 
 
-def counted(progress: Progress, number: int, trials: int) -> Progress:
-    return lambda step, steps, text: progress(step, steps, f"trial {number + 1} of {trials}  {text}")
+def run_name(number: int) -> str:
+    return f"trial-{number:04d}"
+
+
+def counted(progress: Progress | None, number: int, trials: int) -> Progress:
+    def tell(step: int, steps: int, text: str) -> None:
+        if progress is not None:
+            progress(step, steps, f"trial {number + 1} of {trials}  {text}")
+
+    return tell
+
+
+# ---- One trial
+
+
+def carry_out(
+    plan: Plan, study: optuna.Study, trial: Trial, out: Path, key: str, device: str, progress: Progress
+) -> None:
+    """Trains the run of a trial, from where it was if it was interrupted, and tells the study.
+
+    A combination that was tried before is not trained again: training is deterministic, so its value is taken. One
+    that cannot be built is told as failed, and one that diverges as pruned, which the sampler learns from. Any other
+    error leaves the trial to the next call.
+    """
+    params = {name: suggest(trial, name, values) for name, values in plan.vary.items()}
+    twin = tried(study, trial, params)
+    if twin is not None:
+        trial.set_user_attr("same_as", twin.number)
+        study.tell(trial, twin.value)
+        return
+    run = out / run_name(trial.number)
+    reported = set(trial.study.trials[trial.number].intermediate_values)
+
+    def logged(step: int, steps: int, line: Mapping[str, Any]) -> None:
+        value = line.get("validation", {}).get(key)
+        if value is None:
+            return
+        progress(step, steps, f"{key} {value:.4g}  {run}")
+        if plan.prune and step not in reported:
+            trial.report(value, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned(f"at step {step}, behind the median of other trials")
+
+    def end(state: TrialState, reason: str) -> None:
+        trial.set_user_attr("reason", " ".join(reason.split()))
+        study.tell(trial, state=state)
+
+    try:
+        resolved = plan.resolved(params)
+        task, settings = built(resolved)
+        # What only building the model tells.
+        task.check_model(task.build_model(resolved.train.seed, settings))
+    except (UserError, TaskError, ValidationError) as error:
+        end(TrialState.FAIL, str(error))
+        return
+    try:
+        go = partial(train, task, out=run, preset=resolved.preset, settings=settings, config=resolved.train)
+        go(device=device, progress=logged)
+        value = value_of(read_metrics(run), key)
+    except optuna.TrialPruned as pruned:
+        end(TrialState.PRUNED, str(pruned))
+    except Diverged as error:
+        end(TrialState.PRUNED, f"diverged: {error}")
+    else:
+        study.tell(trial, value)
+
+
+def suggest(trial: Trial, key: str, values: Values) -> Scalar:
+    if isinstance(values, list):
+        chosen: Scalar = trial.suggest_categorical(key, values)
+        return chosen
+    whole = all(type(number) is int for name, number in values.items() if name != "log")
+    options: dict[str, Any] = {name: values[name] for name in ("log", "step") if name in values}
+    draw: Any = trial.suggest_int if whole else trial.suggest_float
+    drawn: Scalar = draw(key, values["low"], values["high"], **options)
+    return drawn
+
+
+def tried(study: optuna.Study, trial: Trial, params: Mapping[str, Any]) -> FrozenTrial | None:
+    """Returns a finished trial with the same settings, and a run of its own."""
+    for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        if other.number != trial.number and other.params == params and "same_as" not in other.user_attrs:
+            return other
+    return None
+
+
+def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
+    """Returns the task and the architecture of a configuration."""
+    task = get(resolved.task_name, **resolved.task)
+    return task, model_settings(task, resolved.model)
+
+
+def resolve_objective(plan: Plan, task: Task, settings: ModelSettings) -> tuple[str, Direction]:
+    """Returns the metric and its direction; metrics are asked of an untrained model on two examples.
+
+    Raises:
+        UserError: for a metric that a run of the task does not log.
+    """
+    forward = HookedForward(task.build_model(0, settings), task.read_positions)
+    with torch.no_grad():
+        parts = {}
+        for name, part in (task.parts() or {"": task}).items():
+            batch = part.sample(2, seed=0, split="validation")
+            parts[name] = part.metrics(forward(batch.tokens), batch)
+    logged = list(pool_parts(parts))
+    drop = task.drop_metric
+    key = plan.objective or ("loss" if "loss" in logged else drop.name)
+    if key not in logged:
+        raise UserError(f"no metric {key!r} is logged: --objective takes {', '.join(logged)}")
+    upward = drop.direction == "up" if key == drop.name else key.startswith("accuracy")
+    return key, plan.direction or ("maximize" if upward else "minimize")
+
+
+def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Returns the mean of a validation metric over the last evaluations of a log.
+
+    Raises:
+        Diverged: if one of them is not finite.
+    """
+    values = [line["validation"][key] for line in lines if "validation" in line][-LAST:]
+    if not values or not all(value is not None and math.isfinite(value) for value in values):
+        raise Diverged(f"{key} is not finite in the last evaluations")
+    return math.fsum(values) / len(values)
+
+
+# ---- What came of it
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The trials of a search.
+
+    Attributes:
+        identity: what was searched, as ``search.json`` has it.
+        trials: by number: ``trial``, ``state`` (complete, pruned, failed, running), ``value``, ``params``, ``run``,
+            ``same_as`` (a trial whose value it took) and ``reason``.
+        importances: setting -> share of the variance of the objective that fANOVA (Hutter et al. 2014) lays to it,
+            largest first, their sum 1; empty where there is too little to tell from.
+    """
+
+    identity: Mapping[str, Any]
+    trials: Sequence[Mapping[str, Any]]
+    importances: Mapping[str, float]
+    versions: Mapping[str, str] = field(default_factory=versions, repr=False)
+
+    @classmethod
+    def of(cls, study: optuna.Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
+        """Reads the trials of a study, and how much each setting mattered."""
+        trials = []
+        for trial in study.get_trials(deepcopy=False):
+            same_as = trial.user_attrs.get("same_as")
+            complete = trial.state is TrialState.COMPLETE
+            trials.append(
+                {
+                    "trial": trial.number,
+                    "state": {TrialState.FAIL: "failed"}.get(trial.state, trial.state.name.lower()),
+                    # Of a pruned trial Optuna keeps the last report, which no finished one compares with.
+                    "value": trial.value if complete else None,
+                    "params": {key: trial.params[key] for key in identity["space"] if key in trial.params},
+                    "run": str(out / run_name(trial.number if same_as is None else same_as)),
+                    "same_as": same_as,
+                    "reason": trial.user_attrs.get("reason"),
+                }
+            )
+        values = [trial["value"] for trial in trials if trial["value"] is not None]
+        shares: dict[str, float] = {}
+        if len(values) >= MIN_TRIALS and len({*values}) > 1:
+            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
+            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        made_by = {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
+        return cls(identity, trials, {key: float(share) for key, share in shares.items()}, made_by)
+
+    @property
+    def ranked(self) -> list[Mapping[str, Any]]:
+        """Complete trials, the best first; of equal ones the earlier."""
+        sign = -1 if self.identity["objective"]["direction"] == "maximize" else 1
+        complete = [trial for trial in self.trials if trial["value"] is not None]
+        return sorted(complete, key=lambda trial: sign * trial["value"])
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        return next(iter(self.ranked), None)
+
+    def frame(self) -> pandas.DataFrame:
+        """Returns a row per trial, the best first, then those without a value; a column per setting."""
+        import pandas
+
+        rest = [trial for trial in self.trials if trial["value"] is None]
+        columns = ["trial", "value", *self.identity["space"], "state", "run", "same_as", "reason"]
+        rows = [{**trial, **trial["params"]} for trial in [*self.ranked, *rest]]
+        return pandas.DataFrame(rows, columns=columns).astype({"value": "float64", "same_as": "Int64"})
+
+    def to_json(self) -> str:
+        content = {
+            "search": dict(self.identity),
+            "best": self.best,
+            "importances": dict(self.importances),
+            "trials": list(self.trials),
+            "versions": dict(self.versions),
+        }
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def to_csv(self) -> str:
+        text: str = self.frame().to_csv(index=False)
+        return text
+
+    def summary(self) -> str:
+        """Returns a text such as ``12 trials: 10 complete, 2 pruned``."""
+        states = [trial["state"] for trial in self.trials]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        return f"{len(states)} trial{'s' * (len(states) != 1)}: {counts}"
+
+    def page(self, study: optuna.Study) -> Page:
+        """Returns Optuna's own pictures, and all trials."""
+        from optuna.visualization import plot_optimization_history, plot_param_importances, plot_slice
+
+        sections: list[Any] = [Text(f"{self.summary()}. The mean of the last {LAST} evaluations counts.")]
+        if self.importances:
+            evaluator = optuna.importance.FanovaImportanceEvaluator(
+                seed=self.identity["sampler"]["seed"] % 2**32
+            )
+            picture = plot_param_importances(study, evaluator=evaluator)
+            sections.append(Figure(picture, "Importance", "Few trials tell little."))
+        if self.ranked:
+            sections.append(Figure(plot_optimization_history(study), "Course of the search", ""))
+            sections.append(Figure(plot_slice(study), "The objective against every setting", ""))
+        frame = self.frame()
+        columns = [Column(name, name) for name in frame.columns]
+        sections.append(Table(frame, "Trials", "The best first.", columns, name="trials"))
+        title = f"Search: {self.identity['task']}, {self.identity['preset']}"
+        return Page(title, sections, self.identity, self.versions)
+
+    def write(self, folder: Path, study: optuna.Study) -> list[Path]:
+        """Writes ``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
+        return write_together(
+            {
+                folder / "trials.csv": self.to_csv(),
+                folder / "trials.json": self.to_json(),
+                folder / "search.html": self.page(study).html(),
+            }
+        )

@@ -96,7 +96,7 @@ class FusedForward:
         self.cfg = model.cfg
         self.post_norm = is_post_norm(model)
         # A bias that is frozen at zero adds nothing; do not pay for it.
-        self.silent = {
+        self.zero_biases = {
             name for name, p in model.named_parameters() if not p.requires_grad and not p.any().item()
         }
         self.parameters = dict(model.named_parameters())
@@ -150,29 +150,27 @@ class FusedForward:
         return F.layer_norm(x, (self.cfg.d_model,), weight, bias, self.cfg.eps)
 
     def _affine(self, x: Tensor, weight: str, bias: str) -> Tensor:
-        b = None if bias in self.silent else self.parameters[bias]
-        return self._linear(x, self.parameters[weight], b)
+        """Returns ``x @ weight + bias``; a weight with an axis of heads has them side by side in its rows."""
+        b = None if bias in self.zero_biases else self.parameters[bias]
+        w = self.parameters[weight]
+        return F.linear(x, (w.flatten(0, 1) if w.ndim == 3 else w).T, b)
 
-    def _projection(self, layer: int, kinds: str) -> tuple[Tensor, Tensor | None]:
-        """Returns weights ``[d_model kinds·head·d_head]`` and biases of several of Q, K, V, packed."""
+    def _project(self, layer: int, kinds: str, x: Tensor) -> Tensor:
+        """Returns several of Q, K, V in one product, side by side, ``[... kinds·head·d_head]``."""
         prefix = f"blocks.{layer}.attn."
         weight = torch.cat([self.parameters[f"{prefix}W_{kind}"] for kind in kinds])
-        biases = [f"{prefix}b_{kind}" for kind in kinds]
         packed = rearrange(weight, "heads d_model d_head -> d_model (heads d_head)")
-        if self.silent.issuperset(biases):
-            return packed, None
-        return packed, torch.cat([self.parameters[name] for name in biases]).flatten()
-
-    def _project(self, layer: int, kinds: str, x: Tensor) -> list[Tensor]:
-        weight, bias = self._projection(layer, kinds)
-        packed = self._linear(x, weight, bias)
-        return list(packed.chunk(len(kinds), dim=-1))
+        biases = [f"{prefix}b_{kind}" for kind in kinds]
+        zero = self.zero_biases.issuperset(biases)
+        bias = None if zero else torch.cat([self.parameters[name] for name in biases]).flatten()
+        return F.linear(x, packed.T, bias)
 
     def _qkv(self, layer: int, resid: Tensor, rows: tuple[int, ...] | None) -> list[Tensor]:
         x = self._before(f"blocks.{layer}.ln1", resid)
         if rows is None:
-            return self._project(layer, "QKV", x)
-        return [*self._project(layer, "Q", x[:, _index(rows, x.device)]), *self._project(layer, "KV", x)]
+            return list(self._project(layer, "QKV", x).chunk(3, dim=-1))
+        q = self._project(layer, "Q", x[:, _index(rows, x.device)])
+        return [q, *self._project(layer, "KV", x).chunk(2, dim=-1)]
 
     def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: tuple[int, ...] | None) -> list[Tensor]:
         """Returns q, k and v of the first layer, looked up in a table of every token at every position."""
@@ -181,22 +179,18 @@ class FusedForward:
         table = self._before("blocks.0.ln1", self._after("ln_embed", table))  # [pos vocab d_model]
         index = tokens + self.cfg.d_vocab * torch.arange(n_pos, device=tokens.device)
         if rows is None:
-            weight, bias = self._projection(0, "QKV")
-            packed = F.embedding(index, self._linear(table, weight, bias).flatten(0, 1))
+            packed = F.embedding(index, self._project(0, "QKV", table).flatten(0, 1))
             return list(packed.chunk(3, dim=-1))
-        weight, bias = self._projection(0, "KV")
-        packed = F.embedding(index, self._linear(table, weight, bias).flatten(0, 1))
+        packed = F.embedding(index, self._project(0, "KV", table).flatten(0, 1))
         read = _index(rows, tokens.device)
-        [q_table] = self._project(0, "Q", table[read])
+        q_table = self._project(0, "Q", table[read])
         offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
         q = F.embedding(tokens[:, read] + offsets, q_table.flatten(0, 1))
         return [q, *packed.chunk(2, dim=-1)]
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None) -> Tensor:
-        z = self._attention(layer, q, k, v, rows)
-        weight = self.parameters[f"blocks.{layer}.attn.W_O"].flatten(0, 1)
-        bias = f"blocks.{layer}.attn.b_O"
-        return self._linear(z, weight, None if bias in self.silent else self.parameters[bias])
+        prefix = f"blocks.{layer}.attn."
+        return self._affine(self._attention(layer, q, k, v, rows), f"{prefix}W_O", f"{prefix}b_O")
 
     def _attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None
@@ -206,19 +200,12 @@ class FusedForward:
         q, k, v = (rearrange(x, "b p (head d) -> b head p d", head=self.cfg.n_heads) for x in (q, k, v))
         visible = self._visible(k.shape[2], rows, k.device)
         if q.shape[2] == 1 and visible is None:
-            z = attend_from_one(q, k, v, scale)
+            # A fused kernel does not pay for a single query that sees every key.
+            pattern = (q * scale * k).sum(-1, keepdim=True).softmax(2)
+            z = (pattern * v).sum(2, keepdim=True)
         else:
-            z = self._mix(q, k, v, visible, scale)
+            z = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
         return rearrange(z, "b head p d -> b p (head d)")
-
-    def _linear(
-        self, x: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_in d_out"], bias: Tensor | None
-    ) -> Float[Tensor, "*rows d_out"]:
-        return F.linear(x, weight.T, bias)
-
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-        """Computes the attention of one layer from ``[batch head pos d_head]``."""
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
 
     def _visible(
         self, n_pos: int, rows: tuple[int, ...] | None, device: torch.device
@@ -239,17 +226,6 @@ class FusedForward:
 
 def _index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
     return constant(rows, torch.long, device)
-
-
-def attend_from_one(
-    q: Float[Tensor, "batch head 1 d_head"],
-    k: Float[Tensor, "batch head key d_head"],
-    v: Float[Tensor, "batch head key d_head"],
-    scale: float,
-) -> Float[Tensor, "batch head 1 d_head"]:
-    """Computes attention of a single query that sees every key, for which a fused kernel does not pay."""
-    pattern = (q * scale * k).sum(-1, keepdim=True).softmax(2)
-    return (pattern * v).sum(2, keepdim=True)
 
 
 def why_not_fused(model: HookedTransformer) -> str | None:

@@ -12,11 +12,11 @@ import torch
 from pydantic import ValidationError
 
 from interp_tasks.checkpoints.architecture import config_to_json
-from interp_tasks.checkpoints.atomic import folder_of
 from interp_tasks.checkpoints.run_config import Schedule
 from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.devices import check_device, float32_products
+from interp_tasks.disk import folder_of
 from interp_tasks.errors import UserError
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import (

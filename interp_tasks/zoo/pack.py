@@ -31,8 +31,8 @@ from interp_tasks.checkpoints.run_files import (
     write_log,
 )
 from interp_tasks.errors import UserError
-from interp_tasks.grids.unit import is_trained
-from interp_tasks.grids.units import TrainUnit
+from interp_tasks.grids.plan import TrainUnit
+from interp_tasks.grids.run import is_trained
 from interp_tasks.training.provenance import declared_drop
 from interp_tasks.zoo.shipped import ShippedRun, shipped_runs
 from tasks.base import Split, Task, pool_parts

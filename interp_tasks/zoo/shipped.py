@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.grids.units import TrainUnit, units_of
+from interp_tasks.grids.plan import TrainUnit, train_units
 from interp_tasks.recipes.recipe import orders_of, recipe_file, recipe_names
 from interp_tasks.recipes.spec import Shipment, naming_file, read_spec
 
@@ -37,11 +36,9 @@ def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
     """
     file = recipe_file(recipe)
     spec = read_spec(file)
-    folders: dict[str, Any] = {}
-    labelled: dict[str, str] = {}
     with naming_file(str(file)):
         ordered = orders_of(spec)
-        units = {id(block): units_of(block, spec.threads, folders, labelled) for block in spec.train}
+        units = {id(block): each for block, each in zip(spec.train, train_units(spec), strict=True)}
     return [ShippedRun(run.name, file.stem, units[id(run.block)][run.index], run.shipment) for run in ordered]
 
 

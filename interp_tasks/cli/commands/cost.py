@@ -38,10 +38,7 @@ class CostCommand(RecipeCommand):
 
     def check(self) -> None:
         check_choice("--format", self.format, FORMATS)
-        if self.rate is not None and not 0 < self.rate < FASTEST:
-            raise UserError(
-                f"--rate {self.rate:g}: give GFLOP per second, more than 0 and below {FASTEST:g}, such as 20"
-            )
+        check_rate(self.rate)
         settings = self.check_recipe()
         if self.import_path is None:
             from interp_tasks.training.config import resolve_config
@@ -68,6 +65,13 @@ class CostCommand(RecipeCommand):
             print_rows(rows, "table", ["quantity", "amount"])
         else:
             print_rows([estimate.to_dict()], self.format, [])
+
+
+def check_rate(rate: float | None) -> None:
+    if rate is not None and not 0 < rate < FASTEST:
+        raise UserError(
+            f"--rate {rate:g}: give GFLOP per second, more than 0 and below {FASTEST:g}, such as 20"
+        )
 
 
 def sentences(cost: Cost) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from interp_tasks.settings import read_settings
 
 if TYPE_CHECKING:
     from interp_tasks.search.plan import Plan
-    from interp_tasks.search.result import SearchResult
+    from interp_tasks.search.study import SearchResult
 
 #: Trials that people are shown.
 SHOWN = 10
@@ -82,18 +82,15 @@ class Search(RecipeCommand):
     format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
 
     def check(self) -> None:
-        from interp_tasks.search.space import read_vary
-        from interp_tasks.search.storage import check_storage
+        from interp_tasks.search.plan import parse_vary
 
         check_choice("--format", self.format, FORMATS)
         settings = self.check_recipe()
         if not 1 <= self.trials <= MOST_TRIALS:
             raise UserError(f"--trials {self.trials}: from 1 to {MOST_TRIALS}")
-        read_vary(self.vary)
+        parse_vary(self.vary)
         if self.import_path is None:
             self.plan(settings)
-        if self.storage is not None:
-            check_storage(self.storage)
         check_free(self.folder(), "search")
         check_writable_folder(self.folder())
 

@@ -23,8 +23,8 @@ from interp_tasks.checkpoints import (
     read_run,
     stored_steps,
 )
-from interp_tasks.checkpoints.atomic import replace_file
 from interp_tasks.checkpoints.run_folder import resumable
+from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from tasks.hooked import construct
 
@@ -227,14 +227,14 @@ def test_what_is_not_finite_is_logged_as_null(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_replaced_keeps_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_file(tmp_path / "run.json", b"old")
+    atomic_write(tmp_path / "run.json", b"old")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        replace_file(tmp_path / "run.json", b"new")
+    with pytest.raises(UserError, match="No space"):
+        atomic_write(tmp_path / "run.json", b"new")
     assert (tmp_path / "run.json").read_bytes() == b"old"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -330,7 +330,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "replace", refuse)
     assert refusal(tmp_path / "run") == (
-        f"cannot write {tmp_path / 'run'}: Permission denied; name a folder you can write to"
+        f"cannot write {tmp_path / 'run' / 'run.json'}: Permission denied; name a folder you can write to"
     )
     monkeypatch.undo()
     with opened(tmp_path / "run") as run:  # the lock was let go
@@ -356,8 +356,8 @@ def test_one_writer_in_a_process(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from interp_tasks.checkpoints.lock import RunLock
-lock = RunLock(Path(sys.argv[1]))
+from interp_tasks.disk import lock_folder
+lock = lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """

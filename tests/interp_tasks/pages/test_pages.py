@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from circuits.figures.layout import draw
 from circuits.figures.palette import COLOURS, GROUND
 from circuits.figures.panels import heat
+from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.pages import (
     Column,
@@ -29,7 +30,6 @@ from interp_tasks.pages import (
     signed,
     stepped,
     with_interval,
-    write_atomically,
 )
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028"
@@ -189,7 +189,7 @@ def test_failed_write_is_one_line_and_keeps_the_old_file(tmp_path):
     target = tmp_path / "folder"
     target.mkdir()
     with pytest.raises(UserError, match="cannot write") as refused:
-        write_atomically(target, "text")
+        atomic_write(target, "text")
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == [target]
 

@@ -222,7 +222,7 @@ def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
         train("modular-addition", out=tmp_path / "run", config=rounded)
     spec = tmp_path / "spec.toml"
     spec.write_text('[[train]]\ntask = "modular-addition"\n[train.set]\ntrain.precision = "tf32"\n')
-    assert main(["grid", str(spec), "--out", str(tmp_path / "grid"), "--quiet"]) == 2
+    assert main(["grid", str(spec), "--executor", "serial", "--out", str(tmp_path / "grid"), "--quiet"]) == 2
     search = ["runs", "search", "modular-addition", "--trials", "1", "--out", str(tmp_path / "search")]
     vary = ["--vary", "train.learning_rate=1e-4,1e-2"]
     assert main([*search, *vary, "--set", "train.precision=tf32"]) == 2

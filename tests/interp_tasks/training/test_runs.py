@@ -540,3 +540,27 @@ def test_a_post_norm_run_is_fused_stored_and_goes_on(tmp_path):
     assert "norm" not in read_run(before)["config"]["model"]
     with pytest.raises(UserError, match=r"model\.norm: '\(not set\)' there, 'post' asked for"):
         go_on("before", 4, norm="post")
+
+
+@pytest.mark.parametrize("grokfast", ["ema", "ma"])
+def test_a_run_stopped_after_every_update_ends_as_one_left_alone(tmp_path, grokfast):
+    """And stores no checkpoint that the other lacks."""
+    task = tasks.get("modular-addition", p=5)
+    settings = {"d_model": 8, "n_heads": 2}
+    config = {"steps": 10, "checkpoint_every": 4, "log_every": 3, "batch_size": 5, "threads": 1}
+    config |= {"grokfast": grokfast, "grokfast_window": 3, "dropout": 0.1, "warmup_steps": 3}
+    train(task, out=tmp_path / "alone", settings=settings, config=config)
+    stops = []
+    for _ in range(20):
+        try:
+            train(task, out=tmp_path / "stopped", settings=settings, config=config, stop=lambda: True)
+            break
+        except Stopped as stopped:
+            stops.append(str(stopped))
+    assert [text.partition("after step ")[2].split(" ")[0] for text in stops] == [*map(str, range(1, 10))]
+    steps = stored_steps(tmp_path / "alone")
+    assert stored_steps(tmp_path / "stopped") == steps
+    for step in steps:
+        assert_same_weights(tmp_path / "stopped", tmp_path / "alone", step)
+    assert read_metrics(tmp_path / "stopped") == read_metrics(tmp_path / "alone")
+    assert not (tmp_path / "stopped" / "stopped").exists()

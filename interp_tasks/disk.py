@@ -1,0 +1,181 @@
+"""What is written to disk: whole or not at all, by one writer at a time, and durable once it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+LOCK_FILE = ".lock"
+# Hidden, so that neither a glob nor the listing of checkpoints takes a half-written one for real.
+_TEMPORARY = re.compile(r"^\..*\.tmp-[0-9a-f]{32}$")
+
+
+def folder_of(out: Any) -> Path:
+    """Returns the folder that a caller gives to write to.
+
+    Raises:
+        UserError: for what is no path, or none that the operating system could take.
+    """
+    try:
+        path = Path(out)
+        path.exists()
+    except TypeError:
+        raise UserError(
+            f"out is the path of a folder, text or Path, not of type {type(out).__name__}"
+        ) from None
+    except OSError as error:
+        raise UserError(f"out cannot be {str(path)[:60]!r}...: {error.strerror or error}") from None
+    return path
+
+
+def is_temporary(path: Path) -> bool:
+    """Returns whether a name is one that a killed writer may leave behind."""
+    return _TEMPORARY.match(path.name) is not None
+
+
+def temporary_beside(path: Path) -> Path:
+    """Returns a name that nothing else has, in the same folder (a rename across file systems is not atomic)."""
+    return path.parent / f".{path.name}.tmp-{uuid.uuid4().hex}"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a refusal of the operating system into a `UserError` of one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; name a folder you can write to"
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a new file and waits until the disk has it."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def atomic_write(path: Path, content: str | bytes) -> Path:
+    """Creates or replaces a file: a reader sees the old content or the new, never a part.
+
+    Raises:
+        UserError: if the file system refuses.
+    """
+    return write_together({path: content})[0]
+
+
+def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = ()) -> list[Path]:
+    """Writes files that belong together; where one of them cannot be written, none is, and the old ones stay.
+
+    Args:
+        stale: files of an earlier writing that would disagree with these; they are removed.
+
+    Raises:
+        UserError: if the file system refuses.
+    """
+    temporary = {path: temporary_beside(path) for path in files}
+    path = Path()
+    try:
+        for path, content in files.items():
+            if path.is_dir():
+                raise UserError(f"cannot write {path}: it is a folder")
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_synced(temporary[path], content.encode() if isinstance(content, str) else content)
+        for path in stale:
+            with writing(path):
+                path.unlink(missing_ok=True)
+        for path in files:
+            with writing(path):
+                os.replace(temporary[path], path)
+        for folder in {path.parent for path in files}:
+            with writing(folder):
+                sync_folder(folder)
+    finally:
+        for left in temporary.values():
+            with contextlib.suppress(OSError):
+                left.unlink()
+    return list(files)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill the folder given; on a normal exit it is renamed to ``path``, on an exception it is gone.
+
+    Raises:
+        UserError: if ``path`` exists, or cannot be made.
+    """
+    refuse_existing(path)
+    temporary = temporary_beside(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    try:
+        with writing(path):
+            yield temporary
+            sync_folder(temporary)
+            refuse_existing(path)  # a rename would silently replace an empty folder
+            os.rename(temporary, path)
+            sync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def refuse_existing(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise UserError(f"{path} exists already and is not overwritten: name another folder, or remove it")
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder so that no part of it is ever seen under its own name."""
+    doomed = temporary_beside(path)
+    os.rename(path, doomed)
+    sync_folder(path.parent)
+    shutil.rmtree(doomed)
+
+
+def lock_folder(folder: Path, instead: str = "choose another --out") -> BaseFileLock:
+    """Returns the lock of a folder, held until its ``release()`` or the end of the process, however that ends.
+
+    Args:
+        instead: what else a user can do where it is held.
+
+    Raises:
+        UserError: naming the process that holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    file = folder / LOCK_FILE
+    lock: BaseFileLock = FileLock(file, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        holder = file.read_text(encoding="utf-8", errors="replace").strip() or "unknown"
+        raise UserError(
+            f"{folder} is being written by another process (pid {holder}): wait for it, or {instead}"
+        ) from None
+    file.write_text(f"{os.getpid()}\n", encoding="utf-8")
+    return lock

@@ -1,0 +1,277 @@
+"""A grid as units of work, each with a key: the same configuration has the same key, whoever asks and when."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from interp_tasks.checkpoints.content import digest
+from interp_tasks.checkpoints.marks import MARKS
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.refs import check_selector, resolve, select_steps
+from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, is_checkpoint, log_file, read_log
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.run_logs import find_runs
+from interp_tasks.recipes.recipe import orders_of
+from interp_tasks.recipes.spec import ExperimentSpec, Spec, Training
+from interp_tasks.texts import did_you_mean
+from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
+
+#: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
+GOES_ON = ("steps", *SCHEDULE)
+#: A run that is not there.
+PLACEHOLDER_RUN = "runs/\N{EM DASH}"
+
+
+@dataclass(frozen=True)
+class TrainUnit:
+    """One run to train.
+
+    Attributes:
+        key: of the whole configuration, seed and threads included.
+        folder: of the run, under the grid's.
+        varied: the settings that differ within a block that asks for its configuration, by key.
+        given: all settings of its block.
+    """
+
+    key: str
+    folder: str
+    resolved: Resolved
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        return f"train {self.folder}"
+
+
+@dataclass(frozen=True)
+class MeasureUnit:
+    """One call of an experiment.
+
+    Attributes:
+        runs: what it is called on; those of this grid by their folders under it.
+        needs: keys of the units that train them.
+    """
+
+    key: str
+    asked: ExperimentSpec
+    runs: tuple[str, ...]
+    needs: tuple[str, ...]
+    threads: int
+
+    @property
+    def what(self) -> str:
+        on = self.runs[0] if len(self.runs) == 1 else f"{self.runs[0]} and {len(self.runs) - 1} more"
+        return f"{self.asked.name} of {on}"
+
+    def refs(self, path_of: Callable[[str], str]) -> list[str]:
+        """Returns the REFs of the unit; ``path_of`` gives the path of a run."""
+        paths = [path_of(run) for run in self.runs]
+        return [f"{run}@{mark}" for run in paths for mark in self.asked.at] or paths
+
+
+Unit: TypeAlias = TrainUnit | MeasureUnit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every unit in order: runs to train, then experiments."""
+
+    train: tuple[TrainUnit, ...]
+    measure: tuple[MeasureUnit, ...]
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (*self.train, *self.measure)
+
+
+def check(spec: Spec) -> None:
+    """Refuses settings, experiments, arguments and runs that cannot be, without torch and before any work.
+
+    Raises:
+        UserError: in one line.
+    """
+    orders_of(spec)
+    for block in spec.train:
+        for values in block.combinations(list_keys(block.task)):
+            start = resolved_of(block, values).train.start_from
+            if start is not None:
+                resolve(start)
+    for asked in spec.experiment:
+        check_experiment(asked)
+    logs_alone = all(map(reads_logs_alone, spec.experiment))
+    for run in spec.runs:
+        if logs_alone:
+            find_runs(run)
+        for ref in [f"{run}@{mark}" for asked in spec.experiment for mark in asked.at] or [run]:
+            if not logs_alone:
+                resolve(ref)
+
+
+def check_experiment(asked: ExperimentSpec) -> None:
+    """Refuses an experiment that does not exist, and arguments that it does not take, by calling it on no run."""
+    from interp_tasks import experiments
+
+    signatures = {each.function.__name__: inspect.signature(each.function) for each in EXPERIMENTS.values()}
+    names = sorted(name for name, each in signatures.items() if {"refs", "runs"} & {*each.parameters})
+    if asked.name not in names:
+        hint = did_you_mean(asked.name, names)
+        raise UserError(f"no experiment {asked.name!r}: {hint}experiments are {', '.join(names)}")
+    for selector in (each for mark in asked.at for each in str(mark).split(",")):
+        check_selector(selector.strip(), f"experiment {asked.name}, at")
+    if asked.at and "runs" in parameters_of(asked):
+        raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
+    try:
+        # Experiments look at their arguments before they look for their runs.
+        getattr(experiments, asked.name)([PLACEHOLDER_RUN], **asked.settings)
+    except (UserError, TypeError) as error:
+        if PLACEHOLDER_RUN not in str(error):
+            message = str(error).removeprefix(f"{asked.name}: ")
+            raise UserError(f"experiment {asked.name}: {message}") from None
+
+
+def parameters_of(asked: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
+    from interp_tasks import experiments
+
+    return inspect.signature(getattr(experiments, asked.name)).parameters
+
+
+def reads_logs_alone(asked: ExperimentSpec) -> bool:
+    """Returns whether an experiment reads what runs have logged, and no checkpoint."""
+    parameters = parameters_of(asked)
+    return "runs" in parameters and not ("stored" in parameters and asked.settings.get("stored", True))
+
+
+def plan(spec: Spec) -> Plan:
+    """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run.
+
+    Raises:
+        UserError: for settings that cannot be.
+    """
+    trained: dict[str, TrainUnit] = {}
+    varied: dict[Path, dict[str, Any]] = {}
+    blocks = {id(block): units for block, units in zip(spec.train, train_units(spec), strict=True)}
+    for unit in (unit for units in blocks.values() for unit in units):
+        # Shared by all runs of a configuration: the blocks that come may vary more of it.
+        family = varied.setdefault(Path(unit.folder).parent, {})
+        family.update(unit.varied)
+        trained.setdefault(unit.key, replace(unit, varied=family))
+    for ordered in orders_of(spec):
+        check_shipped_steps(ordered.name, ordered.shipment.at, blocks[id(ordered.block)][ordered.index])
+    keys = {unit.folder: unit.key for unit in trained.values()}
+    measured: dict[str, MeasureUnit] = {}
+    for asked in spec.experiment:
+        for runs in groups(asked, list(keys), spec.runs):
+            needs = tuple(keys[run] for run in runs if run in keys)
+            others = [content_of(run, asked) for run in runs if run not in keys]
+            key = key_of([asked.model_dump(mode="json"), needs, others, spec.threads])
+            measured[key] = MeasureUnit(key, asked, runs, needs, spec.threads)
+    return Plan(tuple(trained.values()), tuple(measured.values()))
+
+
+def check_shipped_steps(name: str, at: Sequence[str | int], unit: TrainUnit) -> None:
+    """Refuses to ship steps that the run is not going to store; where its marks lie is known once it is trained."""
+    from tasks import get
+
+    published = get(unit.resolved.task_name, **unit.resolved.task).published_steps
+    stored = unit.resolved.train.checkpoint_steps(published)
+    for selector in (each.strip() for mark in at for each in str(mark).split(",")):
+        if selector not in MARKS:
+            select_steps(selector, f"ship {name}: the run", stored)
+
+
+def content_of(run: str, asked: ExperimentSpec) -> dict[str, Any]:
+    """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
+    if reads_logs_alone(asked):
+        files = [
+            log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
+        ]
+        logs = [read_log(file, "what the run has logged") for file in files if file.is_file()]
+        return {"run": run, "logs": [digest(log)["sha256"] for log in logs]}
+    refs = [f"{run}@{mark}" for mark in asked.at] or [run if is_checkpoint(Path(run)) else f"{run}@all"]
+    folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]
+    return {"run": run, "checkpoints": [read_meta(folder)["sha256"] for folder in folders]}
+
+
+def groups(asked: ExperimentSpec, trained: Sequence[str], given: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the runs of each call."""
+    if asked.over == "all":
+        return [(*trained, *given)]
+    families: dict[str, list[str]] = {}
+    for run in trained:
+        families.setdefault(run if asked.over == "run" else str(Path(run).parent), []).append(run)
+    return [*map(tuple, families.values()), *((run,) for run in given)]
+
+
+def resolved_of(block: Training, values: Mapping[str, Any]) -> Resolved:
+    for key, instead in (("train.seed", "seeds"), ("train.threads", "threads, at the top")):
+        if key in values:
+            raise UserError(f"set {key}: write {instead}")
+    typed = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return resolve_config(block.task, block.preset, typed)
+
+
+def train_units(spec: Spec) -> list[list[TrainUnit]]:
+    """Returns the runs of each block. Knows torch: a task fills in its defaults.
+
+    More steps and a later schedule go on in the same folder, unless the grid compares them: in one block as axes, in
+    several by the first of them, which keeps the name that it would have alone.
+    """
+    from interp_tasks.training.trainer import model_settings
+    from tasks import get
+
+    extensions: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    blocks = []
+    for block in spec.train:
+        axes = block.axes(list_keys(block.task))
+        units: list[TrainUnit] = []
+        for values in block.combinations(list_keys(block.task)):
+            resolved = resolved_of(block, values)
+            task = get(resolved.task_name, **resolved.task)
+            train = resolved.train.model_copy(update={"threads": spec.threads})
+            settings = train.model_dump(mode="json")
+            content = {
+                "task": {"name": task.name, **task.model_dump(mode="json")},
+                "model": model_settings(task, resolved.model).model_dump(mode="json"),
+            }
+            varied = {key: values[key] for key in axes}
+            lasting = {
+                **content,
+                "train": {key: value for key, value in settings.items() if key not in ("seed", *GOES_ON)},
+            }
+            extension = {f"train.{key}": settings[key] for key in GOES_ON}
+            compared = {key: value for key, value in extension.items() if key in axes}
+            name = f"{label(block.task, varied)}-{key_of([lasting, compared])[:8]}"
+            configuration = key_of([lasting, extension])
+            if configuration in names:
+                name = names[configuration]
+            elif extensions.setdefault(name, extension) != extension:
+                name = f"{label(block.task, varied)}-{configuration[:8]}"
+            names[configuration] = name
+            for seed in block.seeds:
+                config = train.model_copy(update={"seed": seed})
+                key = key_of({**content, "train": config.model_dump(mode="json")})
+                settled = replace(resolved, train=config)
+                units.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied, values))
+        blocks.append(units)
+    return blocks
+
+
+def label(task: str, varied: Mapping[str, Any]) -> str:
+    """Returns a name for a folder such as ``miiii,d_model-64``, safe for file systems and REFs."""
+    parts = [task, *(f"{key.partition('.')[2]}-{value}" for key, value in varied.items())]
+    return re.sub(r"[^A-Za-z0-9_,+-]+", "_", ",".join(parts)).strip("_")[:80]
+
+
+def key_of(content: Any) -> str:
+    """Returns a hexadecimal digest of JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]

@@ -1,0 +1,267 @@
+"""Runs that are killed, and files that are mangled, by the hundred; each trial has a number that repeats it.
+
+    python -m tests.campaigns kill --n 200
+    python -m tests.campaigns mangle --n 10000 [--only NUMBER]
+
+`kill`: a run is killed one to three times with SIGKILL, at a random moment or at a random operation on the disk. After
+each death every checkpoint on the disk has the weights of the run that was left alone; then the same command goes on.
+At its end all weights and the metrics log are the same bytes, and nothing unfinished is left.
+
+`mangle`: a file of a run is spoilt, then read. It is refused in one line, or gives the bits that were saved. `run.json`
+and the logs carry no digest: of these only the form can be checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SETTINGS = {
+    "task.p": 7,
+    "model.d_model": 8,
+    "model.n_heads": 2,
+    "train.steps": 40,
+    "train.batch_size": 6,
+    "train.grokfast": "ema",
+    "train.dropout": 0.2,
+    "train.checkpoint_every": 8,
+    "train.log_every": 3,
+    "train.eval_samples": 8,
+    "train.threads": 1,
+}
+#: What changes names or waits for the disk. The content of files is written in between.
+OPERATIONS = ("open", "rename", "replace", "fsync", "unlink", "rmdir", "mkdir")
+
+
+class Fault(AssertionError):
+    """What should not have happened, in one line."""
+
+
+def expect(held: bool, what: str) -> None:
+    if not held:
+        raise Fault(what)
+
+
+def train(run: Path) -> int:
+    from interp_tasks.cli import main
+
+    sets = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    return main(["train", "modular-addition", *sets, "--out", str(run), "--quiet"])
+
+
+# ---- Killed
+
+
+def forked(act: Callable[[], Any], output: Path) -> int:
+    """Does something in a child, with its output in a file; returns its process id."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        warnings.simplefilter("ignore")
+        status = int(act() or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def die_at(number: int) -> None:
+    """Kills this process before its disk operation of that number."""
+    count = 0
+
+    def watched(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation(*arguments, **options)
+
+        return call
+
+    for name in OPERATIONS:
+        setattr(os, name, watched(getattr(os, name)))
+
+
+def exit_status(pid: int, seconds: float | None = None) -> int:
+    """Waits for a child, and kills it after so many seconds; returns its exit status, of a signal minus its number."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if end is not None and time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            end = None
+        time.sleep(0.001)
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    """Returns the weights of every checkpoint that is there, read as any reader would, by step."""
+    from interp_tasks.checkpoints import load_parameters, stored_steps
+
+    found = {}
+    for step in stored_steps(run):
+        folder = run / "checkpoints" / f"{step:08d}"
+        load_parameters(folder)
+        found[folder.name] = (folder / "model.safetensors").read_bytes()
+    return found
+
+
+def killed(number: int, good: Path, scratch: Path) -> str:
+    chance, run, output = random.Random(number), scratch / f"run-{number}", scratch / "output"
+    expected = weights(good)
+    deaths = 0
+    for _ in range(chance.randint(1, 3)):
+        if chance.random() < 0.5:
+            at = chance.randint(1, 150)
+            status = exit_status(forked(lambda at=at: (die_at(at), train(run))[1], output))
+        else:
+            status = exit_status(forked(lambda: train(run), output), chance.uniform(0, 2))
+        expect(status in (0, -signal.SIGKILL), f"a life ended with {status}: {output.read_text()[-300:]}")
+        deaths += status != 0
+        for name, content in (weights(run) if run.exists() else {}).items():
+            expect(content == expected[name], f"checkpoint {name} has other weights after death {deaths}")
+    status = exit_status(forked(lambda: train(run), output))
+    expect(status == 0, f"the last life ended with {status}: {output.read_text()[-300:]}")
+    expect(weights(run) == expected, "the run ends with other checkpoints")
+    logs = [(each / "metrics.jsonl").read_bytes() for each in (run, good)]
+    expect(logs[0] == logs[1], "the run ends with another log")
+    left = [path.name for path in run.rglob("*") if ".tmp-" in path.name]
+    expect(not left, f"{left[:1]} was left behind")
+    shutil.rmtree(run)
+    return f"{deaths} deaths"
+
+
+# ---- Mangled
+
+
+class Canary:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+def spoilt(content: bytes, chance: random.Random, canary: str) -> bytes:
+    """Returns a file's content with something in it that was not saved."""
+    at = chance.randrange(len(content))
+    ways: list[Callable[[], bytes]] = [
+        lambda: content[:at],
+        lambda: content[:at] + bytes([content[at] ^ (1 << chance.randrange(8))]) + content[at + 1 :],
+        lambda: content[:at] + bytes(chance.randrange(1, 64)) + content[at:],
+        lambda: content + chance.randbytes(chance.randrange(1, 64)),
+        lambda: chance.randbytes(len(content)),
+        lambda: pickle.dumps(Canary(canary)),
+        lambda: chance.choice([b"", b"{", b"null", b"[" * 100_000, b"9" * 6000, b"\xff\xfe{\x00}\x00"]),
+        lambda: b"\xff" * 8 + content[8:],
+    ]
+    return chance.choice(ways)()
+
+
+def mangled(number: int, good: Path, scratch: Path) -> str:
+    from interp_tasks.checkpoints import load_checkpoint, read_metrics, stored_steps
+    from interp_tasks.errors import UserError
+    from tasks.errors import TaskError
+
+    chance, run, canary = random.Random(number), scratch / "run", scratch / "canary"
+    shutil.copytree(good, run)
+    file = chance.choice(sorted(path for path in run.rglob("*") if path.is_file() and path.stat().st_size))
+    content = spoilt(file.read_bytes(), chance, str(canary))
+    file.write_bytes(content)
+    expected, outcome = weights(good), "read as saved"
+    reads: list[Callable[[], Any]] = [lambda: read_metrics(run), lambda: train_again(run)]
+    reads += [lambda step=step: load_checkpoint(f"{run}@{step}") for step in stored_steps(run)]
+    for read in reads:
+        try:
+            read()
+        except (UserError, TaskError) as error:
+            expect("\n" not in str(error), f"{file.name}: the refusal has several lines")
+            outcome = "refused"
+        expect(not canary.exists(), f"{file.name}: code in it was run")
+    for folder in (run / "checkpoints").iterdir():
+        if file.parent != folder and folder.name in expected:
+            same = (folder / "model.safetensors").read_bytes() == expected[folder.name]
+            expect(same, f"{file.name}: training went on to other weights at {folder.name}")
+    shutil.rmtree(run)
+    return f"{file.name} {outcome}"
+
+
+def train_again(run: Path) -> None:
+    from interp_tasks.training.config import resolve_config
+    from interp_tasks.training.trainer import train_resolved
+
+    texts = {key: str(value) for key, value in SETTINGS.items()}
+    train_resolved(resolve_config("modular-addition", "cpu", texts), run)
+
+
+# ---- The campaign
+
+
+CAMPAIGNS = {"kill": killed, "mangle": mangled}
+
+
+def perform(name: str, numbers: list[int]) -> dict[str, Any]:
+    """Returns how often each kind of trial was made, and the failures by number."""
+    kinds: dict[str, int] = {}
+    failures: dict[int, str] = {}
+    with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+        scratch, output = Path(folder), Path(folder) / "output"
+        # Nothing is differentiated here before a fork: autograd's threads do not survive it.
+        import torch
+
+        import interp_tasks.checkpoints.load
+        import interp_tasks.cli.app
+        import interp_tasks.training.trainer  # noqa: F401
+        import tasks
+
+        torch.set_num_threads(1)
+        tasks.get("modular-addition")
+        status = exit_status(forked(lambda: train(scratch / "good"), output))
+        expect(status == 0, f"the run that is left alone ended with {status}: {output.read_text()[-300:]}")
+        for number in numbers:
+            shutil.rmtree(scratch / "run", ignore_errors=True)
+            try:
+                kind = CAMPAIGNS[name](number, scratch / "good", scratch)
+                kinds[kind] = kinds.get(kind, 0) + 1
+            except Exception as error:
+                failures[number] = f"{type(error).__name__}: {error}"
+    return {"campaign": name, "n": len(numbers), "kinds": dict(sorted(kinds.items())), "failures": failures}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("campaign", choices=CAMPAIGNS)
+    parser.add_argument("--n", type=int, default=100, help="trials (default: 100)")
+    parser.add_argument("--only", type=int, nargs="+", help="trials by number")
+    given = parser.parse_args()
+    summary = perform(given.campaign, given.only or list(range(given.n)))
+    print(json.dumps(summary, indent=1))
+    return bool(summary["failures"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
