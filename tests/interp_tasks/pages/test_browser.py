@@ -98,7 +98,7 @@ def test_the_slider_moves_its_figure_and_a_header_sorts(browser, written):
     page.set_default_timeout(PATIENCE)
     page.goto(written.as_uri())
     page.wait_for_selector(".slider-container")
-    shown = "() => [...document.querySelectorAll('.js-plotly-plot')].at(-1).data[0].z[0][0]"
+    shown = "() => [...document.querySelectorAll('.js-plotly-plot')].at(-1)._fullData[0].z[0][0]"
     assert page.evaluate(shown) == 5
     page.locator(".slider-rail-touch-rect").scroll_into_view_if_needed()
     box = page.locator(".slider-rail-touch-rect").bounding_box()
