@@ -17,8 +17,8 @@ from circuits.interventions.edits import Edit, Place
 from circuits.interventions.forward_pass import unusual
 from circuits.interventions.variants import Draws
 from circuits.interventions.variants import draws as draw_variants
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
-from circuits.model.surface import Surface
 from circuits.tensors import as_dense_tensor
 from circuits.validate import is_whole, read_indices, read_seed
 
@@ -67,7 +67,7 @@ class Permuted(Replacement):
 class PermutedPositions(Edit):
     """An edit of position embeddings; refuses models without a table of them."""
 
-    def plan(self, surface: Surface) -> tuple[ActivationEdit, ...]:
+    def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         if self.places[0].site.hook() not in surface.hooks:
             raise CircuitsError(
                 f"{CALLER}: this model has no table of position embeddings (rotary or none), so there are no rows "

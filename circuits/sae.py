@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import contextmanager, exclusive
+from circuits.model.blocks import exclusive, model_block
+from circuits.model.hooked_model import HookedModel
+from circuits.model.insertions import Autoencoder, SAEInsertion, reinstall, spliced
 from circuits.model.sites import KINDS, Site
-from circuits.model.splices import Autoencoder, Splice, put_in_line, spliced
-from circuits.model.surface import Surface
 
 CALLER = "splice"
 
 
-@contextmanager
+@model_block
 def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
     """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
 
@@ -40,12 +40,12 @@ def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
     Raises `CircuitsError` for a site that has no position axis or an SAE already, and for an SAE of another width or on
     another device than the model.
     """
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     if not isinstance(autoencoders, Mapping) or not autoencoders:
         raise CircuitsError(
             f'{CALLER}: give a dict of sites and autoencoders, such as {{"resid_post.1": sae}}'
         )
-    new: dict[str, Splice] = {}
+    new: dict[str, SAEInsertion] = {}
     for given, sae in autoencoders.items():
         for hook, splice in _read(given, sae, surface).items():
             if hook in new:
@@ -55,11 +55,11 @@ def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
         yield model
 
 
-def renew(surface: Surface) -> None:
-    put_in_line(surface.model, surface.on_forward)
+def renew(surface: HookedModel) -> None:
+    reinstall(surface.model, surface.on_forward)
 
 
-def _read(given: Any, sae: Any, surface: Surface) -> dict[str, Splice]:
+def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]:
     """Returns the splice of each hook that a site names, with its autoencoder, checked."""
     try:
         site = Site.parse(given)
@@ -82,7 +82,7 @@ def _read(given: Any, sae: Any, surface: Surface) -> dict[str, Splice]:
     }
 
 
-def _checked(site: Site, sae: Any, surface: Surface) -> Splice:
+def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
     """Returns the splice of an autoencoder that has been tried on one activation of zeros."""
     what = f"{CALLER}: {site}"
     pair = (
@@ -111,7 +111,7 @@ def _checked(site: Site, sae: Any, surface: Surface) -> Splice:
             f"{what}: encode gives {list(features.shape)} and decode {list(back.shape)} for x {list(zeros.shape)}; "
             "they map [batch pos d_in] to [batch pos feature] and back"
         )
-    return Splice(site, autoencoder, features.shape[2])
+    return SAEInsertion(site, autoencoder, features.shape[2])
 
 
 def _weights(sae: Any) -> Iterator[Tensor]:

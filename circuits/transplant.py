@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.blocks import exclusive
+from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import foreign_names
-from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_indices
 
@@ -70,7 +70,7 @@ class Transplant(Intervention):
     # True for a post-norm source; None for a state_dict, from which this cannot be known.
     post_norm: bool | None = field(default=None, compare=False)
 
-    def plan(self, surface: Surface) -> tuple[WeightEdit, ...]:
+    def plan(self, surface: HookedModel) -> tuple[WeightEdit, ...]:
         """Returns an edit for each parameter that is exchanged; refuses a source of another architecture."""
         if self.post_norm not in (None, surface.post_norm):
             one, other = "a post-norm model", "none"
@@ -202,7 +202,7 @@ def selected(
 def _tensors(source: Any, caller: str) -> tuple[dict[str, Any], bool | None]:
     """Returns the weights by name, and whether they are a post-norm model's, or None where that is not known."""
     if isinstance(source, nn.Module):
-        surface = Surface.of(source)
+        surface = HookedModel.of(source)
         return dict(surface.named_weights()), surface.post_norm
     if isinstance(source, Mapping):
         return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}, None

@@ -103,6 +103,6 @@ def full(model: Any, kind: str = "edges") -> Circuit:
 
 
 def _graph_of(model: Any) -> Graph:
-    from circuits.model.surface import Surface
+    from circuits.model.hooked_model import HookedModel
 
-    return Graph.of(Surface.of(model))
+    return Graph.of(HookedModel.of(model))

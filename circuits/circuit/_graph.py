@@ -12,7 +12,7 @@ from circuits.errors import CircuitsError, said
 from circuits.model.sites import KINDS, Site
 
 if TYPE_CHECKING:
-    from circuits.model.surface import Surface
+    from circuits.model.hooked_model import HookedModel
 
 
 class Layer(NamedTuple):
@@ -44,7 +44,7 @@ class Graph:
     positions: bool = True
 
     @classmethod
-    def of(cls, surface: Surface) -> Graph:
+    def of(cls, surface: HookedModel) -> Graph:
         return cls(
             surface.n_layers,
             surface.n_heads,

@@ -24,10 +24,10 @@ from circuits.interventions.base import (
 from circuits.interventions.reference_runs import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
 from circuits.interventions.sources import HOW
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import is_encoding, read_given
-from circuits.model.prompts import by_row
+from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
-from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, as_dense_tensor, select_positions
 from circuits.validate import read_choice
 
@@ -64,7 +64,7 @@ class CircuitEdit(Intervention):
     replacement: Replacement
     keep: bool
 
-    def plan(self, surface: Surface) -> tuple[ActivationEdit | Cut, ...]:
+    def plan(self, surface: HookedModel) -> tuple[ActivationEdit | Cut, ...]:
         replacement = self.replacement.on(surface)
         replacement.check(surface, self.label)
         graph, kind = Graph.of(surface), self.circuit.kind
@@ -104,7 +104,7 @@ class _Steps:
     def __init__(
         self,
         label: str,
-        surface: Surface,
+        surface: HookedModel,
         replacement: Replacement,
         where: Mapping[Member, Where],
         keep: bool,
@@ -187,7 +187,9 @@ class Elsewhere(Replacement):
         kept = select_positions(positions, current.shape[axis], context.write.label, context.mask)
         rows = kept[None] if kept.ndim == 1 else kept
         return torch.where(
-            by_row(rows.to(current.device), axis, current.ndim), current, self.inner.value(current, context)
+            broadcast_mask(rows.to(current.device), axis, current.ndim),
+            current,
+            self.inner.value(current, context),
         )
 
     def describe(self) -> dict[str, Any]:

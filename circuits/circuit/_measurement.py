@@ -21,11 +21,11 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.reference_runs import MeanOver
 from circuits.interventions.replacements import Zero
 from circuits.interventions.sources import at_own_positions, read_source
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.model.state import inside_block
-from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
 from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors
 
@@ -54,7 +54,7 @@ class Measurement:
     """
 
     caller: str
-    surface: Surface
+    surface: HookedModel
     graph: Graph
     how: str
     metric: Metric
@@ -87,7 +87,7 @@ class Measurement:
                 single one; for "mean" of any batch, at least as long; None for "zero".
             metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
         """
-        surface = Surface.of(model)
+        surface = HookedModel.of(model)
         base = read_prompts(surface, base, caller, "base")
         surface.check_prompts(base, f"{caller}: base tokens")
         source = read_source(source, base, surface, how, caller)

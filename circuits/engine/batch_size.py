@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from circuits.errors import CircuitsError
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 from circuits.validate import is_whole
 
 Result = TypeVar("Result")
@@ -22,7 +22,7 @@ _OUTPUTS = 6
 
 
 def batch_size(
-    surface: Surface,
+    surface: HookedModel,
     length: int,
     given: Any,
     caller: str,
@@ -54,7 +54,7 @@ def batch_size(
     return max(1, scale * min(TOKENS, NUMBERS // max(1, token)) // length)
 
 
-def _layer(surface: Surface, length: int) -> int:
+def _layer(surface: HookedModel, length: int) -> int:
     """Returns about how many numbers a layer holds for each token, with their gradients where these are taken."""
     cfg: Any = surface.model.cfg
     stream, heads = surface.sizes["d_model"] or 1, surface.n_heads * (surface.sizes["d_head"] or 1)
@@ -62,7 +62,7 @@ def _layer(surface: Surface, length: int) -> int:
     return 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
 
 
-def output_size(surface: Surface) -> int:
+def output_size(surface: HookedModel) -> int:
     """Returns how many numbers the output of a token has."""
     cfg: Any = surface.model.cfg
     return next(

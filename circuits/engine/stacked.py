@@ -26,9 +26,9 @@ from circuits.interventions.base import ActivationEdit, Cut, Step, WeightEdit
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.reference_runs import References
 from circuits.model.blocks import interruptible
+from circuits.model.hooked_model import IN_LINE, HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.state import State, modules_of, state_of
-from circuits.model.surface import IN_LINE, Surface
 
 #: A user's class says by this attribute, in its body, that its blocks read nothing but the stream and what the model
 #: hands to every block, and treat examples independently.
@@ -43,7 +43,7 @@ class NotStacked(Exception):
     """Why a variant, or every variant of a model, runs by itself with plain hooks, in one line."""
 
 
-def check_model(surface: Surface, prompts: Prompts) -> None:
+def check_model(surface: HookedModel, prompts: Prompts) -> None:
     """Raises `NotStacked` for a model whose blocks are not known to run on other rows and from a later block on."""
     model = surface.model
     if surface.family not in IN_LINE:
@@ -78,7 +78,7 @@ def edits_of(plan: Sequence[Step]) -> list[ActivationEdit]:
     return [step for step in plan if isinstance(step, ActivationEdit)]
 
 
-def first_block(plan: Sequence[Step], surface: Surface) -> int:
+def first_block(plan: Sequence[Step], surface: HookedModel) -> int:
     """Returns the block from which a variant differs from the clean run, -1 for the embeddings, or n_layers; raises
     `NotStacked` for a variant that acts on more than its own rows.
     """
@@ -92,7 +92,7 @@ def first_block(plan: Sequence[Step], surface: Surface) -> int:
     return min(starts)
 
 
-def _block_of(hook: str, surface: Surface) -> int:
+def _block_of(hook: str, surface: HookedModel) -> int:
     if inside := re.match(r"blocks\.(\d+)\.", hook):
         return int(inside[1])
     if hook in _EMBEDDINGS:
@@ -112,7 +112,7 @@ class CleanPass:
     block_arguments: Mapping[str, Tensor]  # what every block gets beside the stream: padding masks
 
 
-def clean_pass(surface: Surface, prompts: Prompts, starts: set[int]) -> CleanPass:
+def clean_pass(surface: HookedModel, prompts: Prompts, starts: set[int]) -> CleanPass:
     """Runs the model itself on some examples, and keeps the streams that enter the blocks `starts`, if any."""
     streams: dict[int, Tensor] = {}
     arguments: dict[str, Tensor] = {}
@@ -154,7 +154,7 @@ class StackedVariant:
     unseen: set[str] = field(default_factory=set)
     call: ForwardPass | None = None
 
-    def begin(self, surface: Surface, prompts: Prompts, references: References, state: State) -> None:
+    def begin(self, surface: HookedModel, prompts: Prompts, references: References, state: State) -> None:
         """Starts its run; passes that an edit makes on the run's own tokens are made here."""
         self.changed, self.unseen = False, {write.hook for write in self.plan}
         self.call = ForwardPass(surface, references, state)
@@ -186,7 +186,7 @@ class StackedVariant:
 
 
 def run_stacked(
-    surface: Surface,
+    surface: HookedModel,
     clean: CleanPass,
     variants: Sequence[StackedVariant],
     columns: Tensor | None = None,

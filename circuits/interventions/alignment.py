@@ -8,7 +8,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.model.generation import at as columns_at
-from circuits.model.prompts import Prompts, by_row, own_positions, taken
+from circuits.model.prompts import Prompts, broadcast_mask, own_positions, taken
 from circuits.tensors import Positions, Snapshot, columns_of, select_positions
 
 
@@ -237,7 +237,7 @@ def at_own_positions(
         columns = (start + here.clamp(min=0)).clamp(max=values.shape[axis] - 1)
         values = taken(values, columns, axis)
         if kind.axes[axis] == "key":
-            known = by_row(here < lengths.to(here.device)[:, None], axis, values.ndim)
+            known = broadcast_mask(here < lengths.to(here.device)[:, None], axis, values.ndim)
             values = torch.where(known, values, torch.full_like(values, _masked(context.write)))
     if "key" in kind.axes:
         # Keys that are padding stay as they are: no query sees them.

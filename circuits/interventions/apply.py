@@ -18,21 +18,21 @@ from circuits.interventions.cuts.blocks import cutting, renew
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References
-from circuits.model.blocks import Undisturbed, contextmanager, exclusive
+from circuits.model.blocks import UninterruptedBlock, exclusive, model_block
 from circuits.model.generation import unreached, watching
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
 from circuits.model.inputs import read_prompts
+from circuits.model.insertions import reinstall
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
-from circuits.model.splices import put_in_line
 from circuits.model.state import editing, replaced, state_of
-from circuits.model.surface import Surface
 
 Plan = tuple[Step, ...]
 
 
-def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
+def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     """Returns all steps of all interventions, in argument order; every error that shows without a run is raised
     here.
     """
@@ -58,7 +58,7 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
     return tuple(plan)
 
 
-class Block(ContextDecorator, Undisturbed[Any]):
+class Block(ContextDecorator, UninterruptedBlock[Any]):
     """A block in which a model is edited; entered as often as is liked, inside itself as well."""
 
     def __init__(self, model: Any, interventions: tuple[Intervention, ...]) -> None:
@@ -97,10 +97,10 @@ def intervene(model: Any, *interventions: Intervention) -> Block:
     return Block(model, interventions)
 
 
-@contextmanager
+@model_block
 def _edited(model: Any, interventions: Iterable[Any]) -> Iterator[Any]:
     """Edits a model while it is open; see `intervene`."""
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     with exclusive(surface.model):
         # Not before: another thread may have put something in the place of the parameters.
         plan = planned(interventions, surface)
@@ -118,8 +118,8 @@ def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
             yield from write.replacement.references(write).values()
 
 
-@contextmanager
-def attached(surface: Surface, plan: Plan, references: References) -> Iterator[None]:
+@model_block
+def attached(surface: HookedModel, plan: Plan, references: References) -> Iterator[None]:
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
@@ -145,7 +145,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
         for write in writes:
             for name, hook in write.replacement.reads(write).items():
                 stack.enter_context(_reading(surface, hook, partial(_read, call, write, name)))
-        put_in_line(surface.model, surface.on_forward)
+        reinstall(surface.model, surface.on_forward)
         _put_readers_last(surface)
         received = stack.enter_context(cutting(surface, cuts, call))
         if not cuts:
@@ -171,7 +171,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
 
 
 def _never_applied_message(
-    surface: Surface, label: str, write: ActivationEdit | Receiver, runs: int, call: ForwardPass
+    surface: HookedModel, label: str, write: ActivationEdit | Receiver, runs: int, call: ForwardPass
 ) -> str:
     """Returns what to say of an edit that never acted: no run, no such position, or a hook that never fired."""
     if runs == 0:
@@ -199,8 +199,8 @@ class _Reader:
 _readers: WeakKeyDictionary[nn.Module, list[_Reader]] = WeakKeyDictionary()
 
 
-@contextmanager
-def _reading(surface: Surface, hook: str, function: Callable[[Tensor], None]) -> Iterator[None]:
+@model_block
+def _reading(surface: HookedModel, hook: str, function: Callable[[Tensor], None]) -> Iterator[None]:
     reader = _Reader(hook, function)
     readers = _readers.setdefault(surface.model, [])
     readers.append(reader)
@@ -212,7 +212,7 @@ def _reading(surface: Surface, hook: str, function: Callable[[Tensor], None]) ->
             reader.handle.remove()
 
 
-def _put_readers_last(surface: Surface) -> None:
+def _put_readers_last(surface: HookedModel) -> None:
     """Moves readers behind all edits, those of inner blocks as well, so that they see the final activation."""
     for reader in _readers.get(surface.model, []):
         if reader.handle is not None:
@@ -309,7 +309,7 @@ def run(
     are returned as well; then the result is (output, `Activations`), which are NaN at padding too (of scores and
     pattern the queries). Mode, hooks and gradients are as before when it returns or raises.
     """
-    prompts = read_prompts(Surface.of(model), tokens, "run")
+    prompts = read_prompts(HookedModel.of(model), tokens, "run")
     output, seen = run_with_padding(model, prompts, *interventions, cache=cache)
     output = prompts.nan_at_padding(output)
     if cache is None or not prompts.padded:
@@ -322,7 +322,7 @@ def run_with_padding(
     model: Any, prompts: Prompts, *interventions: Intervention, cache: Iterable[Any] | str | None = None
 ) -> tuple[Any, Activations]:
     """Returns what `run` does, and whatever the model computes at padding."""
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     surface.check_prompts(prompts, "run: tokens")
     if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.reference_runs import Reference
-from circuits.model.generation import WHOLE, Window
-from circuits.model.prompts import by_row
+from circuits.model.generation import WHOLE, DecodeStep
+from circuits.model.hooked_model import HookedModel
+from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import SiteKind
-from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, Span
 
 
@@ -35,7 +35,7 @@ class HookContext:
     tokens: Tensor | None  # the model's inputs; None where only a part of the model was called
     rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
     total: int | None
-    window: Window = WHOLE  # the positions of the run
+    window: DecodeStep = WHOLE  # the positions of the run
     causal: bool = True  # whether queries see no keys behind them
 
     @property
@@ -67,7 +67,7 @@ class HookContext:
 class RunContext(Protocol):
     """A run of the model that is about to begin, as a replacement sees it."""
 
-    surface: Surface
+    surface: HookedModel
 
     @property
     def given(self) -> Mapping[str, Any]:
@@ -97,11 +97,11 @@ class Replacement(ABC):
         """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
 
-    def on(self, surface: Surface) -> Replacement:
+    def on(self, surface: HookedModel) -> Replacement:
         """Returns the replacement for one model, with texts as its tokens."""
         return self
 
-    def check(self, surface: Surface, label: str) -> None:  # noqa: B027 most have nothing to check
+    def check(self, surface: HookedModel, label: str) -> None:  # noqa: B027 most have nothing to check
         """Refuses, before any run, a model in which the replacement would have another meaning."""
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
@@ -145,7 +145,7 @@ class ActivationEdit:
     masked_score: float | None = None
 
     def selected(
-        self, current: Tensor, rows: slice | Tensor | None, total: int | None, window: Window = WHOLE
+        self, current: Tensor, rows: slice | Tensor | None, total: int | None, window: DecodeStep = WHOLE
     ) -> Tensor:
         """Returns the boolean mask of the entries to replace; it broadcasts to `current`. Padding stays."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
@@ -157,7 +157,7 @@ class ActivationEdit:
         axis = self.kind.query_axis
         length = current.shape[axis]
         if window.mask is not None:
-            mask = mask & by_row(window.mask.to(current.device), axis, current.ndim)
+            mask = mask & broadcast_mask(window.mask.to(current.device), axis, current.ndim)
         if isinstance(self.positions, Snapshot):
             given = self.positions.tensor.to(current.device)
             whole = window.of_mask(given, length)
@@ -175,10 +175,10 @@ class ActivationEdit:
                     f"the run is {[batch, window.prompt or length]}"
                 )
             whole = whole if rows is None else whole[rows]
-            mask = mask & by_row(whole, axis, current.ndim)
+            mask = mask & broadcast_mask(whole, axis, current.ndim)
         elif self.positions is not None:
             here = window.selected(self.positions, length, self.label).to(current.device)
-            mask = mask & (_along if here.ndim == 1 else by_row)(here, axis, current.ndim)
+            mask = mask & (_along if here.ndim == 1 else broadcast_mask)(here, axis, current.ndim)
         return mask
 
 
@@ -228,7 +228,7 @@ class Intervention(ABC):
     """A change to a forward pass: a frozen value without a model, compared by content."""
 
     @abstractmethod
-    def plan(self, surface: Surface) -> tuple[Step, ...]:
+    def plan(self, surface: HookedModel) -> tuple[Step, ...]:
         """Returns the steps of the intervention on this model, without changing it; `CircuitsError` where it does not
         fit.
         """

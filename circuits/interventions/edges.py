@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Receiver
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 from circuits.tensors import Snapshot
 
 #: Sites of senders and of receivers, with their order within a layer of serial blocks.
@@ -22,7 +22,7 @@ def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
 
 
-def receivers_of(surface: Surface) -> dict[str, int]:
+def receivers_of(surface: HookedModel) -> dict[str, int]:
     """Returns the sites of receivers with their order within a layer of this model: where attention and MLP run in
     parallel, they read the same stream and neither hears the other.
 
@@ -32,7 +32,7 @@ def receivers_of(surface: Surface) -> dict[str, int]:
     return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if surface.parallel else RECEIVERS
 
 
-def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
+def check_cuts(cuts: Sequence[Cut], surface: HookedModel) -> None:
     """Refuses cuts that cannot be one edit: an edge that is cut twice, or different `through`."""
     receivers = receivers_of(surface)
     # Sorted, so that a stream comes before its readers.
@@ -67,7 +67,7 @@ def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
                 streams.setdefault(part, []).append(cut)
 
 
-def _parts(sender: ActivationEdit, surface: Surface) -> list[tuple[str, int | None, int | None]]:
+def _parts(sender: ActivationEdit, surface: HookedModel) -> list[tuple[str, int | None, int | None]]:
     """Returns the parts of a sender; two senders that share a part overlap there."""
     name, layer = sender.kind.name, sender.layer
     if name in ("z", "attn_out"):
@@ -76,7 +76,7 @@ def _parts(sender: ActivationEdit, surface: Surface) -> list[tuple[str, int | No
     return [("mlp_out" if name == "mlp_post" else name, layer, None)]
 
 
-def receiving_heads(receiver: Receiver, surface: Surface) -> Iterable[int | None]:
+def receiving_heads(receiver: Receiver, surface: HookedModel) -> Iterable[int | None]:
     """Returns the heads of a receiver, by their place on the head axis; (None,) where it has none."""
     if receiver.kind.name not in BY_HEAD:
         return (None,)

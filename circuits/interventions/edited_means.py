@@ -12,10 +12,10 @@ from circuits.interventions.forward_pass import ForwardPass, writer
 from circuits.interventions.reference_runs import Edits, MeanOver, Reference, References
 from circuits.interventions.replacements import Mean
 from circuits.model.generation import WHOLE
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts
 from circuits.model.state import State
-from circuits.model.surface import Surface
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class EarlierLayers(Edits):
     edit: Edit
     layer: int
 
-    def writes(self, surface: Surface) -> Iterator[ActivationEdit]:
+    def writes(self, surface: HookedModel) -> Iterator[ActivationEdit]:
         for write in self.edit.plan(surface):
             if write.layer is not None and write.layer < self.layer:
                 yield write
 
-    def needed(self, surface: Surface) -> Iterator[Reference]:
+    def needed(self, surface: HookedModel) -> Iterator[Reference]:
         for write in self.writes(surface):
             yield from write.replacement.references(write).values()
 
     def functions(
-        self, surface: Surface, references: References, rows: slice, prompts: Prompts
+        self, surface: HookedModel, references: References, rows: slice, prompts: Prompts
     ) -> list[tuple[str, Function]]:
         # A separate state, so that the edits of the blocks around this pass stay silent.
         call = ForwardPass(surface, references, State(rows=rows, total=len(prompts)))

@@ -8,8 +8,8 @@ from typing import Any
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Intervention, Replacement
 from circuits.model.heads import HeadSpec, index_of
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
-from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, Span, describe_positions
 
 
@@ -32,7 +32,7 @@ class Place:
         if self.neurons is not None and self.site.kind.unit is None:
             raise CircuitsError(f"site {self.site} has no neurons; they are edited at mlp_pre and mlp_post")
 
-    def on(self, surface: Surface) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
+    def on(self, surface: HookedModel) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
         """Returns (layer, hook, head indices or None for the whole tensor) for each hook."""
         kind = self.site.kind
         if self.neurons is not None:
@@ -52,7 +52,7 @@ class Place:
             for layer, hook in surface.at(self.site, layers)
         ]
 
-    def _check_neurons(self, surface: Surface) -> None:
+    def _check_neurons(self, surface: HookedModel) -> None:
         unit = f"{self.site.kind.unit}s"
         for _, hook in surface.at(self.site):
             size = surface.width(self.site.kind, hook)
@@ -95,7 +95,7 @@ class Edit(Intervention):
     # left.
     optional_places: bool = False
 
-    def plan(self, surface: Surface) -> tuple[ActivationEdit, ...]:
+    def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
         writes: list[ActivationEdit] = []
         try:

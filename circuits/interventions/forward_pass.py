@@ -14,11 +14,11 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
 from circuits.interventions.replacements import Computed
-from circuits.model.generation import WHOLE, Window, Windows, cache_of, past_length, under_way
+from circuits.model.generation import WHOLE, DecodeStep, GenerationState, cache_of, past_length, under_way
+from circuits.model.hooked_model import HookedModel, is_text
 from circuits.model.inputs import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import own_positions
-from circuits.model.state import State, untouched
-from circuits.model.surface import Surface, is_text
+from circuits.model.state import State, assert_weights_unchanged
 from circuits.tensors import Span
 
 CACHED = "a key-value cache"
@@ -43,7 +43,7 @@ def unusual(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None
     return None if cache_of(kwargs) is None else CACHED
 
 
-def mask_of(surface: Surface, kwargs: Mapping[str, Any], inputs: Tensor | None) -> Tensor | None:
+def mask_of(surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | None) -> Tensor | None:
     """Returns the mask of padding in a call, of the positions before it too, bool [batch pos], true at tokens; None
     where there is none, or where its arguments say more than that (a mask of queries and keys).
 
@@ -79,7 +79,7 @@ class RunState:
     given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
     whole: bool = False  # whether the whole model was called
-    window: Window = WHOLE
+    window: DecodeStep = WHOLE
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -89,12 +89,12 @@ class RunState:
 class ForwardPass:
     """The runs of the model under some edits: the current one, and those from within which it was called."""
 
-    surface: Surface
+    surface: HookedModel
     references: References
     state: State
     # The first one stands for a part of the model that was called alone.
     _frames: list[RunState] = field(default_factory=lambda: [RunState()])
-    windows: Windows = field(default_factory=Windows)
+    windows: GenerationState = field(default_factory=GenerationState)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
     #: The senders of cuts, by id, that some run reached at a position of theirs.
@@ -245,5 +245,5 @@ def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -
     )
     if not isinstance(write.replacement, Computed):
         return write.replacement.value(current, context), selected
-    with untouched(call.surface.model, f"{write.label}, the function"):
+    with assert_weights_unchanged(call.surface.model, f"{write.label}, the function"):
         return write.replacement.value(current, context), selected

@@ -11,8 +11,8 @@ from circuits.interventions.base import Cut, Intervention, Receiver
 from circuits.interventions.edges import RECEIVERS, SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
 from circuits.model.heads import Head, group_of
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
-from circuits.model.surface import Surface
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Path(Intervention):
         if not self.receivers:
             raise ValueError("a path without receivers changes nothing")
 
-    def plan(self, surface: Surface) -> tuple[Cut, ...]:
+    def plan(self, surface: HookedModel) -> tuple[Cut, ...]:
         """Returns a cut for each sender and receiver; refuses a receiver that is computed before the sender."""
         senders = self.sender.plan(surface)
         try:
@@ -85,7 +85,7 @@ class Path(Intervention):
         return f"patch.path({sender} -> {receiver})"
 
 
-def _refuse_shared_inputs(receivers: Sequence[Place], surface: Surface) -> None:
+def _refuse_shared_inputs(receivers: Sequence[Place], surface: HookedModel) -> None:
     """Refuses heads as a whole where others share their keys and values, and says how to name their inputs."""
     asked = {place.site.name: place.heads for place in receivers if place.site.layer is None}
     chosen = asked.get("q")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.prompts import Prompts, by_row
+from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening, recording
 from circuits.model.sites import SiteKind
 from circuits.model.state import suspended
-from circuits.model.surface import Surface
 from circuits.tensors import Positions, Span
 
 # Large references are run in pieces of this many tokens, which bounds the memory of one forward.
@@ -61,7 +61,7 @@ class MeanOver(Reduction):
         if prompts.padded:
             activation = prompts.in_order(activation, kind.position_axes, lowest=True)
         if prompts.padded or self.positions is not None:
-            chosen = by_row(self.chosen(prompts).to(activation.device), axis, activation.ndim)
+            chosen = broadcast_mask(self.chosen(prompts).to(activation.device), axis, activation.ndim)
             # Not multiplied by the mask, as there may be anything at padding.
             activation = torch.where(chosen, activation, torch.zeros_like(activation))
         if self.pooled:
@@ -75,19 +75,19 @@ class MeanOver(Reduction):
         if not prompts.padded:
             return total / len(prompts)
         counts = prompts.reached.sum(0, keepdim=True).clamp(min=1).to(total.device)
-        return total / by_row(counts, kind.query_axis, total.ndim)
+        return total / broadcast_mask(counts, kind.query_axis, total.ndim)
 
 
 class Edits(ABC):
     """The edits of a clean pass; hashable, as they are part of a `Reference`."""
 
     @abstractmethod
-    def needed(self, surface: Surface) -> Iterable[Reference]:
+    def needed(self, surface: HookedModel) -> Iterable[Reference]:
         """Returns the passes that must come first; up to its hook each is this pass."""
 
     @abstractmethod
     def functions(
-        self, surface: Surface, references: References, rows: slice, prompts: Prompts
+        self, surface: HookedModel, references: References, rows: slice, prompts: Prompts
     ) -> list[tuple[str, Function]]:
         """Returns (hook, function) pairs for a run of `rows` of the prompts."""
 
@@ -110,7 +110,7 @@ class References:
 
     def __init__(
         self,
-        surface: Surface,
+        surface: HookedModel,
         tokens_per_pass: int | None = None,
         division: tuple[tuple[int, ...], int] | None = None,
     ) -> None:

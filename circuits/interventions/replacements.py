@@ -23,10 +23,10 @@ from circuits.interventions.alignment import (
 )
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import Given, refuse_padding, with_model
 from circuits.model.prompts import Prompts, own_positions
 from circuits.model.sites import KINDS
-from circuits.model.surface import Surface
 from circuits.tensors import (
     Positions,
     Snapshot,
@@ -75,7 +75,7 @@ class _FromPrompts(Replacement):
         assert isinstance(self.given, Prompts)  # texts have become tokens when the edit was planned
         return self.given
 
-    def on(self, surface: Surface) -> Replacement:
+    def on(self, surface: HookedModel) -> Replacement:
         return replace(self, given=with_model(self.given, surface, self.role))
 
 
@@ -93,7 +93,7 @@ class Mean(_FromPrompts):
     def reduction(self) -> MeanOver:
         return MeanOver(self.over == "batch,pos", self.at)
 
-    def check(self, surface: Surface, label: str) -> None:
+    def check(self, surface: HookedModel, label: str) -> None:
         prompts = self.prompts
         if isinstance(self.at, tuple):
             select_positions(self.at, prompts.shape[1], f"{label}, reference_positions", prompts.real)
@@ -150,7 +150,7 @@ class Resample(_FromPrompts):
 
     seed: int = 0
 
-    def check(self, surface: Surface, label: str) -> None:
+    def check(self, surface: HookedModel, label: str) -> None:
         refuse_padding(surface, self.prompts, None, f"{label}, source")
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:

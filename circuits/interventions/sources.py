@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts, check_pair, own_positions, taken
-from circuits.model.surface import Surface
 from circuits.validate import read_choice
 
 #: What takes the place of an activation: that of a source prompt, the mean over a batch of them at each of the
@@ -17,7 +17,7 @@ from circuits.validate import read_choice
 HOW = ("resample", "mean", "zero")
 
 
-def read_source(source: Any, base: Prompts, surface: Surface, how: Any, caller: str) -> Prompts | None:
+def read_source(source: Any, base: Prompts, surface: HookedModel, how: Any, caller: str) -> Prompts | None:
     """Returns the prompts of a source, in the layout of base where each has a partner there; None for zeros.
 
     Raises `CircuitsError` for a source that does not fit: pairs of unequal length, or means that do not reach as far as

@@ -17,11 +17,11 @@ from circuits.interventions.apply import intervene, run_with_padding
 from circuits.logit_lens._norms import ReadOut, centre
 from circuits.logit_lens._result import Computed, DirectAttribution, Lens
 from circuits.logit_lens._stream import components, needed, streams
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts, taken
 from circuits.model.sites import Site
 from circuits.model.state import running_rows
-from circuits.model.surface import Surface
 from circuits.sweeps.metrics import Metric, in_errors, is_pair, read_values
 from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
 
@@ -64,7 +64,7 @@ def lens(
     Norms must be LayerNorm, RMS or none, and the unembedding linear, but for a soft cap: a model whose contributions do
     not add up to its output is refused with `CircuitsError`. Eval mode, no gradients.
     """
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     if given and metric is None and callable(given[0]):
         metric, *given = given  # type: ignore[assignment]
     prompts = read_prompts(surface, tokens, "lens")
@@ -112,7 +112,7 @@ class _Run:
         )
 
 
-def _runs(surface: Surface, prompts: Prompts, edited: bool, size: int) -> Iterator[_Run]:
+def _runs(surface: HookedModel, prompts: Prompts, edited: bool, size: int) -> Iterator[_Run]:
     """Yields the forwards of all examples."""
     named = streams(surface)
     last = Site("resid_post", surface.n_layers - 1)
@@ -125,11 +125,11 @@ def _runs(surface: Surface, prompts: Prompts, edited: bool, size: int) -> Iterat
         yield _Run(rows, output, {name: seen[site] for name, site in named.items()}, seen[last], parts)
 
 
-def _final_norm(surface: Surface) -> str:
+def _final_norm(surface: HookedModel) -> str:
     return surface.stream_norm("resid_post", surface.n_layers - 1) or "ln_final"
 
 
-def _read_out(surface: Surface, prompts: Prompts, runs: Iterator[_Run], positions: Any) -> Lens:
+def _read_out(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], positions: Any) -> Lens:
     """Returns the output, the streams and their parts at the positions that are kept."""
     at = parse_positions(positions, "lens, positions")
     if isinstance(at, Snapshot):
@@ -176,7 +176,7 @@ def _of_stream(read_out: ReadOut, last: Tensor, output: Tensor, stream: Tensor) 
     return output if stream is last else read_out.output(stream)
 
 
-def _attributed(surface: Surface, runs: Iterator[_Run], metric: Metric, size: int) -> DirectAttribution:
+def _attributed(surface: HookedModel, runs: Iterator[_Run], metric: Metric, size: int) -> DirectAttribution:
     """Returns the share that each component has in the metric of each example."""
     shares: list[dict[str, Tensor]] = []
     totals: list[Tensor] = []

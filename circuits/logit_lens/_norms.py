@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 #: Units in the last place by which a read-out that is the model's may differ from its output.
 _UNITS = 16
@@ -55,7 +55,7 @@ class FrozenNorm:
         return units(x.dtype, bridged) * terms.clamp(min=1e-30)
 
     @classmethod
-    def of(cls, surface: Surface, path: str, x: Tensor) -> FrozenNorm:
+    def of(cls, surface: HookedModel, path: str, x: Tensor) -> FrozenNorm:
         """Takes the norm at `path` for LayerNorm, RMS norm or none, whichever makes of `x` what it makes itself."""
         module: Any = surface.model.get_submodule(path)
         gain, shift = (
@@ -132,7 +132,7 @@ class ReadOut:
             )
 
     @classmethod
-    def of(cls, surface: Surface, stream: Tensor, output: Tensor, norm: str) -> ReadOut:
+    def of(cls, surface: HookedModel, stream: Tensor, output: Tensor, norm: str) -> ReadOut:
         """Builds the read-out with LayerNorm, RMS norm or none, whichever reproduces the model's output best.
 
         Args:
@@ -175,7 +175,7 @@ def scale_of(x: Tensor, centred: bool, normed: bool, small: float) -> Tensor | f
     return (centre(x, centred).square().mean(-1, keepdim=True) + small).sqrt() if normed else 1.0
 
 
-def eps(surface: Surface) -> float:
+def eps(surface: HookedModel) -> float:
     return float(getattr(surface.model.cfg, "eps", 1e-5))
 
 

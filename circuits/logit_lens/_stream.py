@@ -9,9 +9,9 @@ from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
 from circuits.logit_lens._norms import FrozenNorm, eps, product_terms, scale_of, sum_terms, units
 from circuits.model.heads import Head
+from circuits.model.hooked_model import HookedModel
 from circuits.model.projections import Projections
 from circuits.model.sites import Site
-from circuits.model.surface import Surface
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
 _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
@@ -19,14 +19,14 @@ _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
 _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
 
-def needed(surface: Surface) -> list[Site]:
+def needed(surface: HookedModel) -> list[Site]:
     """Returns the sites that `components` reads."""
     last = Site("resid_post", surface.n_layers - 1)
     sites = (*_PARTS, *(_SUMS if surface.post_norm else (last,)))
     return [site for site in sites if site.hook(0) in surface.hooks]
 
 
-def streams(surface: Surface) -> dict[str, Site]:
+def streams(surface: HookedModel) -> dict[str, Site]:
     """Returns the residual streams that are read out, by name: before the first layer and after each."""
     ends = {
         f"layer {layer}": Site(_LAYER_OUTPUT.format(layer))
@@ -37,7 +37,7 @@ def streams(surface: Surface) -> dict[str, Site]:
     return {"embed": Site("resid_pre", 0)} | ends
 
 
-def components(surface: Surface, seen: Activations, edited: bool) -> dict[str, Tensor]:
+def components(surface: HookedModel, seen: Activations, edited: bool) -> dict[str, Tensor]:
     """Returns each component's part of the last residual stream [batch pos d_model], in the order they are added.
 
     Norms on the way are treated as linear maps, with their scales fixed at those of this run.
@@ -60,7 +60,7 @@ def components(surface: Surface, seen: Activations, edited: bool) -> dict[str, T
 class _Stream:
     """The residual stream as the sum of its parts, followed through the layers."""
 
-    def __init__(self, surface: Surface, seen: Activations, edited: bool) -> None:
+    def __init__(self, surface: HookedModel, seen: Activations, edited: bool) -> None:
         self.surface, self.seen, self.edited = surface, seen, edited
         if torch.is_autocast_enabled(seen["embed"].device.type):
             raise CircuitsError(

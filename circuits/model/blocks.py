@@ -79,7 +79,7 @@ def _installed() -> _Handler | None:
     return handler
 
 
-class Undisturbed(ABC, Generic[Entered]):
+class UninterruptedBlock(ABC, Generic[Entered]):
     """A context manager whose entry and exit Ctrl-C waits for, so that what is put on is taken off again."""
 
     @abstractmethod
@@ -118,10 +118,10 @@ class Undisturbed(ABC, Generic[Entered]):
                 handler.deliver()
 
 
-_EDGES = {Undisturbed.__enter__.__code__, Undisturbed.__exit__.__code__}
+_EDGES = {UninterruptedBlock.__enter__.__code__, UninterruptedBlock.__exit__.__code__}
 
 
-class _Generated(Undisturbed[Entered]):
+class _Generated(UninterruptedBlock[Entered]):
     def __init__(self, manager: contextlib.AbstractContextManager[Entered, bool | None]) -> None:
         self._manager = manager
 
@@ -132,7 +132,7 @@ class _Generated(Undisturbed[Entered]):
         return self._manager.__exit__(*error)
 
 
-def contextmanager(function: Callable[Given, Iterator[Entered]]) -> Callable[Given, Undisturbed[Entered]]:
+def model_block(function: Callable[Given, Iterator[Entered]]) -> Callable[Given, UninterruptedBlock[Entered]]:
     """As that of `contextlib`, for a block that puts something onto a model: Ctrl-C waits while it is entered or left.
 
     What takes long in there, a run of the model, is called by `interruptible`.
@@ -140,7 +140,7 @@ def contextmanager(function: Callable[Given, Iterator[Entered]]) -> Callable[Giv
     make = contextlib.contextmanager(function)
 
     @wraps(function)
-    def manager(*args: Given.args, **kwargs: Given.kwargs) -> Undisturbed[Entered]:
+    def manager(*args: Given.args, **kwargs: Given.kwargs) -> UninterruptedBlock[Entered]:
         return _Generated(make(*args, **kwargs))
 
     return manager
@@ -206,7 +206,7 @@ class _Hold:
 _holds: list[_Hold] = []
 
 
-@contextmanager
+@model_block
 def exclusive(model: nn.Module) -> Iterator[None]:
     """Holds a model, and all that shares a module or the memory of a parameter with it, for this thread and task alone.
 

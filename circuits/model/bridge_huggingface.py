@@ -16,7 +16,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import contextmanager
+from circuits.model.blocks import model_block
 from circuits.model.bridge import AttentionHooks, Bridge, apply_in_order, pattern_of
 from circuits.model.hooks import Function, Handle, Handles
 from circuits.model.prompts import Prompts
@@ -92,7 +92,7 @@ class HuggingFaceBridge(Bridge):
         output = super().through(hook, flat)
         return activation if output is flat else output.unflatten(0, activation.shape[:2])
 
-    @contextmanager
+    @model_block
     def without_empty_queries(self) -> Iterator[None]:
         """Lets queries that see no key, which are padding, see all of them, where they would make the run NaN.
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.record import evaluating
 from circuits.model.sites import KINDS, Site
 from circuits.model.supported import decided, is_unchecked, unchecked
-from circuits.model.surface import Surface
 
 Place = tuple[str, int | None]
 
@@ -52,7 +52,7 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     before = decided.pop(model, None)
     unchecked(model)
     try:
-        surface = Surface.of(model)
+        surface = HookedModel.of(model)
         with evaluating(model), torch.no_grad():
             given = _random_tokens(surface, seed) if tokens is None else tokens.to(surface.device)
             surface.check_inputs(given, "check: tokens")
@@ -68,7 +68,7 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     return frame
 
 
-def _random_tokens(surface: Surface, seed: int) -> Tensor:
+def _random_tokens(surface: HookedModel, seed: int) -> Tensor:
     cfg: Any = surface.model.cfg
     length = min(8, getattr(cfg, "n_ctx", 8))
     return torch.randint(cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(seed)).to(
@@ -76,7 +76,7 @@ def _random_tokens(surface: Surface, seed: int) -> Tensor:
     )
 
 
-def _rows(surface: Surface, tokens: Tensor, seed: int) -> list[tuple[str, int | None, float, str]]:
+def _rows(surface: HookedModel, tokens: Tensor, seed: int) -> list[tuple[str, int | None, float, str]]:
     model, plain = surface.model, _PlainHooks(surface, len(tokens))
     clean = _logits(model(tokens))
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
@@ -100,7 +100,7 @@ def _rows(surface: Surface, tokens: Tensor, seed: int) -> list[tuple[str, int | 
 
 
 def _compared(
-    surface: Surface,
+    surface: HookedModel,
     plain: _PlainHooks,
     tokens: Tensor,
     place: Place,
@@ -138,7 +138,7 @@ def _compared(
 
 
 def _read(
-    surface: Surface, tokens: Tensor, places: list[Place], write: Place | None = None, seed: int = 0
+    surface: HookedModel, tokens: Tensor, places: list[Place], write: Place | None = None, seed: int = 0
 ) -> dict[Place, Tensor]:
     """Returns the activations at places, those with the axes of their site, in a run with noise at one place."""
     seen: dict[Place, Tensor] = {}
@@ -156,7 +156,7 @@ def _read(
     return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
 
 
-def _broken_sums(surface: Surface, seen: dict[Place, Tensor], tolerance: float) -> dict[Place, str]:
+def _broken_sums(surface: HookedModel, seen: dict[Place, Tensor], tolerance: float) -> dict[Place, str]:
     """Returns what is not added to the stream as its name says, with the sum that does not hold."""
     wrong: dict[Place, str] = {}
 
@@ -195,7 +195,7 @@ def _broken_sums(surface: Surface, seen: dict[Place, Tensor], tolerance: float) 
 
 
 def _broken_products(
-    surface: Surface, tokens: Tensor, seen: dict[Place, Tensor], seed: int, tolerance: float
+    surface: HookedModel, tokens: Tensor, seen: dict[Place, Tensor], seed: int, tolerance: float
 ) -> dict[Place, str]:
     """Returns the patterns that, written to, are not what z is made with from v."""
     wrong: dict[Place, str] = {}
@@ -265,7 +265,7 @@ def _same(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 class _PlainHooks:
     """Hooks of torch alone at the modules of a model that compute its sites."""
 
-    def __init__(self, surface: Surface, batch: int) -> None:
+    def __init__(self, surface: HookedModel, batch: int) -> None:
         self._surface, self._batch = surface, batch
         self._model: Any = surface.model
         huggingface = surface.huggingface

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import contextmanager
+from circuits.model.blocks import model_block
 from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
 
@@ -41,7 +41,7 @@ def past_length(given: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True)
-class Window:
+class DecodeStep:
     """The positions of one run, counted from the first of the prompt.
 
     Attributes:
@@ -125,7 +125,7 @@ class Window:
 
 
 #: A run on its own: all its positions are the prompt's.
-WHOLE = Window()
+WHOLE = DecodeStep()
 
 
 def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
@@ -148,7 +148,7 @@ class _Course:
     cache: Callable[[], Any] | None = None
 
 
-class Windows:
+class GenerationState:
     """Follows the runs of a model inside a block: which of them go on from an earlier one. Several generations, or
     loops with a cache each, may take turns.
     """
@@ -166,13 +166,13 @@ class Windows:
         length: int | None,
         seen: bool,
         real: Tensor | None = None,
-    ) -> Window:
+    ) -> DecodeStep:
         """Returns the window of a run with these arguments by name.
 
         Args:
             length: the number of its positions; None if unknown.
             seen: whether the model itself was called, not its forward.
-            real: the mask of padding so far, as in `Window`.
+            real: the mask of padding so far, as in `DecodeStep`.
         """
         closed = replace(WHOLE, real=real)
         generation, cache, start = under_way(model), cache_of(given), past_length(given)
@@ -196,7 +196,7 @@ class Windows:
         # With padding, a position has come once it has in all rows.
         self.end = max(self.end, (end or 0) if real is None else int(real.sum(1).min()))
         whole = not (before is not None and start > 0 and length != 1)
-        return Window(start, prompt, open=True, whole=whole, real=real)
+        return DecodeStep(start, prompt, open=True, whole=whole, real=real)
 
     def _before(self, generation: object, cache: Any, start: int) -> _Course | None:
         """Returns the course that a run goes on with; None where it begins one."""
@@ -262,7 +262,7 @@ def _stream(model: nn.Module, generation: _Generation, steps: Any) -> Iterator[A
         yield step
 
 
-@contextmanager
+@model_block
 def _announced(model: nn.Module, generation: _Generation) -> Iterator[None]:
     under = _under_way.setdefault(model, [])
     under.append(generation)
@@ -286,7 +286,7 @@ def under_way(model: nn.Module) -> object:
     return generations[0] if generations else None
 
 
-@contextmanager
+@model_block
 def watching(model: nn.Module) -> Iterator[None]:
     """Lets `under_way` know of the model's generations that begin inside the block. Blocks may end in any order."""
     if not _blocks.get(model):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from circuits.errors import CircuitsError
 
 if TYPE_CHECKING:
+    from circuits.model.hooked_model import HookedModel
     from circuits.model.sites import SiteKind
-    from circuits.model.surface import Surface
 
 SYNTAX = (
     '"all", "0.1" (layer.head), "2.3-5", "L0H1", "0.k1" (a key-value group), several joined by "," or "+", or a list '
@@ -44,10 +44,10 @@ class KeyValueGroup:
         return f"{self.layer}.k{self.group}"
 
     def serves(self, model: Any) -> tuple[Head, ...]:
-        """Returns the heads of a model (or of a `Surface`) that share these keys and values."""
-        from circuits.model.surface import Surface
+        """Returns the heads of a model (or of a `HookedModel`) that share these keys and values."""
+        from circuits.model.hooked_model import HookedModel
 
-        surface = model if isinstance(model, Surface) else Surface.of(model)
+        surface = model if isinstance(model, HookedModel) else HookedModel.of(model)
         size = surface.n_heads // surface.key_value_heads
         return tuple(Head(self.layer, self.group * size + one) for one in range(size))
 
@@ -60,17 +60,17 @@ def index_of(one: AnyHead) -> int:
     return one.head if isinstance(one, Head) else one.group
 
 
-def group_of(head: Head, surface: Surface) -> KeyValueGroup:
+def group_of(head: Head, surface: HookedModel) -> KeyValueGroup:
     """Returns the key-value group that a head shares, under grouped-query attention."""
     return KeyValueGroup(head.layer, head.head * surface.key_value_heads // surface.n_heads)
 
 
-def at_index(kind: SiteKind, layer: int, index: int, surface: Surface) -> AnyHead:
+def at_index(kind: SiteKind, layer: int, index: int, surface: HookedModel) -> AnyHead:
     """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
     return KeyValueGroup(layer, index) if surface.has_groups(kind) else Head(layer, index)
 
 
-def label_in(one: AnyHead, surface: Surface, site: str = "") -> str:
+def label_in(one: AnyHead, surface: HookedModel, site: str = "") -> str:
     """Returns the label for tables, with a site where that is given: "0.1", "0.1.q", "0.k1.k (heads 2,3)"."""
     label = f"{one}.{site}" if site else str(one)
     if isinstance(one, Head):
@@ -94,7 +94,7 @@ class HeadSpec:
         if self.heads == ():
             raise CircuitsError(f"heads {self.text}: an empty choice; write {SYNTAX}")
 
-    def resolve(self, surface: Surface) -> tuple[AnyHead, ...]:
+    def resolve(self, surface: HookedModel) -> tuple[AnyHead, ...]:
         """Returns the heads in `surface`; raises an error that repeats the spec if one of them does not exist there."""
         every = tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
         if self.heads is None:
@@ -122,7 +122,7 @@ class HeadSpec:
             )
         return rest
 
-    def on_axis(self, kind: SiteKind, surface: Surface) -> tuple[AnyHead, ...]:
+    def on_axis(self, kind: SiteKind, surface: HookedModel) -> tuple[AnyHead, ...]:
         """Returns what the spec names on the head axis of a site, which under grouped-query attention is key-value
         groups at k and v, and heads elsewhere; raises an error that names the other where a spec has the wrong one.
         """
@@ -221,12 +221,12 @@ def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]:
     key-value group 1 of layer 0, a `KeyValueGroup`, which edits at k and v and receivers of paths take. Raises
     `CircuitsError` for text that is not a spec and for a head or group the model lacks.
     """
-    from circuits.model.surface import Surface
+    from circuits.model.hooked_model import HookedModel
 
-    return parse_heads(spec).resolve(Surface.of(model))
+    return parse_heads(spec).resolve(HookedModel.of(model))
 
 
-def _listed(group: KeyValueGroup, surface: Surface) -> str:
+def _listed(group: KeyValueGroup, surface: HookedModel) -> str:
     served = group.serves(surface)
     return f"head{'s' * (len(served) > 1)} {','.join(map(str, served))}"
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, Words, check_mask
-from circuits.model.surface import Surface
 from circuits.tensors import as_dense_tensor
 from circuits.validate import read_choice, read_inputs
 
@@ -50,7 +50,7 @@ def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
             calls padding, at `side`, is padding (a first token that has the same id is not).
         side: "left" or "right", where padding goes; by default the `padding_side` of the model's tokenizer, else right.
     """
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     if side is not None:
         read_choice(side, SIDES, "prompts", "side")
     found = with_model(read_given(given, "prompts", "given", side), surface, "prompts", side)
@@ -63,7 +63,7 @@ def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
     return made
 
 
-def read_prompts(surface: Surface, given: Any, caller: str, name: str = "tokens") -> Prompts:
+def read_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
     """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding."""
     return with_model(read_given(given, caller, name), surface, caller)
 
@@ -117,7 +117,7 @@ def is_encoding(given: Any) -> bool:
     return hasattr(given, "keys") and "input_ids" in list(given.keys())
 
 
-def with_model(given: Given, surface: Surface, caller: str, side: str | None = None) -> Prompts:
+def with_model(given: Given, surface: HookedModel, caller: str, side: str | None = None) -> Prompts:
     """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
     if isinstance(given, Prompts):
         mask = mask_of_model(surface, given.tokens) if given.mask is None else None
@@ -134,7 +134,9 @@ def with_model(given: Given, surface: Surface, caller: str, side: str | None = N
     return Prompts(found.tokens, found.mask, words, given.texts)
 
 
-def continuation(surface: Surface, prompts: Prompts, row: int, length: int, text: str) -> list[int] | None:
+def continuation(
+    surface: HookedModel, prompts: Prompts, row: int, length: int, text: str
+) -> list[int] | None:
     """Returns the ids of a text that follows the first tokens of a prompt: of both together, what comes after these.
 
     None where prompt and text together do not begin with these tokens.
@@ -209,7 +211,7 @@ def _masked(tokens: Tensor, mask: Any, what: str) -> Prompts:
     return Prompts(tokens, read.bool())
 
 
-def _words(surface: Surface, tokens: Tensor, mask: Tensor | None) -> Words | None:
+def _words(surface: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words | None:
     decode = getattr(getattr(surface.model, "tokenizer", None), "decode", None)
     if decode is None or tokens.is_floating_point() or tokens.ndim != 2:
         return None
@@ -233,7 +235,7 @@ def _all_ones(mask: Any) -> bool:
 ADVICE = "circuits.prompts(model, texts or tokens) makes inputs that carry a mask"
 
 
-def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
+def padding(surface: HookedModel, tokens: Tensor) -> Tensor | None:
     """Returns bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
 
     Where padding has the id of the first (BOS) or last (EOS) token too, the one next to the text counts as that token.
@@ -254,7 +256,7 @@ def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
     return mask if bool(mask.any()) else None
 
 
-def mask_of_tokenizer(surface: Surface, tokens: Tensor, side: str | None = None) -> Tensor | None:
+def mask_of_tokenizer(surface: HookedModel, tokens: Tensor, side: str | None = None) -> Tensor | None:
     """Returns the mask [batch pos], true at tokens, of padding at one side; None where no tokenizer names any.
 
     All of a row's padding ids at that side count, but the last of those before the text where the model begins its
@@ -274,7 +276,7 @@ def mask_of_tokenizer(surface: Surface, tokens: Tensor, side: str | None = None)
     return ~before
 
 
-def mask_of_model(surface: Surface, tokens: Tensor) -> Tensor | None:
+def mask_of_model(surface: HookedModel, tokens: Tensor) -> Tensor | None:
     """Returns the mask [batch pos] that the model makes itself where it is given none; None where it masks nothing.
 
     A HookedTransformer does so where its tokenizer pads on the left.
@@ -286,7 +288,7 @@ def mask_of_model(surface: Surface, tokens: Tensor) -> Tensor | None:
     return None if mask is None or bool(mask.all()) else mask
 
 
-def refuse_padding(surface: Surface, prompts: Prompts, used: Tensor | None, what: str) -> None:
+def refuse_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
     """Refuses inputs without a mask in which padding would be taken for tokens.
 
     Args:

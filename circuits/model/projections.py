@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
 from circuits.model.supported import foreign_names
-from circuits.model.surface import Surface
 
 # Largest difference allowed between a product of weights and the model's own value, relative to the largest entry.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -30,11 +30,11 @@ class Projections:
     difference in the stream changes what heads and MLPs read and write.
     """
 
-    surface: Surface
+    surface: HookedModel
     tensors: Mapping[str, Tensor]  # its parameters and buffers
 
     @classmethod
-    def of(cls, surface: Surface) -> Projections:
+    def of(cls, surface: HookedModel) -> Projections:
         tensors = surface.model.state_dict(keep_vars=True)
         for name, value in tensors.items():
             if name.endswith(_MATRICES) and (

@@ -95,7 +95,7 @@ class Prompts:
             return x
         if (len(x), x.shape[axis]) != tuple(self.shape[:2]):
             return x
-        return x.masked_fill(by_row(~self.real.to(x.device), axis, x.ndim), torch.nan)
+        return x.masked_fill(broadcast_mask(~self.real.to(x.device), axis, x.ndim), torch.nan)
 
     def in_order(self, x: Tensor, axes: Sequence[int] = (1,), lowest: bool = False) -> Tensor:
         """Returns [batch ...] values with each row's own tokens first along one or two axes, which hold positions.
@@ -110,7 +110,7 @@ class Prompts:
         x = taken(x, columns, axes[0])
         for axis in axes[1:]:
             rest = x.amin(axis, keepdim=True) if lowest else x.new_zeros(())
-            reached = by_row(self.reached.to(x.device), axis, x.ndim)
+            reached = broadcast_mask(self.reached.to(x.device), axis, x.ndim)
             x = torch.where(reached, taken(x, columns, axis), rest)
         return x
 
@@ -239,7 +239,7 @@ def taken(x: Tensor, columns: Tensor, axis: int) -> Tensor:
     return x.expand(batch, *x.shape[1:]).gather(axis, columns.reshape(index_shape).expand(shape))
 
 
-def by_row(chosen: Tensor, axis: int, ndim: int) -> Tensor:
+def broadcast_mask(chosen: Tensor, axis: int, ndim: int) -> Tensor:
     """Returns values of rows and positions, [batch pos], in a shape that broadcasts to an activation's."""
     shape = [1] * ndim
     shape[0], shape[axis] = chosen.shape

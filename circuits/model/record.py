@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.model.blocks import contextmanager, exclusive
+from circuits.model.blocks import exclusive, model_block
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.state import modules_of
-from circuits.model.surface import Surface
 
 
-@contextmanager
+@model_block
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included; that of
     gradients too, which Ctrl-C may leave off in `no_grad`.
@@ -27,7 +27,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@model_block
 def _evaluating(model: nn.Module) -> Iterator[None]:
     before = [(module, module.training) for module in modules_of(model)]
     gradients = torch.is_grad_enabled()
@@ -44,9 +44,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         torch.set_grad_enabled(gradients)
 
 
-@contextmanager
-def listening(surface: Surface, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
-    """Calls each function with the activation at its hook, in the order given, as `Surface.on_forward` does."""
+@model_block
+def listening(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
+    """Calls each function with the activation at its hook, in the order given, as `HookedModel.on_forward` does."""
     runs = _Depth()
     with ExitStack() as stack:
         stack.callback(surface.on_run(runs.begin, runs.end).remove)
@@ -55,9 +55,9 @@ def listening(surface: Surface, functions: Iterable[tuple[str, Function]]) -> It
         yield
 
 
-@contextmanager
+@model_block
 def recording(
-    surface: Surface, hooks: Iterable[str], rows: slice = slice(None)
+    surface: HookedModel, hooks: Iterable[str], rows: slice = slice(None)
 ) -> Iterator[dict[str, Tensor]]:
     """Yields a dict of the activations at `hooks` in the latest run inside the block; a hook that did not fire is
     missing.

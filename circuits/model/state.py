@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import contextmanager, exclusive
+from circuits.model.blocks import exclusive, model_block
 
 
 @dataclass
@@ -65,7 +65,7 @@ def state_of(model: nn.Module) -> State:
     return _states.setdefault(model, State())
 
 
-@contextmanager
+@model_block
 def suspended(model: nn.Module) -> Iterator[None]:
     """Silences our hooks and restores the original weights inside the block; the user's own hooks stay active."""
     with exclusive(model):
@@ -85,8 +85,8 @@ def suspended(model: nn.Module) -> Iterator[None]:
             state.note(state.originals)
 
 
-@contextmanager
-def untouched(model: nn.Module, who: str) -> Iterator[None]:
+@model_block
+def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
     """Refuses, at a normal exit, that a user's function has written to the weights or changed the hooks of the model.
 
     Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
@@ -165,7 +165,7 @@ def _name_of(model: nn.Module, tensor: Tensor) -> str:
     return next((name for name, one in named if one is tensor), "of before")
 
 
-@contextmanager
+@model_block
 def editing(model: nn.Module) -> Iterator[None]:
     """Marks a block that edits the model as open."""
     state = state_of(model)
@@ -182,7 +182,7 @@ def inside_block(model: nn.Module) -> bool:
         return state_of(model).blocks > 0
 
 
-@contextmanager
+@model_block
 def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
     """Tells hooks that the forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to
     match.
@@ -196,7 +196,7 @@ def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator
         state.rows, state.total = before
 
 
-@contextmanager
+@model_block
 def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
     """Gives parameters other values inside the block, except in clean passes; a later value for one overrides an
     earlier.
@@ -267,7 +267,7 @@ def _end(state: State, values: dict[nn.Parameter, Tensor], others: list[nn.Param
             state.originals.pop(parameter, None)
 
 
-@contextmanager
+@model_block
 def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.Parameter, Tensor]]:
     """Copies values into parameters inside the block, and yields what these held before, which is restored bit for bit.
 

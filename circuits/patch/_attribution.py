@@ -12,9 +12,9 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.model.heads import Head, at_index, label_in
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site, SiteKind
-from circuits.model.state import untouched
-from circuits.model.surface import Surface
+from circuits.model.state import assert_weights_unchanged
 from circuits.patch._gradients import Pair, difference, ready_for_gradients
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import PerExample, read_values
@@ -83,7 +83,7 @@ def _measured(pair: Pair, places: list[tuple[int | None, str]], kind: SiteKind, 
     """Returns the metrics at base and, for each patch, these with its estimate added."""
     measured = Measurements([], "gradient")
     for piece in pair.batches():
-        with ready_for_gradients(piece.surface), untouched(pair.surface.model, CALLER):
+        with ready_for_gradients(piece.surface), assert_weights_unchanged(pair.surface.model, CALLER):
             values, estimates = _estimates(piece, places)
         measured.begin(values)
         numbers = count()
@@ -133,7 +133,7 @@ def _axis(kind: SiteKind, part: str) -> int:
     return {"head": kind.head_axis, "position": kind.query_axis, "neuron": -1, "feature": -1}[part] or 0
 
 
-def _row(surface: Surface, kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> Row:
+def _row(surface: HookedModel, kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> Row:
     parts = dict(zip([part for part in by.split(",") if part != "layer"], index, strict=True))
     where = kind.name if layer is None else f"{kind.name}.{layer}"
     one = at_index(kind, layer or 0, parts["head"], surface) if "head" in parts else None

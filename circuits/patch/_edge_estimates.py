@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS, Site
-from circuits.model.surface import Surface
 from circuits.patch._endpoints import Endpoint, stream_of, sum_of, sums_of
 from circuits.patch._gradients import Pair, Run, between, difference, midpoints, vector_jacobian_products
 from circuits.patch._screen import INPUTS
@@ -54,7 +54,7 @@ class Recorded:
     gradients: list[str]
 
     @classmethod
-    def of(cls, surface: Surface, senders: list[Endpoint], receivers: list[Endpoint]) -> Recorded:
+    def of(cls, surface: HookedModel, senders: list[Endpoint], receivers: list[Endpoint]) -> Recorded:
         """Lists the hooks that estimates between these need."""
         layers = range(surface.n_layers)
         sent = [sender.hook for sender in senders]
@@ -248,7 +248,7 @@ def _to_stream(run: Run, receivers: Sequence[Endpoint], stream: str, gradient: T
     return vector_jacobian_products(run.activations[hook], run.activations[stream], parts)
 
 
-def _by_sum(surface: Surface, senders: list[Endpoint], changes: Tensor) -> Iterator[tuple[Site, Tensor]]:
+def _by_sum(surface: HookedModel, senders: list[Endpoint], changes: Tensor) -> Iterator[tuple[Site, Tensor]]:
     """Groups changes [sender batch pos d_model] by the sum to which they are added; such senders are adjacent."""
     start = 0
     for sum_site, senders_at_sum in groupby(sum_of(surface, sender) for sender in senders):
@@ -258,7 +258,7 @@ def _by_sum(surface: Surface, senders: list[Endpoint], changes: Tensor) -> Itera
 
 
 def _at_sums(
-    surface: Surface, run: Run, sum_sites: list[Site], stream: Site, gradient: Tensor
+    surface: HookedModel, run: Run, sum_sites: list[Site], stream: Site, gradient: Tensor
 ) -> dict[Site, Tensor]:
     """Carries gradients [receiver batch pos d_model] at the stream that receivers read back to each earlier sum, along
     the stream only.

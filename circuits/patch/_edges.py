@@ -16,9 +16,9 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
-from circuits.model.blocks import contextmanager
+from circuits.model.blocks import model_block
 from circuits.model.sites import Site
-from circuits.model.state import untouched
+from circuits.model.state import assert_weights_unchanged
 from circuits.patch._edge_estimates import estimated
 from circuits.patch._endpoints import Endpoint, inputs_of, senders_of
 from circuits.patch._gradients import Pair, ready_for_gradients
@@ -110,7 +110,7 @@ def _candidates(
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     for piece in pair.batches():
-        with ready_for_gradients(pair.surface), untouched(pair.surface.model, CALLER):
+        with ready_for_gradients(pair.surface), assert_weights_unchanged(pair.surface.model, CALLER):
             _refuse_edited_streams(piece)
             values, estimates = estimated(piece, senders, receivers, steps, line)
         baseline.append(values)
@@ -160,7 +160,7 @@ def _refuse_edited_streams(piece: Pair) -> None:
                 "senders change as it is, and patch.path would not; take it off"
             )
 
-    @contextmanager
+    @model_block
     def looking() -> Iterator[None]:
         with ExitStack() as stack:
             for hook in names:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from circuits.interventions.edges import SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Place
 from circuits.model.heads import HeadSpec, at_index, index_of, label_in
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS, Site
-from circuits.model.surface import Surface
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Endpoint:
         return None if chosen is None else index_of(chosen[0])
 
 
-def senders_of(surface: Surface, how: str = "resample") -> list[Endpoint]:
+def senders_of(surface: HookedModel, how: str = "resample") -> list[Endpoint]:
     """Lists the senders in the order in which they are computed."""
     senders: list[Endpoint] = []
     # Any two prompts, and so their mean, have the same position embeddings.
@@ -38,7 +38,7 @@ def senders_of(surface: Surface, how: str = "resample") -> list[Endpoint]:
     return sorted(senders, key=lambda sender: sender.order)
 
 
-def inputs_of(surface: Surface) -> list[Endpoint]:
+def inputs_of(surface: HookedModel) -> list[Endpoint]:
     """Returns every place that receives an edge, in the order in which the model computes them."""
     receivers: list[Endpoint] = []
     table = receivers_of(surface)
@@ -56,7 +56,7 @@ def inputs_of(surface: Surface) -> list[Endpoint]:
     return sorted(receivers, key=lambda receiver: receiver.order)
 
 
-def _endpoints(surface: Surface, name: str, table: dict[str, int]) -> list[Endpoint]:
+def _endpoints(surface: HookedModel, name: str, table: dict[str, int]) -> list[Endpoint]:
     ends: list[Endpoint] = []
     kind = KINDS[name]
     for layer, hook in surface.at(Site(name)):
@@ -71,19 +71,19 @@ def _endpoints(surface: Surface, name: str, table: dict[str, int]) -> list[Endpo
     return ends
 
 
-def stream_of(surface: Surface, receiver: Endpoint) -> Site:
+def stream_of(surface: HookedModel, receiver: Endpoint) -> Site:
     """Returns the site of the residual stream that a receiver reads."""
     before = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
     return Site(before.get(receiver.place.site.name, "resid_pre"), receiver.layer)
 
 
-def sums_of(surface: Surface) -> list[Site]:
+def sums_of(surface: HookedModel) -> list[Site]:
     """Lists the sites of sums in the residual stream, in order; "embed" stands for the sum of the embeddings."""
     places = [Site(name, layer) for layer in range(surface.n_layers) for name in ("resid_mid", "resid_post")]
     return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
 
 
-def sum_of(surface: Surface, sender: Endpoint) -> Site:
+def sum_of(surface: HookedModel, sender: Endpoint) -> Site:
     """Returns the site of the sum to which a sender is added."""
     site = sender.place.site.name
     if sender.layer is None:

@@ -19,14 +19,14 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import at_own_positions, read_source
-from circuits.model.blocks import contextmanager
+from circuits.model.blocks import model_block
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.inputs import read_prompts
-from circuits.model.prompts import Prompts, by_row
+from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.model.state import modules_of, suspended
-from circuits.model.surface import Surface
 from circuits.sweeps.metrics import Metric, first_choice, in_errors, is_pair, read_values
 from circuits.tensors import Positions, Snapshot, parse_positions
 
@@ -47,7 +47,7 @@ class Pair:
     """The inputs of a patch from `source` into `base`, and the metric of its effect."""
 
     caller: str
-    surface: Surface
+    surface: HookedModel
     base: Prompts
     source: Prompts | None  # in the layout of base, or a batch of 1; for means any batch, for zeros none
     metric: Metric
@@ -75,7 +75,7 @@ class Pair:
         of_edges: bool = False,
     ) -> Pair:
         """Reads the arguments of an attribution into base, source and metric, and refuses what does not fit."""
-        surface = Surface.of(model)
+        surface = HookedModel.of(model)
         prompts = read_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")
         if source_positions is None:
@@ -257,7 +257,7 @@ class Pair:
         """Returns an estimate shaped as the activation at a hook, with zeros at padding."""
         if not self.base.padded:
             return estimate
-        real = by_row(self.base.real.to(estimate.device), Site(hook).kind.query_axis, estimate.ndim)
+        real = broadcast_mask(self.base.real.to(estimate.device), Site(hook).kind.query_axis, estimate.ndim)
         return torch.where(real, estimate, torch.zeros_like(estimate))
 
     def in_order(self, estimate: Tensor, hook: str) -> Tensor:
@@ -266,7 +266,7 @@ class Pair:
             return estimate
         kind = Site(hook).kind
         estimate = self.base.in_order(estimate, kind.position_axes)
-        reached = by_row(self.base.reached.to(estimate.device), kind.query_axis, estimate.ndim)
+        reached = broadcast_mask(self.base.reached.to(estimate.device), kind.query_axis, estimate.ndim)
         return torch.where(reached, estimate, torch.zeros_like(estimate))
 
     def finite(self, estimate: Tensor, metric: str, description: str) -> Tensor:
@@ -283,8 +283,8 @@ def _of_rows(at: Positions | Snapshot | None, rows: slice) -> Positions | Snapsh
     return Snapshot(at.tensor[rows]) if isinstance(at, Snapshot) and at.tensor.ndim == 2 else at
 
 
-@contextmanager
-def ready_for_gradients(surface: Surface) -> Iterator[None]:
+@model_block
+def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
     """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
     held = (
         one

@@ -16,10 +16,10 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
+from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site, SiteKind
-from circuits.model.state import untouched
-from circuits.model.surface import Surface
+from circuits.model.state import assert_weights_unchanged
 from circuits.patch._gradients import (
     Pair,
     between,
@@ -136,7 +136,7 @@ def _candidates(
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
     for piece in pair.batches():
-        with ready_for_gradients(pair.surface), untouched(pair.surface.model, CALLER):
+        with ready_for_gradients(pair.surface), assert_weights_unchanged(pair.surface.model, CALLER):
             values, estimates = _estimates(piece, [hook for _, _, hook in layer_sites], method, steps, line)
         baseline.append(values)
         for site, layer, hook in layer_sites:
@@ -219,7 +219,7 @@ def _estimates(
     ), estimates
 
 
-def _read_sites(given: Any, surface: Surface, by: str) -> list[_LayerSite]:
+def _read_sites(given: Any, surface: HookedModel, by: str) -> list[_LayerSite]:
     if given is None:
         sites = [Site(name) for name in SITES if Site(name).hook(0) in surface.hooks]
     else:
@@ -280,7 +280,7 @@ def _summed(estimate: Tensor, kept_axes: list[int]) -> np.ndarray:
 
 
 def _label(
-    surface: Surface, site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int]
+    surface: HookedModel, site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int]
 ) -> str:
     where = str(_site(site, layer))
     if head is not None:

@@ -17,13 +17,13 @@ from circuits.interventions.arguments import read_queries
 from circuits.interventions.replacements import derangement, visible
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.inputs import read_prompts, refuse_padding
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
-from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
 from circuits.validate import RENAMED, is_whole, read_indices, read_seed, refuse_removed
@@ -49,7 +49,7 @@ class Recorded:
     patterns: Mapping[int, Tensor] = field(repr=False)
     seen: Mapping[int, Tensor] = field(repr=False)
 
-    def check(self, surface: Surface, caller: str) -> None:
+    def check(self, surface: HookedModel, caller: str) -> None:
         """Refuses another model than the recorded one."""
         if self.model is not surface.model:
             raise CircuitsError(
@@ -113,7 +113,7 @@ class PatternPass:
     """
 
     caller: str
-    surface: Surface
+    surface: HookedModel
     prompts: Prompts
     layers: tuple[int, ...]
     selected: Tensor
@@ -124,7 +124,7 @@ class PatternPass:
         cls, caller: str, model: Any, tokens: Any, layers: Any, queries: Any, positions: Any
     ) -> PatternPass:
         """Reads the arguments that all passes share."""
-        surface = Surface.of(model)
+        surface = HookedModel.of(model)
         prompts, recorded = read_run(surface, tokens, caller)
         every = recorded.layers if recorded is not None and layers is None else layers
         chosen = read_layers(every, surface, caller)
@@ -238,7 +238,7 @@ class PairedPass(PatternPass):
 
 
 def visit_patterns(
-    surface: Surface, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...], visitor: Visitor
+    surface: HookedModel, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...], visitor: Visitor
 ) -> None:
     """Runs `rows` (a slice or indices) of the prompts in eval mode, without gradients; passes each pattern to
     `visitor`, each prompt's own tokens first.
@@ -267,7 +267,7 @@ def visit_patterns(
 
 
 def _show(
-    surface: Surface,
+    surface: HookedModel,
     prompts: Prompts,
     layer: int,
     visitor: Visitor,
@@ -285,7 +285,7 @@ def _show(
     visitor(layer, pattern, seen)
 
 
-def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
+def read_layers(layers: Any, surface: HookedModel, caller: str) -> tuple[int, ...]:
     """Returns the chosen layers, ascending; None chooses all."""
     chosen = read_indices(layers, caller, "layers")
     if chosen is None:
@@ -297,7 +297,7 @@ def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
 
 
 def chunks(
-    surface: Surface, prompts: Prompts, layers: tuple[int, ...], batch_size: int | None, caller: str
+    surface: HookedModel, prompts: Prompts, layers: tuple[int, ...], batch_size: int | None, caller: str
 ) -> Iterator[slice]:
     """Yields the rows of each forward pass."""
     total, length = prompts.shape[:2]
@@ -307,7 +307,7 @@ def chunks(
         yield slice(start, min(start + step, total))
 
 
-def read_run(surface: Surface, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:
+def read_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:
     """Returns the prompts, and their patterns where these were recorded."""
     if isinstance(tokens, Recorded):
         tokens.check(surface, caller)
@@ -338,7 +338,9 @@ def _check_pairs(one: Prompts, two: Prompts, caller: str) -> None:
         )
 
 
-def selected_queries(surface: Surface, queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:
+def selected_queries(
+    surface: HookedModel, queries: Any, positions: Any, prompts: Prompts, caller: str
+) -> Tensor:
     """Returns a mask, bool [batch pos], of the queries that count, each prompt's own tokens first."""
     selected = _selected(queries, positions, prompts, caller)
     refuse_padding(surface, prompts, selected, caller)

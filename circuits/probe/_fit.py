@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.state import running_rows
-from circuits.model.surface import Surface
 from circuits.probe._inputs import Entries, ProbeSite
 
 _EPS = torch.finfo(torch.float64).eps
@@ -50,7 +50,7 @@ class LinearMap:
 
 
 def activations(
-    surface: Surface, prompts: Prompts, entries: Entries, sites: Sequence[ProbeSite], step: int
+    surface: HookedModel, prompts: Prompts, entries: Entries, sites: Sequence[ProbeSite], step: int
 ) -> Iterator[tuple[ProbeSite, Tensor]]:
     """Yields each site with its vectors at the entries in use, [entry d], in the order of examples and positions.
 
@@ -73,7 +73,7 @@ def activations(
         waiting = [site for site in waiting if site not in kept]
 
 
-def _run(surface: Surface, prompts: Prompts, rows: Tensor, hooks: set[str]) -> dict[str, Tensor]:
+def _run(surface: HookedModel, prompts: Prompts, rows: Tensor, hooks: set[str]) -> dict[str, Tensor]:
     model = surface.model
     # What an intervention holds for each example is cut to these rows.
     cut = running_rows(model, rows, len(prompts))

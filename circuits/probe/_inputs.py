@@ -15,9 +15,9 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place
+from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.model.surface import Surface
 from circuits.tensors import (
     Snapshot,
     as_dense_tensor,
@@ -77,7 +77,7 @@ class ProbeSite:
 
 
 def parse_sites(
-    surface: Surface, sites: Any, heads: Any, positions: Iterable[int] | None
+    surface: HookedModel, sites: Any, heads: Any, positions: Iterable[int] | None
 ) -> tuple[ProbeSite, ...]:
     """Returns each (site, layer), head and position at which a probe is fitted, in this order.
 

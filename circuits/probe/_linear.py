@@ -17,9 +17,9 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts, refuse_padding
 from circuits.model.prompts import Prompts
-from circuits.model.surface import Surface
 from circuits.probe._fit import FitSettings, LinearMap, SiteFits, activations
 from circuits.probe._inputs import Entries, ProbeSite, Target, parse_sites, read_entries, read_targets
 from circuits.probe._result import Measured, ProbeResult, Scored, counts, pooled, score, tabulate
@@ -82,8 +82,8 @@ def linear(
     control and selectivity after Hewitt & Liang 2019 (arXiv:1909.03368).
     """
     refuse_removed("probe", removed, RENAMED)
-    surface = Surface.of(model)
-    control = None if untrained is None else Surface.of(untrained)
+    surface = HookedModel.of(model)
+    control = None if untrained is None else HookedModel.of(untrained)
     prompts, seed = read_prompts(surface, tokens, "probe"), read_seed(seed, "probe")
     surface.check_prompts(prompts, "probe: tokens")
     if control is not None:
@@ -108,7 +108,7 @@ def linear(
     kept = 2 * len(probe_sites) * (surface.sizes["d_model"] or 1)
     size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
 
-    def fitted(of: Surface, on: Sequence[Target], size: int) -> tuple[dict[ProbeSite, list[_Probe]], int]:
+    def fitted(of: HookedModel, on: Sequence[Target], size: int) -> tuple[dict[ProbeSite, list[_Probe]], int]:
         return _fit_and_score(of, prompts, entries, size, probe_sites, on, fit_settings), size
 
     with intervene(model, *interventions):
@@ -156,7 +156,7 @@ class _Probe:
 
 
 def _fit_and_score(
-    surface: Surface,
+    surface: HookedModel,
     prompts: Prompts,
     entries: Entries,
     step: int,

@@ -11,24 +11,24 @@ from typing import Any
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import contextmanager
+from circuits.model.blocks import model_block
+from circuits.model.hooked_model import HookedModel
 from circuits.model.state import holding, inside_block, same_bits, state_of
 from circuits.model.supported import foreign_names
-from circuits.model.surface import Surface
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A model as it is, or with other parameters: (name in the state_dict, parameter, its value)."""
 
-    surface: Surface
+    surface: HookedModel
     what: str = "sweep"
     values: tuple[tuple[str, nn.Parameter, Tensor], ...] | None = None
     #: Names of parameters that share memory: tied ones, and views of each other.
     shared: frozenset[str] = frozenset()
 
-    @contextmanager
-    def loaded(self) -> Iterator[Surface]:
+    @model_block
+    def loaded(self) -> Iterator[HookedModel]:
         """Yields the model with these parameters, which its clean passes see too."""
         if self.values is None:
             yield self.surface
@@ -54,7 +54,7 @@ class Checkpoint:
 LabelledLoader = tuple[str | None, Callable[[], Checkpoint]]
 
 
-def loaded_checkpoints(given: Any, surface: Surface) -> Iterator[tuple[str | None, Checkpoint]]:
+def loaded_checkpoints(given: Any, surface: HookedModel) -> Iterator[tuple[str | None, Checkpoint]]:
     """Yields each checkpoint with its label.
 
     All items of a dict are checked first. An iterator is read as it goes, and one is gone before the next is made.
@@ -68,7 +68,7 @@ def loaded_checkpoints(given: Any, surface: Surface) -> Iterator[tuple[str | Non
         del load
 
 
-def _read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
+def _read_checkpoints(given: Any, surface: HookedModel) -> Iterator[LabelledLoader]:
     if given is None:
         return iter([(None, partial(Checkpoint, surface))])
     model = _Model(surface)
@@ -83,7 +83,7 @@ def _read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
 class _Model:
     """A model into which state_dicts are loaded, with its names read once."""
 
-    surface: Surface
+    surface: HookedModel
 
     @cached_property
     def weights(self) -> dict[str, nn.Parameter]:
@@ -136,7 +136,7 @@ def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
     if not isinstance(given, nn.Module) and isinstance(getattr(given, "model", None), nn.Module):
         given = given.model
     if isinstance(given, nn.Module):
-        surface = Surface.of(given)
+        surface = HookedModel.of(given)
         _refuse_block_around(model.surface, surface, what)
         return Checkpoint(surface, what)
     if not isinstance(given, Mapping):
@@ -144,7 +144,7 @@ def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
     return Checkpoint(model.surface, what, _read_weights(given, model, what), model.shared)
 
 
-def _refuse_block_around(swept: Surface, checkpoint: Surface, what: str) -> None:
+def _refuse_block_around(swept: HookedModel, checkpoint: HookedModel, what: str) -> None:
     """Refuses a block that edits the model of the sweep, where the checkpoint is another model and in no block."""
     if checkpoint.model is swept.model:
         return

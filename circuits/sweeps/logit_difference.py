@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import Texts, continuation, read_given
 from circuits.model.prompts import Prompts
-from circuits.model.surface import Surface
 from circuits.tensors import as_dense_tensor, columns_of
 from circuits.validate import is_whole
 
@@ -57,7 +57,7 @@ class LogitDifference:
         if not isinstance(output, Tensor) or output.ndim != 3 or not output.is_floating_point():
             got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
-        surface = None if model is None else Surface.of(model)
+        surface = None if model is None else HookedModel.of(model)
         prompts = None if prompts is None else read_given(prompts, CALLER, "prompts")
         if isinstance(prompts, Texts):
             raise CircuitsError(
@@ -70,7 +70,7 @@ class LogitDifference:
             )
         return _difference(output, self.answers(real, surface, prompts))
 
-    def answers(self, real: Tensor, surface: Surface | None, prompts: Prompts | None) -> Answers:
+    def answers(self, real: Tensor, surface: HookedModel | None, prompts: Prompts | None) -> Answers:
         """Returns the answers of a batch whose tokens the mask [n pos] tells; texts need its prompts, too."""
         batch = len(real)
         self.check_count(batch)
@@ -176,7 +176,9 @@ def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDiffere
     return made
 
 
-def bound(metric: Any, batch: Any, inputs: tuple[Surface, Prompts] | None, caller: str) -> tuple[Any, Any]:
+def bound(
+    metric: Any, batch: Any, inputs: tuple[HookedModel, Prompts] | None, caller: str
+) -> tuple[Any, Any]:
     """Returns a metric and its batch; of a logit difference, a function and the answers of these prompts.
 
     Without prompts, answers are those of the outputs that the function gets.
@@ -259,7 +261,7 @@ def _ids(answers: tuple[Answer, ...], batch: int) -> tuple[Tensor, Tensor]:
 
 
 def _first_tokens(
-    sides: tuple[tuple[Answer, ...], ...], surface: Surface, prompts: Prompts, lengths: list[int]
+    sides: tuple[tuple[Answer, ...], ...], surface: HookedModel, prompts: Prompts, lengths: list[int]
 ) -> tuple[tuple[Answer, ...], ...]:
     """Returns the answers of each example as ids: of a text, its first token after so many of the prompt's."""
     if getattr(surface.model, "tokenizer", None) is None or prompts.tokens.is_floating_point():
@@ -278,7 +280,7 @@ def _first_tokens(
     return tuple(map(tuple, found))
 
 
-def _continued(text: str, surface: Surface, prompts: Prompts, row: int, length: int) -> list[int]:
+def _continued(text: str, surface: HookedModel, prompts: Prompts, row: int, length: int) -> list[int]:
     """Returns the tokens of an answer after a prompt's; in bidirectional attention, where it is not read after its
     prompt but in its place, the one token that it is by itself.
     """
@@ -293,7 +295,9 @@ def _continued(text: str, surface: Surface, prompts: Prompts, row: int, length: 
     return tokens
 
 
-def _alike(row: int, texts: tuple[str, str], tokens: tuple[list[int], list[int]], surface: Surface) -> str:
+def _alike(
+    row: int, texts: tuple[str, str], tokens: tuple[list[int], list[int]], surface: HookedModel
+) -> str:
     """Says which token two answers begin with, and which ones first tell them apart."""
     model: Any = surface.model
     same = 0

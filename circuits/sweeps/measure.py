@@ -26,10 +26,10 @@ from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
 from circuits.interventions.base import Intervention
 from circuits.interventions.reference_runs import References
+from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
-from circuits.model.state import State, running_rows, untouched
-from circuits.model.surface import Surface
+from circuits.model.state import State, assert_weights_unchanged, running_rows
 from circuits.sweeps.measurements import BASELINE, Measurements, Row, titled
 from circuits.sweeps.metrics import Metric, PerExample, in_errors
 from circuits.sweeps.table import about
@@ -61,7 +61,7 @@ class ModelSweep:
         naive: by variant, why it runs by itself.
     """
 
-    surface: Surface
+    surface: HookedModel
     prompts: Prompts
     metric: Metric
     variants: Sequence[Variant]
@@ -107,7 +107,7 @@ class ModelSweep:
         examples = pieces[0].stop
         references = References(self.surface, size * self.prompts.shape[1], (self.prompts.shape, examples))
         for rows in pieces:
-            with untouched(self.surface.model, in_errors(self.metric.name)):
+            with assert_weights_unchanged(self.surface.model, in_errors(self.metric.name)):
                 piece = _Piece(self, rows, references, found)
                 piece.measure(stacked)
         return found

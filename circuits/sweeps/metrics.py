@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import refuse_padding
 from circuits.model.prompts import Prompts
-from circuits.model.state import untouched
-from circuits.model.surface import Surface
+from circuits.model.state import assert_weights_unchanged
 from circuits.sweeps.copies import private
 from circuits.sweeps.logit_difference import Answers, bound
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
@@ -55,7 +55,7 @@ class Metric:
         cls,
         metric: Any,
         batch: Any,
-        inputs: tuple[Surface, Prompts] | None,
+        inputs: tuple[HookedModel, Prompts] | None,
         caller: str,
         positions: Any = None,
         default: Callable[[Tensor, Tensor, Tensor | None], Mapping[str, Any]] | None = None,
@@ -73,7 +73,7 @@ class Metric:
         read = cls(function, batch, default or unedited_metrics)
         return read if inputs is None else read._on(*inputs, caller, positions)
 
-    def _on(self, surface: Surface, prompts: Prompts, caller: str, positions: Any) -> Metric:
+    def _on(self, surface: HookedModel, prompts: Prompts, caller: str, positions: Any) -> Metric:
         """Returns the metric of a model and prompts, with the positions it reads; refuses what does not fit."""
         what = f"{caller}, positions"
         if positions is None:
@@ -164,7 +164,11 @@ class Metric:
             copy = copy.masked_fill(self._unread.to(output.device), torch.nan)
         batch = self.batch.to(output.device) if isinstance(self.batch, Tensor) else self.batch
         given = () if batch is None else (private(batch),)
-        with nullcontext() if self.model is None else untouched(self.model, in_errors(self.name)):
+        with (
+            nullcontext()
+            if self.model is None
+            else assert_weights_unchanged(self.model, in_errors(self.name))
+        ):
             try:
                 return by_name(self.function(copy, *given), self.name)
             except (IndexError, RuntimeError, ValueError) as error:

@@ -13,9 +13,9 @@ from circuits.errors import CircuitsError, said
 from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
 from circuits.model.blocks import exclusive
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts
-from circuits.model.surface import Surface
 from circuits.statistics import Resampling
 from circuits.sweeps.checkpoints import loaded_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference
@@ -80,7 +80,7 @@ def sweep(
     that is not finite.
     """
     refuse_removed("sweep", removed, _REMOVED)
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     if engine in ("fast", "replay", "resumed"):
         raise CircuitsError(
             f'sweep: engine={engine!r} is gone; "auto" runs fast what can be, "naive" nothing'
@@ -95,7 +95,7 @@ def sweep(
 
 
 def run_sweep(
-    surface: Surface,
+    surface: HookedModel,
     prompts: Prompts,
     variants: Any,
     metric: Metric,
@@ -135,7 +135,7 @@ def run_sweep(
         return table.result(_described(read), settings), found
 
 
-def _default_size(surface: Surface, prompts: Prompts, metric: Metric, given: int | None) -> int:
+def _default_size(surface: HookedModel, prompts: Prompts, metric: Metric, given: int | None) -> int:
     """Returns how many rows are in a forward; the streams of the clean pass are held beside it."""
     columns = metric.columns
     kept = surface.n_layers * (surface.sizes["d_model"] or 1)
@@ -169,7 +169,7 @@ def _read_variants(variants: Any) -> _Given:
     return read
 
 
-def _planned(read: _Given, surface: Surface) -> list[Variant]:
+def _planned(read: _Given, surface: HookedModel) -> list[Variant]:
     """Returns the variants as steps on a model with its current weights."""
     parsed: list[Variant] = []
     for name, draw, together in read:

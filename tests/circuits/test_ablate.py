@@ -4,7 +4,7 @@ import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, run, sweep
 from circuits.interventions.replacements import derangement
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 
 def only(site, layer, function):
@@ -221,8 +221,8 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
 
 def test_the_means_of_all_layers_are_of_one_edited_pass(model, tokens, monkeypatch):
     calls = []
-    call = Surface.call
-    monkeypatch.setattr(Surface, "call", lambda self, *given: calls.append(1) or call(self, *given))
+    call = HookedModel.call
+    monkeypatch.setattr(HookedModel, "call", lambda self, *given: calls.append(1) or call(self, *given))
     edited = ablate.mean_pattern("all", tokens, of="edited")
 
     def passes():
@@ -235,13 +235,13 @@ def test_the_means_of_all_layers_are_of_one_edited_pass(model, tokens, monkeypat
     # A reference that takes several pieces takes a pass per layer, since each layer's mean is of all of them.
     monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
     count, in_pieces = passes()
-    assert count == 3 * Surface.of(model).n_layers
+    assert count == 3 * HookedModel.of(model).n_layers
     torch.testing.assert_close(output, in_pieces)
 
 
 def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
     other, mean = ablate.zero("mlp_out.0", queries=[1]), ablate.mean_pattern("all", tokens, of="edited")
-    if "mlp_out" not in Surface.of(model).site_names():
+    if "mlp_out" not in HookedModel.of(model).site_names():
         pytest.skip("it has no MLP")
     with intervene(model, mean):
         _, alone = run(model, tokens, cache=["pattern"])
@@ -413,7 +413,7 @@ def test_gradients_flow_through_an_edit(causal, tokens):
     with intervene(causal, ablate.zero("0.1"), ablate.uniform("1.0")):
         causal(tokens).sum().backward()
     # [head d_model d_head], or [head*d_head d_model]
-    weight = next(w for name, w in Surface.of(causal).named_weights().items() if _is_v(name))
+    weight = next(w for name, w in HookedModel.of(causal).named_weights().items() if _is_v(name))
     gradient = weight.grad if weight.ndim == 3 else weight.grad.unflatten(0, (4, 4))
     assert bool((gradient[1] == 0).all())
     assert bool((gradient[0] != 0).any())

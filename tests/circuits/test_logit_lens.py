@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, lens, patch, run
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 
 def streams(by_hand, model, tokens, edited=lambda s, at, x: x):
@@ -24,7 +24,7 @@ def role(weights, *names):
 
 def read_out(model, stream, part=None):
     """Final norm and unembedding of `stream`; of `part` alone, with the norm's scale that of the whole, no biases."""
-    weights, cfg = {n: w.detach() for n, w in Surface.of(model).named_weights().items()}, model.cfg
+    weights, cfg = {n: w.detach() for n, w in HookedModel.of(model).named_weights().items()}, model.cfg
     kind = cfg.normalization_type
     if getattr(cfg, "final_rms", False) and kind is not None:
         kind = kind.replace("LN", "RMS")
@@ -46,7 +46,7 @@ def read_out(model, stream, part=None):
 
 def parts_by_hand(model, seen):
     """What is added to the residual stream, in order."""
-    weights = {n: w.detach() for n, w in Surface.of(model).named_weights().items()}
+    weights = {n: w.detach() for n, w in HookedModel.of(model).named_weights().items()}
     found = {"embed": seen["embed", None]}
     if ("pos_embed", None) in seen:
         found["pos_embed"] = seen["pos_embed", None].expand_as(found["embed"])
@@ -110,7 +110,7 @@ def test_every_kind_of_block_against_the_residual_stream_by_hand(featured, token
     found, cap = lens(featured, tokens), getattr(featured.cfg, "output_logits_soft_cap", 0)
     # The bridge's RMS norm computes in single precision, whatever the model's.
     cfg = featured.cfg
-    single = Surface.of(featured).bridged and ("RMS" in str(cfg.normalization_type) or cfg.final_rms)
+    single = HookedModel.of(featured).bridged and ("RMS" in str(cfg.normalization_type) or cfg.final_rms)
     close = {"rtol": 0, "atol": 1e-4 if single else 1e-10}
     torch.testing.assert_close(found.output, output, **close)
     parts, last = parts_by_hand(featured, seen), seen["resid_post", cfg.n_layers - 1]
@@ -344,7 +344,7 @@ def test_shares_of_a_logit_difference_against_the_residual_stream_by_hand(featur
         seen["resid_post", featured.cfg.n_layers - 1],
     )
     slope = 1 - (output / cap).square() if cap > 0 else torch.ones_like(output)
-    single = Surface.of(featured).bridged and (
+    single = HookedModel.of(featured).bridged and (
         "RMS" in str(featured.cfg.normalization_type) or featured.cfg.final_rms
     )
     close = {"rtol": 0, "atol": 1e-4 if single else 1e-10}

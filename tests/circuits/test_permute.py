@@ -11,15 +11,15 @@ import torch
 from circuits import CircuitsError, ablate, edit, intervene, patch, permute, run, sweep
 from circuits.interventions.forward_pass import ForwardPass, RunState
 from circuits.interventions.reference_runs import References
+from circuits.model.hooked_model import HookedModel
 from circuits.model.state import State
-from circuits.model.surface import Surface
 from circuits.permute import random_order
 
 ORDER = (2, 0, 5, 1, 4, 3)
 
 
 def table_of(model):
-    weights = Surface.of(model).named_weights()
+    weights = HookedModel.of(model).named_weights()
     return next(weight for name, weight in weights.items() if name.startswith("pos_embed."))
 
 
@@ -254,7 +254,7 @@ def test_draws_are_seeds_of_their_own(causal, tokens):
 )
 def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what):
     """By what is passed to the model; only what the model is given in this run counts."""
-    surface = Surface.of(causal)
+    surface = HookedModel.of(causal)
     call = ForwardPass(surface, References(surface), State(), [RunState({"input": tokens, **kwargs}, tokens)])
     replacement = permute.positions(3).replacement
     assert replacement.prepare(call) == what

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, lens, run, sweep
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS, Site
-from circuits.model.surface import Surface
 
 NORMED = "blocks.{}.hook_normalized_resid_post"
 
@@ -24,7 +24,7 @@ def post_norm(request, make_model, hooked_only):
 
 
 def every_place(model):
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     layers = range(model.cfg.n_layers)
     return [
         (name, layer)
@@ -200,7 +200,7 @@ def test_what_edits_put_into_the_stream_is_followed_to_the_output(post_norm, tok
 def test_blocks_of_two_kinds_are_refused(post_norm):
     post_norm.hook_dict.pop(NORMED.format(1))
     with pytest.raises(CircuitsError, match=r"blocks 0 and 1 differ.*all of one kind") as error:
-        Surface.of(post_norm)
+        HookedModel.of(post_norm)
     assert "\n" not in str(error.value)
 
 

@@ -37,9 +37,9 @@ from circuits import (
     sweep,
     transplant,
 )
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
 from circuits.model.state import state_of
-from circuits.model.surface import Surface
 
 BATCH, LENGTH, PERIOD = 4, 5, 3
 Recipe = tuple[Any, ...]
@@ -105,7 +105,7 @@ class Shape:
     """What can be drawn for a model."""
 
     def __init__(self, model: Any) -> None:
-        surface = Surface.of(model)
+        surface = HookedModel.of(model)
         self.layers, self.heads = surface.n_layers, surface.n_heads
         self.neurons = 0 if KINDS["mlp_post"].hook.format(0) not in surface.hooks else surface.sizes["d_mlp"]
         self.sites = [
@@ -321,12 +321,12 @@ class Users:
 
     def __init__(self, model: Any, kinds: list[str], chance: random.Random) -> None:
         self.model, self.fired, self.raising = model, Counter(), 0
-        points = sorted(Surface.of(model).hooks)
+        points = sorted(HookedModel.of(model).hooks)
         always = [name for name in points if name.endswith(("hook_z", "hook_resid_pre"))]
         for number, kind in enumerate(kinds):
             name = chance.choice(always)
             count = self._counter(f"{number} {kind}")
-            point = Surface.of(model).hooks[name]
+            point = HookedModel.of(model).hooks[name]
             if kind in ("add_hook", "permanent"):
                 model.add_hook(
                     name, lambda value, hook, count=count: count(value), is_permanent=kind == "permanent"
@@ -455,7 +455,7 @@ def test_an_edit_changes_its_own_heads_and_positions_only(data):
     assume(recipe[0] not in ("transplant", "path"))
     model, tokens = model_of(name), tokens_of(7)
     given = make(recipe, name)
-    first = given.plan(Surface.of(model))[0]
+    first = given.plan(HookedModel.of(model))[0]
     before = [
         Site(site, layer).hook()
         for site, layer in Shape(model).sites
@@ -546,7 +546,7 @@ def test_planning_changes_nothing_and_holds_no_model(data):
     given, tokens = make(recipe, name), tokens_of(7)
     one, two = model_of(name, 0), model_of(name, 5)
     before = footprint(one)
-    given.plan(Surface.of(one))
+    given.plan(HookedModel.of(one))
     assert differences(before, footprint(one)) == []
     first = run(one, tokens, given)
     run(two, tokens, given)

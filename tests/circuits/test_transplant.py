@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from circuits import CircuitsError, ablate, cache, grid, intervene, lens, patch, run, sweep, transplant
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 # Written out here a second time, for both classes: what each component is called in a state_dict.
 ATTENTION = {part: (f"attn.W_{part.upper()}", f"attn.b_{part.upper()}") for part in "qkvo"}
@@ -44,7 +44,10 @@ PARTS = {"qkv": "q k v", "attn": "q k v o", "ln": "ln1 ln2 ln_embed ln_final"}
 
 
 def names_of(model, component, layers=None):
-    table, layers = NAMES[Surface.of(model).family], range(model.cfg.n_layers) if layers is None else layers
+    table, layers = (
+        NAMES[HookedModel.of(model).family],
+        range(model.cfg.n_layers) if layers is None else layers,
+    )
     found = [name for part in PARTS.get(component, component).split() for name in table[part]]
     every = [
         name[1:] if name.startswith("/") else f"blocks.{layer}.{name}" for name in found for layer in layers
@@ -53,7 +56,7 @@ def names_of(model, component, layers=None):
 
 
 def weights_of(model):
-    return Surface.of(model).named_weights()
+    return HookedModel.of(model).named_weights()
 
 
 def another(model, seed=9, scale=0.3):

@@ -12,8 +12,8 @@ from circuits.interventions.cuts.hooks import CutHooks
 from circuits.interventions.cuts.plan import CutBlock
 from circuits.interventions.edges import check_cuts
 from circuits.interventions.forward_pass import ForwardPass
-from circuits.model.blocks import contextmanager
-from circuits.model.surface import Surface
+from circuits.model.blocks import model_block
+from circuits.model.hooked_model import HookedModel
 
 # Open blocks by model, and the hooks that serve them. Not part of its `State`, which a copy of the model would take
 # along.
@@ -21,8 +21,8 @@ _blocks: WeakKeyDictionary[nn.Module, list[CutBlock]] = WeakKeyDictionary()
 _cut_hooks: WeakKeyDictionary[nn.Module, CutHooks] = WeakKeyDictionary()
 
 
-@contextmanager
-def cutting(surface: Surface, cuts: Sequence[Cut], call: ForwardPass) -> Iterator[set[str]]:
+@model_block
+def cutting(surface: HookedModel, cuts: Sequence[Cut], call: ForwardPass) -> Iterator[set[str]]:
     """Cuts these edges too inside the block; yields a set that fills with the hooks at which something was received."""
     if not cuts:
         yield set()
@@ -40,7 +40,7 @@ def cutting(surface: Surface, cuts: Sequence[Cut], call: ForwardPass) -> Iterato
         renew(surface)
 
 
-def renew(surface: Surface) -> None:
+def renew(surface: HookedModel) -> None:
     """Puts all cuts of the open blocks onto the model anew, behind every edit, so that they see what the edits
     leave.
     """

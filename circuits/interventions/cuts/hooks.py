@@ -13,9 +13,9 @@ from circuits.interventions.cuts.plan import CutBlock, CutPlan, Group, hook_at
 from circuits.interventions.cuts.run import CutRun
 from circuits.interventions.edges import BY_HEAD
 from circuits.interventions.forward_pass import RunState
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, Handles
 from circuits.model.projections import OUTPUTS, Projections, check_made
-from circuits.model.surface import Surface
 
 _RUN_KEY = "cut edges"
 
@@ -23,7 +23,7 @@ _RUN_KEY = "cut edges"
 class CutHooks:
     """The hooks that carry out all cut edges of one model."""
 
-    def __init__(self, surface: Surface, blocks: Sequence[CutBlock]) -> None:
+    def __init__(self, surface: HookedModel, blocks: Sequence[CutBlock]) -> None:
         """Plans the senders and receivers; no hook is put on yet."""
         self._surface, self._blocks = surface, tuple(blocks)
         self._projections = Projections.of(surface)

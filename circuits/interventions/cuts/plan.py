@@ -11,8 +11,8 @@ from torch import Tensor
 from circuits.interventions.base import ActivationEdit, Cut
 from circuits.interventions.edges import order_of, receivers_of, receiving_heads
 from circuits.interventions.forward_pass import ForwardPass
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
-from circuits.model.surface import Surface
 
 Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
 
@@ -47,7 +47,7 @@ class CutPlan:
         nodes: hooks of all that may send, cut or not.
     """
 
-    def __init__(self, surface: Surface, blocks: Sequence[CutBlock]) -> None:
+    def __init__(self, surface: HookedModel, blocks: Sequence[CutBlock]) -> None:
         """Numbers the senders; finds whom each receiving head is cut off from, and each group's last receiver."""
         self._surface, self._receivers = surface, receivers_of(surface)
         self.senders: list[Sender] = []

@@ -11,7 +11,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.cuts.plan import CutPlan, Group
 from circuits.interventions.forward_pass import replacement_for
-from circuits.model.blocks import contextmanager
+from circuits.model.blocks import model_block
 from circuits.tensors import Span
 
 _WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]
@@ -59,7 +59,7 @@ class CutRun:
     left: Tensor | None = None
     busy: bool = False
 
-    @contextmanager
+    @model_block
     def aside(self) -> Iterator[None]:
         """Lets modules be called inside the block for another stream than the run's."""
         busy, self.busy = self.busy, True

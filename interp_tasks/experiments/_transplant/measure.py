@@ -165,10 +165,10 @@ def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[s
 
 def all_of(model: Any, layers: Any) -> list[str]:
     """Returns every component that a model has, in these layers where they are given."""
-    from circuits.model.surface import Surface
+    from circuits.model.hooked_model import HookedModel
     from circuits.transplant import COMPONENTS, selected
 
-    weights = Surface.of(model).named_weights()
+    weights = HookedModel.of(model).named_weights()
 
     def is_there(component: str) -> bool:
         chosen = selected(weights, (component,), layers)

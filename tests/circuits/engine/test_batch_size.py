@@ -5,11 +5,11 @@ import torch
 
 from circuits import CircuitsError, ablate, circuit, lens, patch, patterns, probe, sweep
 from circuits.engine.batch_size import NUMBERS, TOKENS, batch_size, within_memory
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 
 def test_the_default_keeps_to_tokens_and_numbers(make_model):
-    surface = Surface.of(make_model(0))
+    surface = HookedModel.of(make_model(0))
     assert batch_size(surface, 6, None, "test") == TOKENS // 6
     assert batch_size(surface, 6, 17, "test") == 17
     wide = batch_size(surface, 6, None, "test", kept=10**6)
@@ -57,7 +57,7 @@ def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_toke
         "probe": lambda **size: probe.linear(model, tokens, tokens[:, 0].double(), draws=2, **size),
     }
     rows = []
-    handle = Surface.of(model).on_forward("blocks.0.hook_resid_pre", lambda x: rows.append(len(x)))
+    handle = HookedModel.of(model).on_forward("blocks.0.hook_resid_pre", lambda x: rows.append(len(x)))
     for name, verb in verbs.items():
         assert verb().settings["batch_size"] >= len(tokens), name
         rows.clear()
@@ -72,7 +72,7 @@ def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_toke
 @pytest.mark.parametrize("verb", ["sweep", "lens", "evaluate", "probe"])
 def test_a_verb_goes_on_with_half(make_model, tokens, other_tokens, verb, monkeypatch):
     model = make_model(0)
-    call = Surface.call
+    call = HookedModel.call
 
     def full(self, prompts):
         if len(prompts) > 3:
@@ -91,7 +91,7 @@ def test_a_verb_goes_on_with_half(make_model, tokens, other_tokens, verb, monkey
         "probe": lambda: probe.linear(model, tokens, tokens[:, 0].double(), draws=9, batch_size=8),
     }
     whole = verbs[verb]()
-    monkeypatch.setattr(Surface, "call", full)
+    monkeypatch.setattr(HookedModel, "call", full)
     halved = verbs[verb]()
     assert (whole.settings["batch_size"], halved.settings["batch_size"]) == (8, 2)
     numbers = whole.frame.select_dtypes("number").columns

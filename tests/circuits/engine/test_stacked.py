@@ -8,9 +8,9 @@ import torch
 
 from circuits import ablate, draws, edit, logit_difference, patch, prompts, run, sweep, transplant
 from circuits.engine.stacked import NotStacked, check_model
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.sites import KINDS
-from circuits.model.surface import Surface
 
 LENGTH, EXAMPLES, LAYERS = 6, 5, 3
 FAMILIES = {
@@ -96,7 +96,7 @@ def test_what_shares_forwards_is_what_runs_alone(make_model, hooked_only, name, 
     rng = random.Random(f"{name} {dtype} {seed}")
     model = make_model(seed, hooked_only, **{"n_layers": LAYERS, **FAMILIES[name]}).to(dtype)
     model.cfg.dtype = dtype
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     tokens, source = tokens_of(seed), tokens_of(seed + 50)
     padded = surface.causal and rng.random() < 0.4
     if padded:
@@ -195,7 +195,7 @@ def test_reasons_to_run_alone(make_model, hooked_only):
 
     def reason():
         with pytest.raises(NotStacked) as caught:
-            check_model(Surface.of(model), read_prompts(Surface.of(model), tokens, "test"))
+            check_model(HookedModel.of(model), read_prompts(HookedModel.of(model), tokens, "test"))
         return str(caught.value)
 
     handle = model.blocks[0].hook_mlp_out.register_forward_hook(lambda *_: None)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run
 from circuits.interventions.apply import planned
+from circuits.model.hooked_model import HookedModel
 from circuits.model.state import state_of
-from circuits.model.surface import Surface
 
 
 def footprint(model):
@@ -216,7 +216,7 @@ def test_what_is_no_intervention_is_refused_before_anything_is_hooked(causal):
     before = footprint(causal)
     for wrong in ("all", None, 3, ablate.zero):
         with pytest.raises(CircuitsError, match="not an intervention"):
-            planned([ablate.zero("0.1"), wrong], Surface.of(causal))
+            planned([ablate.zero("0.1"), wrong], HookedModel.of(causal))
     block = intervene(causal, ablate.zero("0.1"), ablate.zero("7.0"))
     with pytest.raises(CircuitsError, match=r"no head 7\.0"), block:
         pass

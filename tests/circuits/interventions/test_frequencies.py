@@ -10,9 +10,9 @@ import torch
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, run, sweep, transplant
 from circuits.interventions.frequencies import Coefficients, FourierComponents
+from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
-from circuits.model.surface import Surface
 
 
 def complete(period, coordinates=2, length=3):
@@ -264,7 +264,7 @@ def test_the_fit_is_of_the_clean_model(small, monkeypatch):
         inside = run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
     torch.testing.assert_close(inside, swapped - share, rtol=0, atol=1e-12)
     passes = []
-    handle = Surface.of(model).on_run(lambda args, kwargs: passes.append(len(args[0])))
+    handle = HookedModel.of(model).on_run(lambda args, kwargs: passes.append(len(args[0])))
     with intervene(model, given):
         model(tokens)
         model(tokens[:2])

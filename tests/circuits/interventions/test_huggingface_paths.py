@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from circuits import CircuitsError, patch, run
+from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import FAMILIES
-from circuits.model.surface import Surface
 
 families = pytest.importorskip("tests.circuits.families")
 
@@ -95,7 +95,7 @@ def path_of(model, sender, receiver):
     site, layer, head = receiver
     if head is None:
         return patch.path(sent, f"{site}.{layer}", source=SOURCE)
-    grouped = site != "q" and Surface.of(model).heads_at["k"] != model.cfg.n_heads
+    grouped = site != "q" and HookedModel.of(model).heads_at["k"] != model.cfg.n_heads
     return patch.path(sent, (site, f"{layer}.k{head}" if grouped else f"{layer}.{head}"), source=SOURCE)
 
 
@@ -112,7 +112,7 @@ def test_paths_are_those_by_hand(hf_model, name, edges):
 
 
 def test_served_are_the_rows_of_the_table_with_paths(hf_model):
-    rows = {Surface.of(hf_model(name)).huggingface.family.name for name in SERVED}
+    rows = {HookedModel.of(hf_model(name)).huggingface.family.name for name in SERVED}
     assert rows == {family.name for family in FAMILIES if family.paths}
 
 

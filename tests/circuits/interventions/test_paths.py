@@ -8,7 +8,7 @@ import torch
 
 from circuits import CircuitsError, Head, ablate, cache, circuit, edit, intervene, patch, run, sweep
 from circuits.interventions.paths import Path
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 from circuits.patch._endpoints import inputs_of, senders_of
 
 POSITIONS = (1, 4)
@@ -205,7 +205,7 @@ def test_a_mask_per_example_in_a_sweep_with_chunks(deep, tokens, other_tokens, t
 def test_closed_form_without_norms_and_mlps(family, make_model, tokens, other_tokens):
     """The direct path from a head to the output is (z' − z) W_O W_U, and of several heads the sum."""
     model = make_model(family=family, attn_only=True, normalization_type=None, n_layers=2)
-    weights = {name: value.detach() for name, value in Surface.of(model).named_weights().items()}
+    weights = {name: value.detach() for name, value in HookedModel.of(model).named_weights().items()}
     unembed = weights["unembed.W_U"] if "unembed.W_U" in weights else weights["unembed.weight"].T
     clean, theirs, own = run(model, tokens), cache(model, other_tokens, ["z"]), cache(model, tokens, ["z"])
     total = torch.zeros_like(clean)
@@ -342,7 +342,7 @@ def test_key_value_groups_as_receivers_against_three_passes_by_hand(
 
 def every_edge(model, source, through=None):
     """A path along every edge, from layers' heads together, MLPs and embeddings."""
-    surface, paths = Surface.of(model), []
+    surface, paths = HookedModel.of(model), []
     # Rotary models have no table of positions.
     senders = [name for name in ("embed", "pos_embed") if f"hook_{name}" in surface.hooks]
     for layer in range(surface.n_layers):
@@ -411,7 +411,7 @@ def test_a_head_that_receives_and_sends_with_two_sources(
 
 def single_edges(model, source):
     """A path along every edge that `patch.edges` lists: single heads, key-value groups, MLPs, embeddings."""
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     senders, receivers = senders_of(surface), inputs_of(surface)
     paths = [
         Path(
@@ -448,7 +448,9 @@ def test_all_single_edges_from_noise_are_the_noise_in_the_stream(featured, token
     if featured.cfg.n_layers > 3:
         pytest.skip("thousands of edges")
     sites = [
-        name for name in ("embed", "pos_embed", "z", "mlp_out") if name in Surface.of(featured).site_names()
+        name
+        for name in ("embed", "pos_embed", "z", "mlp_out")
+        if name in HookedModel.of(featured).site_names()
     ]
     noise = {
         hook: x.expand(len(tokens), *x.shape[1:])
@@ -640,7 +642,7 @@ def test_from_the_runs_own_tokens_nothing_changes(deep, tokens):
 
 def test_no_pass_but_the_run_itself(deep, tokens, other_tokens):
     """One pass over the source; then each run is one."""
-    passes, surface = [], Surface.of(deep)
+    passes, surface = [], HookedModel.of(deep)
     handle = surface.on_run(lambda args, kwargs: passes.append(len(args[0])))
     with intervene(
         deep, patch.path("0.1", "2.2", other_tokens[:1]), patch.path("0.2", "1.2", other_tokens[:1])
@@ -710,7 +712,7 @@ def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_
         patch.path("0.1", "1.2", source=cache(deep, other_tokens, "z")),
         patch.path("embed", "mlp_pre.1", other_tokens, positions=POSITIONS),
     ]
-    weight = Surface.of(deep).named_weights()
+    weight = HookedModel.of(deep).named_weights()
     name = next(
         name for name in weight if name.startswith("blocks.0.mlp") and name.endswith(("W_in", "in.weight"))
     )
@@ -734,7 +736,7 @@ def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_
 def test_gradients_do_not_reach_a_sender_that_is_replaced_by_what_it_is(deep, tokens, through):
     """The source is no function of the weights, though its values are the run's: against differences."""
     path = patch.path("embed", "1.2", cache(deep, tokens, "embed"), through)
-    weight = next(weight for name, weight in Surface.of(deep).named_weights().items() if "embed." in name)
+    weight = next(weight for name, weight in HookedModel.of(deep).named_weights().items() if "embed." in name)
     way = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with intervene(deep, path):
         output = deep(tokens)

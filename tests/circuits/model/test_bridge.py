@@ -1,4 +1,4 @@
-"""What is special about native bridges; that every site is read and written is held by test_surface."""
+"""What is special about native bridges; that every site is read and written is held by test_hooked_model."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 
 from circuits import CircuitsError, Site, ablate, cache, edit, intervene, patch, run
 from circuits.model.bridge import _attention_hooks
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 PORTED = ["scores", "pattern", "resid_mid"]
 
@@ -89,7 +89,7 @@ def test_a_write_at_scores_may_unmask(bridge, tokens, by_hand, assert_same):
 def test_users_hooks_before_and_after_ours(bridge, tokens, by_hand, assert_same, site):
     """Theirs fires on what ours left, or the other way round, in the order in which they were put on."""
     ours, by_ours = shifted(site)
-    hook = Surface.of(bridge).at(ours.places[0].site)[0][1]
+    hook = HookedModel.of(bridge).at(ours.places[0].site)[0][1]
 
     def double(s, at, x):
         return 2 * x if (s, at) == (site, 0) else x
@@ -129,7 +129,7 @@ def test_scores_and_pattern_come_from_what_users_hooks_left_of_q_k_and_v(
 def test_every_way_to_run_a_bridge_is_a_run(bridge, tokens, run_it):
     """`run_with_cache` and `run_with_hooks` do not go through the bridge's own __call__."""
     given = []
-    handle = Surface.of(bridge).on_run(lambda args, kwargs: given.append((args, kwargs)))
+    handle = HookedModel.of(bridge).on_run(lambda args, kwargs: given.append((args, kwargs)))
     with intervene(bridge, ablate.mean("0.1", reference=tokens), ablate.uniform("1.0")):
         output = getattr(bridge, run_it)(tokens)
     output = output[0] if isinstance(output, tuple) else output
@@ -137,12 +137,12 @@ def test_every_way_to_run_a_bridge_is_a_run(bridge, tokens, run_it):
     assert bool((output == expected).all())
     handle.remove()
     # The reference pass and the run, then both again.
-    assert [Surface.of(bridge).tokens_of(*one).shape for one in given] == [(8, 6)] * 4
+    assert [HookedModel.of(bridge).tokens_of(*one).shape for one in given] == [(8, 6)] * 4
 
 
 def test_what_a_run_was_given_runs_again(bridge, tokens):
     given = []
-    surface = Surface.of(bridge)
+    surface = HookedModel.of(bridge)
     handle = surface.on_run(lambda args, kwargs: given.append((args, dict(kwargs))))
     keep = torch.ones(8, 6, dtype=torch.long)
     keep[0, :2] = 0
@@ -201,7 +201,7 @@ def test_the_models_own_cache_is_no_source_of_scores(bridge, tokens, other_token
 @pytest.mark.parametrize("site", PORTED)
 def test_nothing_is_left_behind(bridge, tokens, site):
     before, clean = hooks_on(bridge), bridge(tokens)
-    surface = Surface.of(bridge)
+    surface = HookedModel.of(bridge)
     hook = surface.at(shifted(site)[0].places[0].site)[0][1]
     handles = [surface.on_forward(hook, lambda x: x + 1), surface.on_forward(hook, lambda x: None)]
     for handle in handles:
@@ -314,17 +314,17 @@ def test_other_bridges_are_refused(bridge):
     native = type(bridge.original_model)
     bridge.original_model.__class__ = type("Stranger", (native,), {})
     with pytest.raises(CircuitsError, match=r"around Stranger.* was not tested"):
-        Surface.of(bridge)
+        HookedModel.of(bridge)
     bridge.original_model.__class__ = native
     inner = bridge.blocks[1]._original_component
     inner.__class__ = type("SandwichBlock", (type(inner),), {})
     with pytest.raises(CircuitsError, match="block 1 of this TransformerBridge has a SandwichBlock"):
-        Surface.of(bridge)
+        HookedModel.of(bridge)
 
 
 def test_weights_that_processing_has_put_elsewhere_are_not_exchanged(bridge, tokens):
     bridge.enable_compatibility_mode(disable_warnings=True)
-    surface = Surface.of(bridge)
+    surface = HookedModel.of(bridge)
     if isinstance(bridge.state_dict(keep_vars=True)["unembed.bias"], torch.nn.Parameter):
         pytest.skip("in this version the bias of the unembedding is a parameter")
     with pytest.raises(CircuitsError, match=r"unembed\.bias is set, and no parameter"):

@@ -21,7 +21,7 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 families = pytest.importorskip("tests.circuits.families")
 
@@ -588,7 +588,7 @@ def test_inputs_out_of_range_are_refused(model):
         run(model, TOKENS + 49)
     with pytest.raises(CircuitsError, match="room for 32 positions"):
         run(model, torch.full((1, 33), 5))
-    assert Surface.of(model).n_layers == 2
+    assert HookedModel.of(model).n_layers == 2
 
 
 class Adapted(torch.nn.Module):

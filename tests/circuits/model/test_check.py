@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, check, edit, patch, run, sweep, unchecked
-from circuits.model import supported, surface
+from circuits.model import hooked_model, supported
 from circuits.model.bridge_huggingface import HuggingFaceBridge
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 TOKENS = torch.randint(3, 50, (4, 7), generator=torch.Generator().manual_seed(1))
 
@@ -40,7 +40,7 @@ def test_every_site_of_a_family_in_the_table_is_found_the_same(hf_model, familie
     state = torch.random.get_rng_state()
     frame = check(model, TOKENS)
     assert differing(frame) == set()
-    assert set(frame["site"]) == Surface.of(model).huggingface.family.sites
+    assert set(frame["site"]) == HookedModel.of(model).huggingface.family.sites
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -90,7 +90,7 @@ def test_unchecked_serves_every_site_and_says_so_in_results(hf_model, families):
 
 
 def test_another_version_is_shown(hf_model, families, monkeypatch):
-    monkeypatch.setattr(surface, "untested_version", lambda: "transformers 9.0")
+    monkeypatch.setattr(hooked_model, "untested_version", lambda: "transformers 9.0")
     result = sweep(hf_model("gpt2"), TOKENS, {"a": ablate.zero("0.1")}, last)
     assert result.settings["unchecked"] == "transformers 9.0"
 
@@ -135,7 +135,7 @@ def test_a_bridge_that_computes_another_model_is_refused(hf_model, families):
         ):
             check(wrong, TOKENS)
         with pytest.raises(CircuitsError, match="was not tested"):
-            Surface.of(wrong)
+            HookedModel.of(wrong)
 
 
 def test_embeddings_of_another_width_are_no_site(hf_model, families):
@@ -152,7 +152,7 @@ def test_a_setting_of_a_hooked_transformer(make_model, hooked_only, tokens, othe
         run(model, tokens)
     frame = check(model)
     assert differing(frame) == set()
-    assert Surface.of(model).settings == {}
+    assert HookedModel.of(model).settings == {}
     unchecked(model)
     variants = {
         "z": ablate.zero("1.2"),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from circuits import Site, edit, intervene
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
 from circuits.model.supported import FAMILIES, PROVED_VERSIONS
-from circuits.model.surface import Surface
 
 families = pytest.importorskip("tests.circuits.families")
 
@@ -24,7 +24,7 @@ def write(x):
 
 def places(model):
     """Every (site, layer) that the model's surface supports."""
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     return [
         (name, layer)
         for name, kind in KINDS.items()
@@ -69,7 +69,7 @@ def made(hf_model, name, mode="raw"):
 
 
 def row(model):
-    return Surface.of(model)._bridge.family
+    return HookedModel.of(model)._bridge.family
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -132,7 +132,7 @@ def test_every_place_is_read_as_by_hand(hf_model, name):
     """With a write at the same time, so that what was written is read too."""
     model = hf_model(name)
     seen, values = {}, {}
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
 
     def at(site, layer, x):
         values[site, layer] = write(x) if (site, layer) == ("v", 0) else x

@@ -17,8 +17,8 @@ from circuits import (
     run,
     sweep,
 )
+from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import padding
-from circuits.model.surface import Surface
 
 PAD = 10
 
@@ -39,7 +39,7 @@ def padded(make_model, tokens):
 def test_what_is_padding(make_model, hooked_only):
     model = make_model()
     given = torch.tensor([[1, 9, 3, 9], [9, 9, 1, 2], [1, 2, 9, 9], [9, 1, 2, 9]])
-    assert padding(Surface.of(model), given) is None
+    assert padding(HookedModel.of(model), given) is None
     for bos, eos, expected in (
         (None, None, [[0, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1]]),
         (9, None, [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]),
@@ -48,10 +48,10 @@ def test_what_is_padding(make_model, hooked_only):
         model.tokenizer = SimpleNamespace(
             pad_token_id=9, bos_token_id=bos, eos_token_id=eos, padding_side="right"
         )
-        assert padding(Surface.of(model), given).tolist() == torch.tensor(expected).bool().tolist()
-        assert padding(Surface.of(model), given[:, :0]) is None
+        assert padding(HookedModel.of(model), given).tolist() == torch.tensor(expected).bool().tolist()
+        assert padding(HookedModel.of(model), given[:, :0]) is None
     model.tokenizer = SimpleNamespace(pad_token_id=None, padding_side="right")
-    assert padding(Surface.of(model), given) is None
+    assert padding(HookedModel.of(model), given) is None
 
 
 def test_means_over_padding_are_refused(padded):

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from circuits import ablate, intervene, run
-from circuits.model.blocks import contextmanager, interruptible
+from circuits.model.blocks import interruptible, model_block
 
 
 def press():
@@ -18,7 +18,7 @@ def log():
     return []
 
 
-@contextmanager
+@model_block
 def block(log, entering=lambda: None, leaving=lambda: None):
     entering()
     log.append("on")

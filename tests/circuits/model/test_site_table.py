@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from circuits import Site, edit, run
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
-from circuits.model.surface import Surface
 
 PAGE = Path(__file__).parents[3] / "docs" / "circuits" / "sites.md"
 BEGIN, END = "<!-- sites:begin -->", "<!-- sites:end -->"
@@ -44,7 +44,7 @@ def cell(model, tokens, by_hand, assert_same, name):
 
 def enters(model, tokens, name):
     """The first of these places whose value, seen by a plain hook there, our write at `name` changes."""
-    surface, seen = Surface.of(model), {}
+    surface, seen = HookedModel.of(model), {}
     before = {}
     for place in ("pattern", "z", "resid_post"):
         hook = surface.hooks[Site(place, 0).hook()]

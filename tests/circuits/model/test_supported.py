@@ -6,15 +6,15 @@ import torch
 import transformer_lens
 
 from circuits import CircuitsError, ablate, run
+from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import PROVED
-from circuits.model.surface import Surface
 
 
 def names(text):
     return set(re.findall(r"\w+", text))
 
 
-# Settings of a HookedTransformer with which test_surface compares every site (see SHAPES and FEATURES in
+# Settings of a HookedTransformer with which test_hooked_model compares every site (see SHAPES and FEATURES in
 # conftest), beside those of PROVED.
 COMPARED = names("""
     act_fn attn_only attn_scale attn_scores_soft_cap attn_types d_head d_mlp d_model d_vocab d_vocab_out
@@ -62,7 +62,7 @@ def test_every_setting_of_the_class_is_compared_refused_or_without_influence(mak
 def test_what_is_not_compared_is_refused_in_one_line(make_model, hooked_only, settings, message):
     model = make_model(family=hooked_only, **settings)
     with pytest.raises(CircuitsError, match=message) as error:
-        Surface.of(model)
+        HookedModel.of(model)
     assert "\n" not in str(error.value)
 
 

@@ -19,7 +19,7 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 FEW = {"draws": 20, "flips": 20}
@@ -160,7 +160,7 @@ def test_pairs_batches_and_pieces(causal, tokens, other_tokens, by_hand):
     total = torch.stack(list(expected.values())).sum((2, 4)).sum(1).flatten() / hidden.sum()
     np.testing.assert_allclose(whole[whole["metric"] == "hidden"]["effect"], total, rtol=1e-8, atol=1e-11)
     sizes = []
-    handle = Surface.of(causal).on_run(lambda args, kwargs: sizes.append(len(args[0])))
+    handle = HookedModel.of(causal).on_run(lambda args, kwargs: sizes.append(len(args[0])))
     pieces = patch.attribution(
         causal, tokens, other_tokens, metric, batch=torch.arange(8), batch_size=3, **FEW
     ).frame

@@ -10,7 +10,7 @@ import torch
 from circuits import CircuitsError, ablate, edit, heads, intervene, patterns
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 
 LENGTH = 6
 
@@ -258,7 +258,7 @@ def test_what_was_recorded_of_another_model_or_of_other_layers_is_refused(grid, 
 
 def test_no_more_than_a_chunk_runs_at_a_time(grid, tokens):
     sizes = []
-    Surface.of(grid).hooks["blocks.0.attn.hook_q"].register_forward_hook(
+    HookedModel.of(grid).hooks["blocks.0.attn.hook_q"].register_forward_hook(
         lambda m, i, output: sizes.append(len(output))
     )
     patterns.attention(grid, tokens, batch_size=3)
@@ -362,7 +362,7 @@ def test_each_head_gets_the_template_it_attends_by(grid, tokens):
         Head(1, 2),
         Head(1, 3),
     }
-    ablate.uniform(classes.groups["row"]).plan(Surface.of(grid))
+    ablate.uniform(classes.groups["row"]).plan(HookedModel.of(grid))
 
 
 def test_a_class_needs_a_clear_lead(grid, tokens):
@@ -605,7 +605,7 @@ def test_sensitivity_to_a_mask_and_to_values_are_told_apart(grid, tokens, other_
     new_mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(7)) < 0.5
     values, others = tokens.clamp(min=1), other_tokens.clamp(min=1)
     run = values.masked_fill(hidden, 0)
-    (table,) = (w for n, w in Surface.of(grid).named_weights().items() if n.startswith("embed."))
+    (table,) = (w for n, w in HookedModel.of(grid).named_weights().items() if n.startswith("embed."))
     with torch.no_grad():
         table[1:] = table[1]
     by_mask = patterns.movement(grid, run, values.masked_fill(new_mask, 0))

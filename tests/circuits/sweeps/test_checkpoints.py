@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, intervene, patch, permute, run, sweep, transplant
-from circuits.model.surface import Surface
+from circuits.model.hooked_model import HookedModel
 from circuits.statistics import holm
 
 NUMBERS = [
@@ -112,7 +112,7 @@ def test_an_iterator_is_read_as_it_goes(three, tokens):
 
     runs = []
     model = copy.deepcopy(three["4000"])
-    handle = Surface.of(model).on_run(lambda args, kwargs: runs.append(len(alive)))
+    handle = HookedModel.of(model).on_run(lambda args, kwargs: runs.append(len(alive)))
     result = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=states())
     handle.remove()
     assert runs == [1, 1, 2, 2, 3, 3]
@@ -151,7 +151,7 @@ def test_one_is_in_memory_at_a_time(make_model, family, tokens, engine, given):
 
 def test_a_state_dict_of_parameters_alone_and_of_another_dtype(three, tokens):
     model, other = three["4000"], three["50000"]
-    bare = {name: value.detach().float() for name, value in Surface.of(other).named_weights().items()}
+    bare = {name: value.detach().float() for name, value in HookedModel.of(other).named_weights().items()}
     rounded = copy.deepcopy(other)
     for weight in rounded.parameters():
         weight.data = weight.data.float().double()
@@ -192,7 +192,7 @@ def test_weights_are_back_after_an_exception(three, tokens):
 
 def test_what_does_not_fit_is_refused_before_any_run(three, tokens, make_model, family):
     model, good = three["4000"], three["14000"].state_dict()
-    name = next(iter(Surface.of(model).named_weights()))
+    name = next(iter(HookedModel.of(model).named_weights()))
     missing = {key: value for key, value in good.items() if key != name}
     deeper = make_model(family=family, n_layers=3).state_dict()
     for wrong, message in (
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_refused_before_any_run(three, tokens, make_model, 
         ("model.pt", "checkpoint b: expected a model or a state_dict, got str"),
         (torch.nn.Linear(2, 2), "Linear is not a hooked transformer"),
     ):
-        handle = Surface.of(model).on_run(lambda args, kwargs: pytest.fail("the model was run"))
+        handle = HookedModel.of(model).on_run(lambda args, kwargs: pytest.fail("the model was run"))
         with pytest.raises(CircuitsError, match=message) as caught:
             sweep(model, tokens, {"zero": ablate.zero("0.1")}, checkpoints={"a": good, "b": wrong})
         handle.remove()

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from circuits import CircuitsError, Site, ablate, cache, edit, heads, intervene, patch, run, sweep
+from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
-from circuits.model.surface import Surface
 
 HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
 
@@ -20,7 +20,7 @@ def write(value):
 
 def places(model):
     """Every (site, layer) of the table that the model has, in the order of the forward pass."""
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     return [
         (name, layer)
         for layer in [None, *range(model.cfg.n_layers)]
@@ -37,7 +37,7 @@ def check_every_place(model, tokens, by_hand, assert_same, keep=None):
     clean = by_hand(model, tokens, keep=keep)
     # The native RMS norm rounds to single precision inside.
     cfg = model.cfg
-    rounded = Surface.of(model).family == BRIDGE and (cfg.normalization_type == "RMS" or cfg.final_rms)
+    rounded = HookedModel.of(model).family == BRIDGE and (cfg.normalization_type == "RMS" or cfg.final_rms)
     tolerance = 1e-5 if rounded else 1e-10
 
     def written(x, site):
@@ -74,7 +74,7 @@ def silent(model):
 
 @contextlib.contextmanager
 def reading(model, there):
-    surface, seen = Surface.of(model), {}
+    surface, seen = HookedModel.of(model), {}
     with contextlib.ExitStack() as stack:
         for place in there:
             keep = surface.on_forward(Site(*place).hook(), lambda x, place=place: seen.update({place: x}))
@@ -116,7 +116,7 @@ def test_the_classes_compute_the_same_from_the_same_weights(make_model, hooked_o
 
 
 def test_shapes_and_sizes_are_those_of_the_activations(model, tokens):
-    surface = Surface.of(model)
+    surface = HookedModel.of(model)
     _, cache = model.run_with_cache(tokens)
     for name, kind in KINDS.items():
         site = Site(name, 0 if kind.per_layer else None)
@@ -161,7 +161,7 @@ def test_heads_at_hooks_that_only_some_models_have(
     clean, name = model(tokens).detach(), f"blocks.1.{hook}"
     grouped = groups is not None and hook.rpartition("hook_")[2] in ("rot_k", "k_input", "v_input")
     _, seen = model.run_with_cache(tokens)
-    assert seen[name].shape == Surface.of(model).shape(Site(name).kind, *tokens.shape)
+    assert seen[name].shape == HookedModel.of(model).shape(Site(name).kind, *tokens.shape)
 
     def flipped(x, hook):
         x = x.clone()
@@ -181,7 +181,7 @@ def test_heads_at_hooks_that_only_some_models_have(
 
 
 def test_named_weights_are_all_parameters_and_nothing_else(model):
-    found = Surface.of(model).named_weights()
+    found = HookedModel.of(model).named_weights()
     assert {id(weight) for weight in found.values()} == {id(weight) for weight in model.parameters()}
     assert set(found) <= set(model.state_dict())
 
@@ -191,9 +191,9 @@ def test_what_is_not_a_hooked_model_is_refused():
         CircuitsError,
         match=r"Linear is not a hooked transformer: .*\. Copy its weights",
     ):
-        Surface.of(nn.Linear(2, 2))
+        HookedModel.of(nn.Linear(2, 2))
     with pytest.raises(CircuitsError, match="got str"):
-        Surface.of("model")
+        HookedModel.of("model")
 
 
 def test_an_unqualified_class_is_refused(causal):
@@ -203,7 +203,7 @@ def test_an_unqualified_class_is_refused(causal):
             self.blocks, self.cfg, self.hook_embed = causal.blocks, causal.cfg, causal.hook_embed
 
     with pytest.raises(CircuitsError, match="Lookalike is not supported"):
-        Surface.of(Lookalike())
+        HookedModel.of(Lookalike())
 
 
 def test_one_norm_for_attention_and_mlp(make_model, hooked_only, tokens, other_tokens, by_hand, assert_same):
@@ -228,7 +228,7 @@ def test_blocks_of_two_kinds_are_refused(make_model, hooked_only):
     model = make_model(family=hooked_only)
     model.hook_dict.pop("blocks.1.hook_resid_mid")
     with pytest.raises(CircuitsError, match=r"blocks 1 and 0 differ: one runs attention and MLP in parallel"):
-        Surface.of(model)
+        HookedModel.of(model)
 
 
 def test_key_value_groups_are_written_by_name(make_model, family, tokens, by_hand, assert_same):

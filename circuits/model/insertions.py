@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import contextmanager
+from circuits.model.blocks import model_block
 from circuits.model.hooks import Handle
 from circuits.model.sites import ERROR, FEATURES, Site, part_of
 
@@ -37,7 +37,7 @@ class Autoencoder:
         return x if self.dtype is None else x.to(self.dtype)
 
 
-class Splice(nn.Module):
+class SAEInsertion(nn.Module):
     """An autoencoder in line at one site: a module that maps the site's activation to what the model goes on with.
 
     Attributes:
@@ -82,17 +82,17 @@ class Splice(nn.Module):
 
 
 # Splices by model and by the hook of their site. Not part of its `State`, which a copy of the model would take along.
-_splices: WeakKeyDictionary[nn.Module, dict[str, Splice]] = WeakKeyDictionary()
+_splices: WeakKeyDictionary[nn.Module, dict[str, SAEInsertion]] = WeakKeyDictionary()
 _handles: WeakKeyDictionary[nn.Module, list[Handle]] = WeakKeyDictionary()
 
 
-def splices_of(model: nn.Module) -> Mapping[str, Splice]:
+def splices_of(model: nn.Module) -> Mapping[str, SAEInsertion]:
     """Returns the autoencoders in the model now, by the hook of their site."""
     return _splices.get(model, {})
 
 
-@contextmanager
-def spliced(model: nn.Module, new: Mapping[str, Splice], renew: Callable[[], None]) -> Iterator[None]:
+@model_block
+def spliced(model: nn.Module, new: Mapping[str, SAEInsertion], renew: Callable[[], None]) -> Iterator[None]:
     """Keeps these splices, by the hook of their site, in the model inside the block; blocks may end in any order.
 
     Args:
@@ -112,7 +112,7 @@ def spliced(model: nn.Module, new: Mapping[str, Splice], renew: Callable[[], Non
         renew()
 
 
-def put_in_line(model: nn.Module, on_forward: Callable[[str, Any], Handle]) -> None:
+def reinstall(model: nn.Module, on_forward: Callable[[str, Any], Handle]) -> None:
     """Puts the model's splices behind all hooks that are there now, so that they read what these leave."""
     for handle in _handles.pop(model, []):
         handle.remove()

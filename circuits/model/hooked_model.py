@@ -31,9 +31,9 @@ from circuits.model.hooks import (
     on_hook_point,
     passed,
 )
+from circuits.model.insertions import splices_of
 from circuits.model.prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
-from circuits.model.splices import splices_of
 from circuits.model.state import parameters_of
 from circuits.model.supported import (
     FAMILIES,
@@ -49,7 +49,7 @@ from circuits.model.supported import (
 )
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
-# write against a hand-written forward (tests/circuits/model/test_surface.py). In HookedTransformer a hook point
+# write against a hand-written forward (tests/circuits/model/test_hooked_model.py). In HookedTransformer a hook point
 # is a module that stands in line, so a site outside the table may be written too; a class that is not
 # listed is refused.
 QUALIFIED: dict[str, frozenset[str]] = {"HookedTransformer": frozenset(KINDS), BRIDGE: frozenset(KINDS)}
@@ -60,8 +60,8 @@ Begin = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 Direct = Callable[[Mapping[str, Any]], None]
 
 
-class Surface:
-    """Gives access to the sizes, hook points and weights of a model. Build it with `Surface.of(model)`."""
+class HookedModel:
+    """Gives access to the sizes, hook points and weights of a model. Build it with `HookedModel.of(model)`."""
 
     def __init__(self, model: nn.Module) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
@@ -131,7 +131,7 @@ class Surface:
         self.heads_at: dict[str, int] = dict.fromkeys(GROUPED, key_heads)
 
     @classmethod
-    def of(cls, model: Any) -> Surface:
+    def of(cls, model: Any) -> HookedModel:
         if not isinstance(model, nn.Module):
             raise CircuitsError(f"expected a hooked model, got {type(model).__name__}")
         return cls(model)
