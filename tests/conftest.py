@@ -58,10 +58,7 @@ LONG = {
     ),
     "circuits/test_combinations": ("",),
     "circuits/test_properties": ("nothing_is_left_behind",),
-    "interp_tasks/cli/test_cli": (
-        "a_ref_is_resolved_once[modular progress",
-        "beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",
-    ),
+    "interp_tasks/cli/test_commands": ("beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",),
     "interp_tasks/cli/test_every_command": (
         "json_is_what_the_schema_says",
         # What takes more than a second.
@@ -86,12 +83,10 @@ LONG = {
             )
         ),
     ),
-    "interp_tasks/cli/test_from_function": ("an_experiment_is_a_file_and_a_line",),
-    "interp_tasks/cli/test_faults": (
+    "interp_tasks/cli/test_system": (
         "a_full_disk_keeps_the_old_files_and_the_table[2",
         "a_full_disk_keeps_the_old_files_and_the_table[4",
         "a_terminal_of_80_columns",
-        "no_metric_reaches_a_terminal",
         "no_name_reaches_a_terminal_as_it_obeys_it[runs curve",
         "progress_of_training_shows_where_it_is",
     ),

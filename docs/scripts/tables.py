@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import circuit_tables
+import commands
 import families
 import results
 
@@ -19,6 +20,7 @@ DOCS = Path(__file__).parents[1]
 #: What makes the table of a name, from the words after it.
 MAKERS: dict[str, Callable[[str], str]] = {
     "families": lambda _: families.table(),
+    "commands": lambda _: commands.table(),
     "claims of": results.tables,
     "circuits of": lambda names: circuit_tables.table(circuit_tables.stored(names.split())),
     "seeds of": lambda names: circuit_tables.over_seeds(circuit_tables.stored_by_seed(names.split())),

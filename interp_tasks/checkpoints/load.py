@@ -19,7 +19,7 @@ from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named, dtype_names
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.stored_task import no_task, stored_task
+from interp_tasks.checkpoints.stored_task import no_task
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
@@ -142,8 +142,7 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
         UserError: for files that are mangled or do not fit each other, or a device that is not there.
     """
     check_device(device)
-    folder = resolved.path
-    meta = read_meta(folder)
+    folder, meta = resolved.path, resolved.meta
     if meta["step"] != resolved.step:
         raise UserError(
             f"{folder} is misplaced: its meta.json says step {meta['step']}, its name {resolved.step}"
@@ -157,7 +156,7 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
     model.to(torch.device(device), print_details=False)
     return Checkpoint(
         model=model,
-        task=_task(meta, model, folder / META_FILE),
+        task=_task(resolved, model),
         step=meta["step"],
         meta=meta,
         ref=resolved.ref,
@@ -166,11 +165,10 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
     )
 
 
-def _task(meta: Mapping[str, Any], model: HookedTransformer, file: Path) -> Task | None:
-    task = stored_task(meta, file)
+def _task(resolved: ResolvedCheckpoint, model: HookedTransformer) -> Task | None:
     try:
-        if task is not None:
-            task.check_model(model)
+        if resolved.task is not None:
+            resolved.task.check_model(model)
     except TaskError as error:
-        raise UserError(f"{file}: {error}") from None
-    return task
+        raise UserError(f"{resolved.path / META_FILE}: {error}") from None
+    return resolved.task

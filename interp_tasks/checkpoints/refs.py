@@ -16,13 +16,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.marks import MARKS, find_drop, find_marks
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
+    META_FILE,
     RUN_FILE,
     checkpoint_folder,
     is_checkpoint,
@@ -31,6 +34,9 @@ from interp_tasks.checkpoints.run_files import (
     stored_steps,
 )
 from interp_tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks import Task
 
 ZOO = "zoo:"
 GRAMMAR = "a step, first:last:every, last, all, pre, onset, end or post, several joined by commas"
@@ -54,6 +60,26 @@ class ResolvedCheckpoint:
     step: int
     path: Path
     ref: str
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """Its ``meta.json``, read once.
+
+        Raises:
+            UserError: for a mangled file, or a format of another version.
+        """
+        return read_meta(self.path)
+
+    @cached_property
+    def task(self) -> Task | None:
+        """The task that it names, made once; ``None`` where it names none, or one that is not registered here.
+
+        Raises:
+            UserError: for a configuration that the task refuses.
+        """
+        from interp_tasks.checkpoints.stored_task import stored_task
+
+        return stored_task(self.meta, self.path / META_FILE)
 
 
 def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:

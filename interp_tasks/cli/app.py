@@ -1,27 +1,24 @@
-"""``main``: from arguments to an exit code."""
+"""``main``: from arguments to an exit code. A command's module is loaded when it is called, or its help asked for."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from interp_tasks.cli import commands
+from interp_tasks.cli.command import CONTEXT, PlainFlags, command_of
+from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
 from interp_tasks.cli.failures import exit_code_of, quiet_libraries
-from interp_tasks.cli.groups import CommandGroup, Entry, first_paragraph, group_of
 from interp_tasks.cli.streams import usable_streams, write_data, write_line
-
-if TYPE_CHECKING:
-    from interp_tasks.cli.base import Command
-    from interp_tasks.measurement.experiment import Experiment
+from interp_tasks.errors import UserError
 
 HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."
 #: Panels of the help, in order.
@@ -47,103 +44,178 @@ GROUPS = {
 }
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One line of a help page, and what makes its command.
+
+    Attributes:
+        help: the first paragraph of the command's help.
+        panel: the heading that it stands under; empty within a group.
+    """
+
+    name: str
+    help: str
+    load: Callable[[], Any]
+    panel: str = ""
+
+    def stub(self) -> TyperCommand:
+        """Returns what stands for the command in lists, and among names that may be close to a wrong one."""
+        return TyperCommand(name=self.name, help=self.help, rich_help_panel=self.panel or None)
+
+
+class Listing(PlainFlags, TyperGroup):
+    """The help page of a group."""
+
+
+class LazyGroup(PlainFlags, TyperGroup):
+    """A group that makes a command when it is called, and lists all of them without."""
+
+    entries: Mapping[str, Entry] = {}
+    #: Those that were called; ``commands`` holds stubs of all.
+    made: dict[str, Any]
+    #: What was called ``KEY`` at this place, and is called otherwise now.
+    moved: Mapping[str, str] = {}
+    #: What is called ``KEY`` at other places.
+    elsewhere: Mapping[str, Sequence[str]] = {}
+    #: The command that is meant where none is named.
+    default: str | None = None
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.entries and cmd_name not in self.made:
+            self.made[cmd_name] = self.entries[cmd_name].load()
+        return self.made.get(cmd_name)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.default is not None and not {*args[:1]} & {*self.entries, "-h", "--help"}:
+            # Options alone are the default command's; another word is a mistake, said below.
+            if not args or args[0].startswith("-"):
+                args = [self.default, *args]
+        elif self.default is None and not args:
+            args = ["--help"]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.entries and name in self.moved:
+            now = self.moved[name]
+            is_option = now.rpartition(" ")[2].startswith("-")
+            raise UserError(f"{name} is now {now}" + ("" if is_option else f"; see {now} --help"))
+        if name not in self.entries and name in self.elsewhere:
+            raise UserError(
+                f"no command {name!r} of {ctx.command_path}; there is {' and '.join(self.elsewhere[name])}"
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = Listing(
+            name=self.name,
+            help=self.help,
+            params=self.params,
+            commands=dict(self.commands),
+            rich_markup_mode=self.rich_markup_mode,
+        )
+        listed.format_help(ctx, formatter)
+
+
+def group_of(
+    name: str, help: str, entries: Sequence[Entry], callback: Callable[..., None], default: str | None = None
+) -> LazyGroup:
+    """Returns a group of commands, with the options of ``callback``."""
+    app = typer.Typer(
+        name=name,
+        help=help,
+        cls=LazyGroup,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings=CONTEXT,
+    )
+    app.callback(help=help)(callback)
+    group = typer.main.get_group(app)
+    assert isinstance(group, LazyGroup)
+    group.entries, group.made = {each.name: each for each in entries}, {}
+    group.commands = {each.name: each.stub() for each in entries}
+    group.default = default
+    return group
+
+
 @cache
-def program() -> CommandGroup:
+def program() -> LazyGroup:
     """Returns ``interp-run`` with all its commands, none of them loaded."""
     placed: dict[str, list[Entry]] = {}
-    for group, listed in commands.COMMANDS.items():
-        placed[group] = [Entry(name, help, partial(load_command, group)) for name, help in listed.items()]
-    for place, experiments in listed_experiments().items():
-        placed.setdefault(place, []).extend(
-            Entry(name, help, load_experiment) for name, help in experiments.items()
-        )
-    moved = {"schema": "interp-run --schema"}
     paths: dict[str, list[str]] = {}
-    for group, listed_commands in placed.items():
-        for entry in listed_commands:
-            paths.setdefault(entry.name, []).append(f"interp-run {path_of(group, entry.name)}")
+    for group, listed in COMMANDS.items():
+        for name, help in listed.items():
+            path = f"{group} {name}" if group in GROUPS else name
+            placed.setdefault(group, []).append(Entry(name, help, partial(load, path)))
+            paths.setdefault(name, []).append(f"interp-run {path}")
+    moved = {"schema": "interp-run --schema"}
     for name, (panel, help, default) in GROUPS.items():
-        default_commands = placed.pop(name)
-        moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in default_commands}
-        command_group = group_of(name, help, default_commands, default=default)
-        command_group.elsewhere = paths
-        placed.setdefault(panel, []).append(Entry(name, help, partial(already, command_group)))
+        entries = placed.pop(name)
+        moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in entries}
+        made = group_of(name, help, entries, no_options, default)
+        made.elsewhere = paths
+        placed.setdefault(panel, []).append(Entry(name, help, partial(as_it_is, made)))
     panels = dict.fromkeys([*PANELS, *placed])
-    entries = [
-        Entry(entry.name, entry.help, entry.load, panel)
-        for panel in panels
-        for entry in placed.get(panel, [])
+    first = [
+        Entry(each.name, each.help, each.load, panel) for panel in panels for each in placed.get(panel, [])
     ]
-    return group_of("interp-run", HELP, entries, interp_run, moved=moved)
+    whole = group_of("interp-run", HELP, first, interp_run)
+    whole.moved = moved
+    return whole
 
 
-def already(group: CommandGroup, name: str) -> CommandGroup:
+def as_it_is(group: LazyGroup) -> LazyGroup:
     """Returns the group itself, which needs no loading."""
     return group
 
 
-def listed_experiments() -> Mapping[str, Mapping[str, str]]:
-    """Returns place -> name -> help of all experiments; it imports them only where one is not listed yet."""
-    places = Path(__file__).parents[1].joinpath("experiments").glob("_[!_]*")
-    there = {each.stem.removeprefix("_").replace("_", "-") for each in places}
-    if there <= {name for names in commands.EXPERIMENTS.values() for name in names}:
-        return commands.EXPERIMENTS
-    found: dict[str, dict[str, str]] = {}
-    for each in imported_experiments().values():
-        found.setdefault(each.place, {})[each.name] = first_paragraph(each.function)
-    return found
+def load(path: str) -> TyperCommand:
+    """Returns the command of an experiment, or of a function in ``interp_tasks/cli/commands``."""
+    name = path.rpartition(" ")[2]
+    if name not in FUNCTIONS:
+        import_module("interp_tasks.experiments")
+        from interp_tasks.cli.options import experiment_command
+        from interp_tasks.measurement.experiment import EXPERIMENTS
+
+        return experiment_command(path, EXPERIMENTS[name])
+    module, _, function = FUNCTIONS[name].partition(":")
+    found = getattr(import_module(f"interp_tasks.cli.commands.{module}"), function)
+    if not isinstance(found, type):
+        return command_of(path, found)
+
+    def run(command: Any) -> None:
+        command.check()
+        command.execute()
+
+    fields_of = inspect.Parameter("command", inspect.Parameter.KEYWORD_ONLY, annotation=found)
+    return command_of(path, run, [fields_of], found)
 
 
-def imported_experiments() -> Mapping[str, Experiment]:
-    """Imports the experiments, and returns them by name."""
-    import_module("interp_tasks.experiments")
-    from interp_tasks.measurement.experiment import EXPERIMENTS
-
-    return EXPERIMENTS
-
-
-def load_command(group: str, name: str) -> object:
-    """Returns the command in ``interp_tasks/cli/commands/NAME.py``."""
-    from interp_tasks.cli.base import make_command
-
-    return make_command(path_of(group, name), of_module(import_module(f"interp_tasks.cli.commands.{name}")))
+def every_command(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields every command of a group and of the groups in it, with its words: ``("modular", "progress")``."""
+    for name in group.entries:
+        command = group.get_command(None, name)
+        if isinstance(command, LazyGroup):
+            yield from every_command(command, (*before, name))
+        else:
+            yield (*before, name), command
 
 
-def load_experiment(name: str) -> object:
-    """Returns an experiment's command, made from its signature or defined in ``cli/commands``."""
-    from interp_tasks.cli.base import make_command
-    from interp_tasks.cli.from_function import command_of
-
-    experiment = imported_experiments()[name]
-    command_class = own_command(experiment)
-    command = command_of(experiment) if command_class is None else of_module(command_class)
-    return make_command(path_of(experiment.place, name), command, experiment.place)
+def first_paragraph(documented: Any) -> str:
+    """Returns the first paragraph of a docstring, in one line."""
+    return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
 
 
-def own_command(experiment: Experiment) -> ModuleType | None:
-    """Returns the module that writes an experiment's command out, where there is one."""
-    module = f"interp_tasks.cli.commands.{experiment.function.__name__}"
-    return import_module(module) if find_spec(module) is not None else None
-
-
-def of_module(module: ModuleType) -> type[Command]:
-    """Returns the one command that a module defines."""
-    from interp_tasks.cli.base import Command
-
-    (command_class,) = (
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Command) and each.__module__ == module.__name__
-    )
-    return command_class
-
-
-def path_of(group: str, name: str) -> str:
-    return f"{group} {name}" if group in GROUPS else name
+def no_options() -> None:
+    """Does nothing: a group within ``interp-run`` has no options of its own."""
 
 
 def say_version(is_wanted: bool) -> bool:
-    """Print the version, and stop."""
+    """Prints the version, and stops."""
     if is_wanted:
         from interp_tasks.pages import versions
 
@@ -153,7 +225,7 @@ def say_version(is_wanted: bool) -> bool:
 
 
 def print_schema(is_wanted: bool) -> bool:
-    """Print the schema, and stop."""
+    """Prints the schema, and stops."""
     if is_wanted:
         write_data(files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
         raise typer.Exit
@@ -176,7 +248,7 @@ def interp_run(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
+    """Runs one command and returns its exit code.
 
     0; 2 for a mistake of the user's, or for results that could not be written; 130 when interrupted; 141 where
     whoever read stdout has gone, which is what a shell says of other programs then.

@@ -1,32 +1,69 @@
-"""Prints tidy tables for people: one block per checkpoint, at most 120 columns wide, a line a row at 80."""
+"""Prints tables for people, with rich: one block per checkpoint, at most 120 columns wide, no word broken.
+
+Small listings (checkpoints, tasks) are printed as JSON and CSV, too, without pandas.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.cli.layouts import WIDEST, arranged
-from interp_tasks.cli.sheets import Sheet, folded
+from rich.cells import cell_len
+
+from interp_tasks.cli.streams import write_data
 from interp_tasks.texts import LAYOUT, printable
 
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console
+    from rich.table import Table
 
     from interp_tasks.pages import Column
 
+WIDEST = 120
+#: Blanks between columns.
+GAP = 2
+#: Longer words, names of runs as a rule, may be broken.
+LONG_WORD = 24
 #: Several checkpoints share a block where none has more rows than this.
 MAX_ROWS_SHARED = 4
+#: Keys of columns that a single row does without, as its head says the same.
+IN_HEAD_OF_ONE = ("variant", "metric", "p_adjusted")
+#: Keys of columns of numbers that stand at the right edge.
+NUMBERS = ("baseline", "value", "effect", "p_adjusted")
+#: Texts of cells in which there is nothing.
+NOTHING = ("", "–")
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of texts, one for each row of the table."""
+
+    header: str
+    key: str
+    cells: tuple[str, ...]
+    right: bool = False
+
+    @property
+    def longest_word(self) -> int:
+        words = [word for text in (self.header, *self.cells) for word in text.split()]
+        return max((min(cell_len(word), LONG_WORD) for word in words), default=1)
+
+    @property
+    def width(self) -> int:
+        return max(cell_len(line) for text in (self.header, *self.cells) for line in text.split("\n"))
 
 
 def console(at_least: int = 0) -> Console:
-    """Returns stdout, with colour only on terminals and a fixed width where there is none.
-
-    A number is never cropped: what needs more room than there is makes the line longer than the terminal.
-    """
+    """Returns stdout, with colour only on terminals and a fixed width where there is none."""
     from rich.console import Console
     from rich.text import Text
 
@@ -40,7 +77,7 @@ def console(at_least: int = 0) -> Console:
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         width = WIDEST
     width = max(min(width, WIDEST), at_least)
-    return Plain(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    return Plain(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_result(
@@ -51,72 +88,151 @@ def print_result(
     *,
     together: bool = False,
 ) -> None:
-    """Prints blocks headed by their checkpoint and by what was ``done``; columns line up across blocks.
+    """Prints blocks headed by their checkpoint and by what was ``done``.
 
     With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
     """
     refs = [str(ref) for ref in dict.fromkeys(frame["ref"])]
-    heads: list[list[list[str]]] = []
+    titles = {ref: title(frame[frame["ref"] == ref].to_dict("records")) for ref in refs}
+    heads = [[[*parts, *done]] for parts in titles.values()]
     if together and len(refs) > 1 and frame["ref"].value_counts().max() <= MAX_ROWS_SHARED:
         # Not above, as --help loads this file and no `circuits`.
         from circuits.figures.names import short_names
         from interp_tasks.pages import Column
 
         short = short_names(refs)
-        legend = []
-        for ref in refs:
-            name, *rest = title(frame[frame["ref"] == ref].to_dict("records"))
-            legend.append([f"{short[ref]}: {name}" if short[ref] != name else name, *rest])
+        legend = [
+            [f"{short[ref]}: {name}" if short[ref] != name else name, *rest]
+            for ref, (name, *rest) in titles.items()
+        ]
         heads = [[*legend, list(done)]]
         frame = frame.assign(checkpoint=frame["ref"].map(short), ref="")
         columns = [Column("ckpt", "checkpoint"), *columns]
     rows = frame.to_dict("records")
     blocks = [
-        tuple(index for index, row in enumerate(rows) if row["ref"] == ref)
-        for ref in dict.fromkeys(frame["ref"])
+        [index for index, row in enumerate(rows) if row["ref"] == ref] for ref in dict.fromkeys(frame["ref"])
     ]
-    print_sheet(
-        Sheet.of(rows, columns, blocks),
-        heads or [[[*title([rows[index] for index in block]), *done]] for block in blocks],
-    )
+    print_blocks([text_column(column, rows) for column in columns], blocks, heads)
     out = console()
     out.print()
     for line in notes:
-        out.print(line, style="dim", soft_wrap=False)
+        out.print(line, style="dim")
 
 
-def print_sheet(sheet: Sheet, heads: Sequence[Sequence[Sequence[str]]]) -> None:
-    """Prints a table, each block below its head.
+def text_column(column: Column, rows: Sequence[Mapping[Any, Any]]) -> TextColumn:
+    """Returns a column's texts; its header loses its "[95% CI]" where no row has an interval."""
+    cells = tuple(printable(column.shown(row)) for row in rows)
+    header = printable(column.header, keep="\n")
+    if not any("[" in text for text in cells):
+        header = header.partition(" [")[0]
+    return TextColumn(header, column.key, cells, column.text is None and column.key in NUMBERS)
+
+
+def print_blocks(
+    columns: Sequence[TextColumn], blocks: Sequence[Sequence[int]], heads: Sequence[Sequence[Sequence[str]]]
+) -> None:
+    """Prints a table, the rows of each block below its head.
 
     Args:
+        blocks: the numbers of the rows in each.
         heads: of each block, lines of parts; what all its rows have in common is added to the last.
     """
+    kept, shared = without_repeats(columns, blocks)
     out = console()
-    layouts = arranged(folded(sheet), out.width)
-    wide = console(at_least=max(layout.width for layout in layouts))
-    between = False
-    for at, lines in enumerate(heads):
+    parts = list(in_parts(kept, out.width))
+    wide = console(at_least=max(sum(one.longest_word + GAP for one in part) for part in parts))
+    for number, (block, lines) in enumerate(zip(blocks, heads, strict=True)):
         *first, last = lines or [[]]
         known = {*last, *(part.partition(" ")[2] for part in last)}
-        shared = [
+        more = [
             part
-            for part in layouts[0].sheet.shared[at]
+            for part in shared[number]
             if part not in known and (part.partition(" ")[2] or part) not in known
         ]
-        above = [heading(parts, out.width) for parts in [*first, [*last, *shared]] if parts]
-        for layout in layouts:
-            rows = layout.body(at, partly=len(layouts) > 1)
-            if not rows:
-                continue
-            if between:
+        if number:
+            out.print()
+        for above in filter(None, [*first, [*last, *more]]):
+            out.print(heading(above, out.width), style="bold")
+        for place, part in enumerate(parts):
+            # Below, a row that would say nothing is left out.
+            rows = [
+                row for row in block if not place or any(one.cells[row] not in NOTHING for one in part[1:])
+            ]
+            if place and rows:
                 out.print()
-            for line in above:
-                out.print(line, style="bold")
-            for line in layout.header():
-                wide.print(line, style="dim", soft_wrap=True)
-            for line in rows:
-                wide.print(line, soft_wrap=True)
-            above, between = [], True
+            if rows:
+                wide.print(table_of(part, rows, wide.width))
+
+
+def without_repeats(
+    columns: Sequence[TextColumn], blocks: Sequence[Sequence[int]]
+) -> tuple[list[TextColumn], list[list[str]]]:
+    """Returns the columns that tell rows of a block apart, and for each block's head what all its rows have in common.
+
+    Intervals stay, and of a single row all but what its head says as well.
+    """
+    several = max(map(len, blocks), default=0) > 1
+    kept: list[TextColumn] = []
+    shared: list[list[str]] = [[] for _ in blocks]
+    for column in columns:
+        found = [{column.cells[row] for row in block} for block in blocks]
+        texts = {text for each in found for text in each}
+        in_head = column.key in IN_HEAD_OF_ONE and (column.header == column.key or column.key == "p_adjusted")
+        if (
+            any(len(each) > 1 for each in found)
+            or any("[" in text for text in texts)
+            or not (several or in_head)
+        ):
+            kept.append(column)
+        elif not texts <= {*NOTHING}:
+            for parts, each in zip(shared, found, strict=True):
+                parts += [phrase(column, text) for text in each]
+    return (kept, shared) if kept else (list(columns), [[] for _ in blocks])
+
+
+def phrase(column: TextColumn, text: str) -> str:
+    """Returns ``baseline 0.02``; of a variant or a metric, and of what is called as its column, its name alone."""
+    name = " ".join(re.sub(r"\[.*?\]", "", column.header).split())
+    alone = name == text or (column.key in ("variant", "metric") and name in ("", column.key))
+    return text if alone else f"{name} {text}".strip()
+
+
+def in_parts(columns: Sequence[TextColumn], width: int) -> Iterator[list[TextColumn]]:
+    """Yields as many columns at a time as there is room for; those below the first part begin with the first column."""
+    part: list[TextColumn] = []
+    for column in columns:
+        if len(part) > 1 and sum(one.longest_word + GAP for one in (*part, column)) > width:
+            yield part
+            part = [columns[0]]
+        part.append(column)
+    yield part
+
+
+def table_of(columns: Sequence[TextColumn], rows: Sequence[int], width: int) -> Table:
+    """Returns a table without lines, as wide in every block; texts that have no room stand in several lines."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    for column, wide in zip(columns, widths(columns, width), strict=True):
+        table.add_column(
+            column.header, justify="right" if column.right else "left", width=wide, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(column.cells[row] for column in columns))
+    return table
+
+
+def widths(columns: Sequence[TextColumn], width: int) -> list[int]:
+    """Returns how wide columns are: at least their longest word, and as far as there is room their longest text."""
+    found = [column.longest_word for column in columns]
+    room = width - sum(found) - GAP * len(columns)
+    # Those that lack least first, so that none is given more than it needs.
+    order = sorted(range(len(columns)), key=lambda at: columns[at].width - found[at])
+    for left, at in zip(range(len(columns), 0, -1), order, strict=True):
+        more = max(0, min(columns[at].width - found[at], room // left))
+        found[at] += more
+        room -= more
+    return found
 
 
 def print_sentences(sentences: Sequence[str]) -> None:
@@ -162,3 +278,45 @@ def title(rows: Sequence[Any]) -> list[str]:
         [] if pandas.isna(number) else [f"seed {number:g}" if isinstance(number, float) else f"seed {number}"]
     )
     return [printable(str(row["ref"])), *step, ", ".join([about, *seed])]
+
+
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str], heading: Sequence[str] = ()
+) -> None:
+    """Prints dicts with the same keys: for people the columns ``shown``, for programs all of them.
+
+    Args:
+        heading: parts of the line above what people see; what all rows have in common comes after them.
+    """
+    if format == "json":
+        write_data(json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n")
+    elif format == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
+        write_data(text.getvalue())
+    else:
+        columns = [
+            TextColumn(
+                printable(name),
+                name,
+                tuple(printable(plain(row[name])) for row in rows),
+                all(isinstance(row[name], (int, float)) for row in rows),
+            )
+            for name in shown
+        ]
+        print_blocks(columns, [range(len(rows))], [[list(heading)]])
+
+
+def plain(value: Any) -> str:
+    """Returns the text of a cell: lists joined, mappings as ``key value`` pairs, empty for ``None``."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {plain(part)}" for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(plain, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)

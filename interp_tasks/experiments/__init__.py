@@ -39,7 +39,7 @@ from interp_tasks.experiments._transplant.measure import transplant
 from interp_tasks.experiments._weights.measure import WeightsResult, weights
 from interp_tasks.measurement.baselines.comparison import ComparisonResult
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
 from interp_tasks.measurement.table import COLUMNS
 
 __all__ = sorted(name for name in globals() if not name.startswith("_"))

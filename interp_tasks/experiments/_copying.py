@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.baselines.comparison import forward, no_tokens
+from interp_tasks.measurement.baselines.comparison import forward
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Options, Subject
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,9 +37,9 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     Raises:
         UserError, TaskError: in one line; a UserError for a task that declares no ``copying_inputs``.
     """
-    no_tokens(options, "copying")
+    check_has_task("copying", options)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
         import pandas
 

@@ -10,7 +10,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,10 +34,9 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that decodes nothing.
     """
-    if options.get("tokens") is not None:
-        raise UserError("decoding needs a task that decodes: leave --tokens out, or give --task NAME instead")
+    check_has_task("decoding", options)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint with the right entries before each answer, and with its own answers before it."""
         import numpy as np
         import pandas

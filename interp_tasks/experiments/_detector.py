@@ -9,7 +9,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, PendingCheckpoint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,10 +68,10 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         if options.get(name) is not None:
             raise UserError(f"detector looks at all inputs of every split: leave --{name} out")
 
-    def check(planned: Planned) -> None:
+    def check(planned: PendingCheckpoint) -> None:
         answers_of(planned.task)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
 
         return Measured(pandas.DataFrame(list(rows_of(subject))).assign(engine="naive"), {})
@@ -101,7 +101,7 @@ def answers_of(task: Any) -> Mapping[str, ModularAnswer]:
     return answers
 
 
-def rows_of(subject: Subject) -> Iterator[dict[str, Any]]:
+def rows_of(subject: LoadedCheckpoint) -> Iterator[dict[str, Any]]:
     """Yields the rows of one checkpoint: of all inputs together, and of each split."""
     import numpy as np
     import torch

@@ -27,7 +27,7 @@ from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,7 +113,7 @@ def heads(
 
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint: each head, each layer, all heads and groups edited, or classes of heads."""
         from circuits import draws
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,7 +56,7 @@ def lens(
     )
 
 
-def measure_checkpoint(subject: Subject) -> Measured:
+def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
     """Returns the rows of one checkpoint."""
     from circuits import compare
     from circuits import lens as through

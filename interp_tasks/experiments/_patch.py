@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.donors import Donor, check_architecture, donor_of
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
 from interp_tasks.measurement.heads.edits import (
@@ -23,10 +23,21 @@ from interp_tasks.measurement.heads.edits import (
     read_specs,
 )
 from interp_tasks.measurement.model_parts import ModelParts
-from interp_tasks.measurement.options import HEAD_SITES, SITES, called, check_queries, check_site, has_heads
+from interp_tasks.measurement.options import called, check_queries, has_heads
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs
+from interp_tasks.measurement.source_checkpoints import (
+    SourceCheckpoint,
+    check_architecture,
+    source_checkpoint,
+)
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    PendingCheckpoint,
+    resolve_refs,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -51,7 +62,7 @@ def patch(
     site: Annotated[
         str | Sequence[str],
         typer.Option(
-            "--site", metavar="SITE", help=f"{', '.join(SITES)}; in layer 1 alone z.1. Repeat for rows."
+            "--site", metavar="SITE", help=f"{', '.join(KINDS)}; in layer 1 alone z.1. Repeat for rows."
         ),
         list[str],
     ] = "z",
@@ -97,43 +108,43 @@ def patch(
     examples = Examples.of(options)
     if by_class and examples.tokens is not None:
         raise UserError(NO_CLASSES)
-    donor = read_source(source, examples)
+    checkpoint = read_source(source, examples)
     refs = resolve_refs(refs, examples)
-    if donor is not None:
-        check_architecture([donor], refs)
-    lent: list[Any] = []
+    if checkpoint is not None:
+        check_architecture([checkpoint], refs)
+    loaded: list[Any] = []
 
-    def check(planned: Planned) -> None:
+    def check(planned: PendingCheckpoint) -> None:
         positions(planned, chosen_queries)
-        check_within(planned, "--queries", chosen_queries)
-        if donor is None:
+        check_within(planned, "--positions", chosen_queries)
+        if checkpoint is None:
             source_examples(planned, source)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
 
-        if donor is None:
-            lender = source_examples(subject, source)
-            given = lender if subject.task is None else lender.tokens
+        if checkpoint is None:
+            other = source_examples(subject, source)
+            given = other if subject.task is None else other.tokens
         else:
-            lent[:] = lent or [donor.load(options.get("device", "cpu")).model]
-            lender, given = None, cache(lent[0], subject.tokens, sites)
+            loaded[:] = loaded or [checkpoint.load(options.get("device", "cpu")).model]
+            other, given = None, cache(loaded[0], subject.tokens, sites)
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
         classes = head_classes_held_out(subject).groups() if by_class else {}
         for chosen_site in sites:
-            site_classes = classes if chosen_site in HEAD_SITES else {}
+            site_classes = classes if has_heads(chosen_site) and "." not in chosen_site else {}
             for label, chosen in (selected(chosen_site, specs, subject.sizes) | site_classes).items():
                 row = label if label and len(sites) == 1 else f"{chosen_site} {label}".strip()
                 variants[row] = patches.activations(
                     chosen_site, given, chosen, queries=positions(subject, chosen_queries)
                 )
                 names[row] = called(chosen_site, {"queries": chosen_queries, "source": source})
-        if subject.task is None or lender is None:
+        if subject.task is None or other is None:
             return swept(subject, variants, names)
-        both = Both(subject.batch, lender)
+        both = Both(subject.batch, other)
         return swept(subject, variants, names, judged_by_both(subject.task), both)
 
     return measure(
@@ -142,14 +153,14 @@ def patch(
         options,
         measure_checkpoint,
         config={
-            "source": source if donor is None else donor.resolved.ref,
+            "source": source if checkpoint is None else checkpoint.resolved.ref,
             "site": sites,
             "heads": None if heads is None else [str(spec) for spec in specs],
             "queries": chosen_queries or "all",
             "by_class": by_class,
         },
-        notes=notes(source, donor, judged=donor is None and examples.tokens is None),
-        parts=ModelParts(specs, sites, positions={"--queries": chosen_queries}),
+        notes=notes(source, checkpoint, judged=checkpoint is None and examples.tokens is None),
+        parts=ModelParts(specs, sites, positions={"--positions": chosen_queries}),
         check=check,
     )
 
@@ -186,20 +197,20 @@ def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
     Raises:
         UserError: in one line.
     """
-    sites = [check_site(each) for each in ([site] if isinstance(site, str) else site)]
+    sites = [str(Site.parse(each)) for each in ([site] if isinstance(site, str) else site)]
     if not sites:
         raise UserError("--site: nothing to patch; write z, resid_pre.1, ...")
     for each in sites:
         if heads_given and not has_heads(each):
             raise UserError(
                 f"--heads with --site {each}: this site has no heads; leave --heads out, or choose among "
-                f"{', '.join(HEAD_SITES)}"
+                f"{', '.join(name for name in KINDS if has_heads(name))}"
             )
     return list(dict.fromkeys(sites))
 
 
-def read_source(source: str, examples: Examples) -> Donor | None:
-    """Returns the checkpoint that lends activations; ``None`` where the source is another input of the same model.
+def read_source(source: str, examples: Examples) -> SourceCheckpoint | None:
+    """Returns the checkpoint that activations come from; ``None`` where the source is another input of the same model.
 
     Raises:
         UserError: in one line. Whether the task knows a name shows only when there is a task.
@@ -212,11 +223,11 @@ def read_source(source: str, examples: Examples) -> Donor | None:
                 f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
             )
         return None
-    return donor_of(source)
+    return source_checkpoint(source)
 
 
-def source_examples(subject: Subject | Planned, source: str) -> Any:
-    """Returns the input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
+def source_examples(subject: LoadedCheckpoint | PendingCheckpoint, source: str) -> Any:
+    """Returns the input that activations come from, row by row: a batch of the task, or bare tokens ``[batch pos]``.
 
     Raises:
         UserError: for a name that the task does not declare.
@@ -246,10 +257,10 @@ def selected(site: str, specs: Sequence[Any], sizes: Any) -> dict[str, Any]:
     return choices(specs, sizes, int(layer) if layer else None)
 
 
-def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:
+def notes(source: str, checkpoint: SourceCheckpoint | None, judged: bool) -> tuple[str, ...]:
     """Returns the notes below the table."""
-    if donor is not None:
-        return (f"Activations come from {donor} on the same examples.",)
+    if checkpoint is not None:
+        return (f"Activations come from {checkpoint} on the same examples.",)
     if source == RESAMPLE:
         sentence = "Activations come from another example of the batch, the same at every site."
     else:

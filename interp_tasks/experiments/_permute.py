@@ -14,7 +14,7 @@ from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.options import called, check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Options, Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, PendingCheckpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,11 +63,11 @@ def permute(
     check_draws(draws)
     chosen = check_what(what)
 
-    def check(planned: Planned) -> None:
+    def check(planned: PendingCheckpoint) -> None:
         for name in chosen:
             maker(planned, name)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import draws as drawn
 
         makers = {name: maker(subject, name) for name in chosen}
@@ -109,7 +109,7 @@ def check_what(what: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def maker(subject: Subject | Planned, name: str) -> Callable[[int], PermutedPositions]:
+def maker(subject: LoadedCheckpoint | PendingCheckpoint, name: str) -> Callable[[int], PermutedPositions]:
     """Returns a function that draws such a permutation from a seed."""
     from circuits import permute as permutations
 
@@ -132,7 +132,7 @@ def maker(subject: Subject | Planned, name: str) -> Callable[[int], PermutedPosi
     return known[name]
 
 
-def grid_of(subject: Subject | Planned) -> tuple[tuple[int, ...], list[str]]:
+def grid_of(subject: LoadedCheckpoint | PendingCheckpoint) -> tuple[tuple[int, ...], list[str]]:
     """Returns sizes and names of the grid of positions; empty where the axes are those of the inputs."""
     axes = () if subject.task is None else subject.task.grid_axes()
     axes = tuple(axis for axis in axes if axis.position is None)

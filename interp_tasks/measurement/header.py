@@ -8,7 +8,7 @@ from typing import Any
 from interp_tasks.measurement.experiment import EXPERIMENTS
 
 #: Settings whose option has another name.
-OPTIONS = {"sites": "site", "templates": "template"}
+OPTIONS = {"sites": "site", "templates": "template", "queries": "positions"}
 
 
 def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads.edits import HeadChoice, check_positions_below
 from interp_tasks.measurement.options import has_heads
-from interp_tasks.measurement.subjects import References, named_if_several
+from interp_tasks.measurement.subjects import ResolvedRefs, named_if_several
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,13 @@ def layer_of(site: str) -> int | None:
     return int(layer) if layer else None
 
 
-def check_parts(refs: References, parts: ModelParts) -> None:
+def check_parts(refs: ResolvedRefs, parts: ModelParts) -> None:
     """Refuses parts that the model of any of these checkpoints lacks; of several checkpoints the first is named.
 
     Raises:
         UserError, CircuitsError: in one line.
     """
     for each in refs.named:
-        sizes = SimpleNamespace(**read_meta(each.resolved.path)["model"])
+        sizes = SimpleNamespace(**each.resolved.meta["model"])
         with named_if_several(each.label, len(refs.named)):
             parts.check(sizes, each.resolved.ref)

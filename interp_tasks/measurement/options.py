@@ -6,18 +6,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from circuits.model.components import COMPONENTS, PARTS
+from circuits.model.sites import Site
 from interp_tasks.errors import UserError
 from interp_tasks.settings import SEED_END
 from interp_tasks.texts import did_you_mean
 
-MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
 #: One past the most examples or draws: beyond it the sizes of tensors overflow (``tasks.base`` has the same).
 MAX_COUNT = 2**40
 #: More draws than any interval or p-value of ours is worth.
 MAX_DRAWS = 100_000
-#: More heads than any layer has.
-MAX_HEADS = 4096
 #: So many names are all listed in a refusal.
 FEW_NAMES = 8
 #: The word for one row per head.
@@ -25,21 +24,6 @@ EACH = "each"
 #: The word for one row per layer, of all its heads.
 EACH_LAYER = "each-layer"
 
-# What follows says what circuits says, which cannot be asked without importing torch; tests compare the two.
-COMPONENTS = (
-    *("q", "k", "v", "qkv", "o", "attn", "mlp", "embed", "pos_embed", "unembed"),
-    *("ln1", "ln2", "ln_embed", "ln_final", "ln"),
-)
-#: Those that a model has once.
-LAYERLESS = ("embed", "pos_embed", "unembed", "ln_embed", "ln_final")
-HEAD_SITES = ("q", "k", "v", "scores", "pattern", "z")
-LAYER_SITES = (
-    *("resid_pre", *HEAD_SITES, "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"),
-)
-SITES = ("embed", "pos_embed", *LAYER_SITES)
-# Digits of other scripts would be numbers to Python, and other names for the same row.
-HEAD = re.compile(r"\d{1,6}\.\d{1,6}(-\d{1,6})?|L\d{1,6}H\d{1,6}", re.ASCII | re.IGNORECASE)
-SITE = re.compile(r"(\w+)(?:\.(\d{1,6}))?", re.ASCII)
 LAYER = re.compile(r"\d{1,6}", re.ASCII)
 POSITION = re.compile(r"-?\d{1,9}", re.ASCII)
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -47,7 +31,8 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 
 def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
     if value not in choices:
-        raise UserError(f"{option} {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}")
+        close = did_you_mean(value, choices)
+        raise UserError(f"{option} {value!r}: {close}choose {', '.join(choices[:-1])} or {choices[-1]}")
     return value
 
 
@@ -65,64 +50,21 @@ def unknown(option: str, value: str, known: Sequence[str], what: str) -> UserErr
     )
 
 
-def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all", EACH, EACH_LAYER)) -> str:
-    """Returns a head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
-
-    Raises:
-        UserError: for text that cannot name heads of any model.
-    """
-    if re.sub(r"\s+", "", spec).lower() in words:
-        return re.sub(r"\s+", "", spec).lower()
-    parts = united(spec)
-    for part in parts:
-        if not HEAD.fullmatch(part):
-            raise UserError(
-                f"{option} {spec!r}: cannot read {part!r}; write {', '.join(words)}, layer.head as in 0.1, a "
-                "range as in 2.3-5, or several joined by + (counted from 0)"
-            )
-    return "+".join(parts)
-
-
-def heads_of(spec: str, option: str = "--heads") -> list[tuple[int, int]]:
-    """Returns the (layer, head) pairs of a spec that :func:`check_heads` has passed, each once.
-
-    Raises:
-        UserError: for a range that ends before it begins, or is longer than any layer.
-    """
-    chosen: dict[tuple[int, int], None] = {}
-    for part in united(spec):
-        layer, first, *last = map(int, re.findall(r"\d+", part))
-        end = last[0] if last else first
-        if end < first:
-            raise UserError(
-                f"{option} {spec!r}: {part!r} is not a range of heads; write the smaller number first"
-            )
-        if end - first > MAX_HEADS:
-            raise UserError(f"{option} {spec!r}: {part!r} is of more heads than any layer has")
-        chosen |= dict.fromkeys((layer, head) for head in range(first, end + 1))
-    return list(chosen)
-
-
 def united(spec: str) -> list[str]:
     """Returns the parts that commas and ``+`` unite into one row."""
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 
 
 def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """Parses ``NAME=SPEC`` texts, or a mapping, into named groups of heads, with normalised specs."""
+    """Parses ``NAME=SPEC`` texts, or a mapping, into named groups of heads."""
     pairs = groups.items() if isinstance(groups, Mapping) else (spec.partition("=")[::2] for spec in groups)
     by_name: dict[str, str] = {}
     for name, heads in ((name.strip(), heads) for name, heads in pairs):
         if not name or not heads:
             raise UserError(f"--group {name + heads!r}: write NAME=HEADS, such as copying=0.1+2.3-5")
-        if (
-            name in by_name
-            or name in ("all", EACH)
-            or re.fullmatch(r"layer \d+", name)
-            or HEAD.fullmatch(name)
-        ):
+        if name in by_name or name in ("all", EACH) or re.match(r"layer \d+$|\d+\.\d", name):
             raise UserError(f"--group {name}={heads}: there is a row of that name already; choose another")
-        by_name[name] = check_heads(heads, "--group", words=("all",))
+        by_name[name] = heads
     return by_name
 
 
@@ -150,7 +92,8 @@ def check_layers(
     if layers is None:
         return None
     for row in components:
-        if set(row.split("+")) <= set(LAYERLESS):
+        parts = [part for name in row.split("+") if name != EACH for part in COMPONENTS[name]]
+        if parts and not any(PARTS[part][0] for part in parts):
             raise UserError(f"--layers with --components {row}: it belongs to no layer; leave --layers out")
     if not isinstance(layers, str):
         return tuple(layers)
@@ -160,18 +103,8 @@ def check_layers(
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def check_site(spec: str) -> str:
-    """Returns a named site, with its layer or without: ``z``, ``resid_pre.1``."""
-    match = SITE.fullmatch(spec.strip())
-    if match is None or match[1] not in SITES:
-        raise UserError(f"--site {spec!r}: write one of {', '.join(SITES)}, in one layer as in z.1")
-    if match[2] is not None and match[1] not in LAYER_SITES:
-        raise UserError(f"--site {spec!r}: {match[1]} belongs to no layer")
-    return spec.strip()
-
-
 def has_heads(site: str) -> bool:
-    return site.partition(".")[0] in HEAD_SITES
+    return Site.parse(site).kind.head_axis is not None
 
 
 def check_draws(draws: int, option: str = "--draws") -> None:
@@ -197,7 +130,7 @@ def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
         return None
     if WORD.fullmatch(spec.strip()):
         return spec.strip()
-    return check_positions("--queries", spec)
+    return check_positions("--positions", spec)
 
 
 def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:

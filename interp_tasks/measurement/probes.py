@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from circuits.model.sites import Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads.edits import HeadChoice, check_within
 from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import (
     MAX_DRAWS,
     check_positions,
-    check_site,
     has_heads,
 )
-from interp_tasks.measurement.subjects import Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
 from interp_tasks.measurement.untrained import untrained
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ProbeSettings:
         heads, positions, ridge = given["heads"], given["positions"], given["ridge"]
         if not sites:
             raise UserError("no site: give --site resid_post, or another")
-        checked = tuple(check_site(site) for site in sites)
+        checked = tuple(str(Site.parse(site)) for site in sites)
         without = [site for site in checked if heads is not None and not has_heads(site)]
         if without:
             raise UserError(
@@ -103,7 +103,7 @@ class ProbeSettings:
         heads = [] if self.heads is None else [self.heads]
         return ModelParts(heads, self.sites, positions={"--positions": self.positions})
 
-    def check(self, planned: Planned) -> None:
+    def check(self, planned: PendingCheckpoint) -> None:
         """Refuses targets that a checkpoint's task does not declare, and positions that its examples do not have.
 
         Raises:
@@ -130,7 +130,7 @@ def read_penalties(text: str) -> tuple[float, ...]:
     return penalties
 
 
-def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
+def probed(subject: LoadedCheckpoint, settings: ProbeSettings) -> pandas.DataFrame:
     """Returns the table of ``circuits.probe`` of one checkpoint."""
     from circuits import probe as probes
 
@@ -142,7 +142,7 @@ def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
         {name: target.values for name, target in chosen.items()},
         settings.sites,
         kind={name: target.kind for name, target in chosen.items()},
-        heads=None if settings.heads is None else settings.heads.spec(),
+        heads=None if settings.heads is None else settings.heads.spec,
         positions=declared.positions if settings.positions is None else settings.positions,
         per_position=settings.each_position,
         splits=declared.splits,
@@ -157,7 +157,7 @@ def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
     return result.frame
 
 
-def declared_by(subject: Subject | Planned) -> ProbeTargets:
+def declared_by(subject: LoadedCheckpoint | PendingCheckpoint) -> ProbeTargets:
     """Returns the targets that the checkpoint's task declares."""
     task, batch = subject.task, subject.batch
     assert task is not None
@@ -172,7 +172,7 @@ def declared_by(subject: Subject | Planned) -> ProbeTargets:
 
 
 def choose(
-    subject: Subject | Planned, declared: ProbeTargets, names: Sequence[str]
+    subject: LoadedCheckpoint | PendingCheckpoint, declared: ProbeTargets, names: Sequence[str]
 ) -> dict[str, ProbeTarget]:
     """Returns the chosen targets, in the given order; all where none are named."""
     for name in names:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.model_parts import ModelParts, check_parts
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs, subjects
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    PendingCheckpoint,
+    resolve_refs,
+    subjects,
+)
 from interp_tasks.measurement.table import RATIO, holm_note, tidy
 
 if TYPE_CHECKING:
@@ -37,12 +44,12 @@ def measure(
     experiment: str,
     refs: str | Sequence[str],
     options: Options,
-    measure_checkpoint: Callable[[Subject], Measured],
+    measure_checkpoint: Callable[[LoadedCheckpoint], Measured],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
     parts: ModelParts | None = None,
-    check: Callable[[Planned], object] | None = None,
+    check: Callable[[PendingCheckpoint], object] | None = None,
 ) -> Result:
     """Measures one checkpoint after the other on the same examples.
 
@@ -92,7 +99,7 @@ def measure(
 
 
 def swept(
-    subject: Subject,
+    subject: LoadedCheckpoint,
     variants: Mapping[str, Any],
     names: str | Mapping[str, str],
     metric: Callable[..., Any] | None = None,

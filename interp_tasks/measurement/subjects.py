@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
-from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
@@ -41,6 +40,16 @@ class Options(TypedDict, total=False):
     tokens: Any
     device: str
     progress: Progress | None
+
+
+def check_has_task(experiment: str, options: Options) -> None:
+    """Refuses tokens of the user's own, for an experiment that asks a task what they stand for.
+
+    Raises:
+        UserError: in one line.
+    """
+    if options.get("tokens") is not None:
+        raise UserError(f"{experiment} needs a task: leave --tokens out, or give --task NAME instead")
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class Examples:
             )
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuses whatever can be refused without importing torch.
 
         Raises:
@@ -116,7 +125,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PendingCheckpoint:
     """One checkpoint with its examples, not loaded yet: what can be checked before anything is measured.
 
     Attributes:
@@ -124,7 +133,7 @@ class Planned:
         sizes: the configuration of its model, as ``model.cfg`` has it: ``n_layers``, ``n_heads`` and so on.
     """
 
-    named: Named
+    named: LabelledRef
     sizes: Any
     task: Task | None
     batch: Batch | None
@@ -142,7 +151,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedCheckpoint:
     """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens.
 
     A checkpoint of a mixture is a subject for each of the task's ``parts()``, with that part as its task.
@@ -175,33 +184,29 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Named:
+class LabelledRef:
     """A checkpoint to load, and the label of its rows."""
 
     label: str
     resolved: ResolvedCheckpoint
 
 
-class References(list[str]):
+class ResolvedRefs(tuple[str, ...]):
     """REFs as written, with the checkpoints they resolve to, so that they are resolved only once.
 
     Attributes:
-        written: the REFs that were resolved; a list that was changed since is resolved again.
         named: the checkpoints, each once.
     """
 
-    def __init__(self, given: Sequence[str], named: Sequence[Named]) -> None:
-        super().__init__(given)
-        self.written = tuple(given)
-        self.named = tuple(named)
+    named: tuple[LabelledRef, ...]
+
+    def __new__(cls, given: Sequence[str], named: Sequence[LabelledRef]) -> ResolvedRefs:
+        made = super().__new__(cls, given)
+        made.named = tuple(named)
+        return made
 
 
-def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
-    """Returns every checkpoint that the REFs name, unloaded, once the examples are valid; see :func:`resolve_refs`."""
-    return list(resolve_refs(refs, examples).named)
-
-
-def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
+def resolve_refs(refs: str | Sequence[str], examples: Examples) -> ResolvedRefs:
     """Resolves REFs to every checkpoint that they name, unloaded; a resolved one is kept as it is.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
@@ -211,27 +216,26 @@ def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
         UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is
             needed.
     """
-    examples.check()
-    if isinstance(refs, References) and tuple(refs) == refs.written:
+    if isinstance(refs, ResolvedRefs):
         return refs
-    given = [refs] if isinstance(refs, str) else [str(ref) for ref in refs]
+    given = [str(refs)] if isinstance(refs, (str, Path)) else [str(ref) for ref in refs]
     if not given:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
-    named: dict[Path, Named] = {}
+    named: dict[Path, LabelledRef] = {}
     for ref in given:
         resolved = resolve(ref)
         for checkpoint in resolved:
             named.setdefault(
-                checkpoint.path, Named(ref if len(resolved) == 1 else checkpoint.ref, checkpoint)
+                checkpoint.path, LabelledRef(ref if len(resolved) == 1 else checkpoint.ref, checkpoint)
             )
     if examples.task is None and examples.tokens is None:
         for each in named.values():
-            if read_meta(each.resolved.path)["task"] is None:
+            if each.resolved.meta["task"] is None:
                 raise UserError(
                     f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array "
                     "(batch, pos)"
                 )
-    return References(given, list(named.values()))
+    return ResolvedRefs(given, list(named.values()))
 
 
 def subjects(
@@ -239,8 +243,8 @@ def subjects(
     examples: Examples,
     device: str = "cpu",
     progress: Progress | None = None,
-    check: Callable[[Planned], object] | None = None,
-) -> Iterator[Subject]:
+    check: Callable[[PendingCheckpoint], object] | None = None,
+) -> Iterator[LoadedCheckpoint]:
     """Loads the checkpoints one after the other, each with its examples.
 
     Two checkpoints of equal tasks get the same batch; the task decides what a seed draws.
@@ -252,7 +256,7 @@ def subjects(
         UserError: for a checkpoint without a task where none was given, or examples it cannot take.
         TaskError: for a task that does not fit the model.
     """
-    named = check_refs(refs, examples)
+    named = resolve_refs(refs, examples).named
     planned = plan(named, examples, device)
     for each in planned:
         if check is not None:
@@ -271,10 +275,10 @@ def subjects(
             loaded = load_resolved(each.named.resolved, device)
             if own_task is not None and examples.tokens is None:
                 own_task.check_model(loaded.model)
-        yield Subject(loaded, each.task, each.batch, each.tokens, {**each.labels, "run": loaded.run})
+        yield LoadedCheckpoint(loaded, each.task, each.batch, each.tokens, {**each.labels, "run": loaded.run})
 
 
-def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> list[Planned]:
+def plan(named: Sequence[LabelledRef], examples: Examples, device: str = "cpu") -> list[PendingCheckpoint]:
     """Returns every checkpoint with its task and its examples, none of them loaded; a mixture for each of its parts.
 
     Raises:
@@ -290,8 +294,7 @@ def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> lis
     batches: dict[Task, Batch] = {}
     planned = []
     for each in named:
-        meta = read_meta(each.resolved.path)
-        sizes = SimpleNamespace(**meta["model"])
+        sizes = SimpleNamespace(**each.resolved.meta["model"])
         labels = {
             "run": each.resolved.run_name,
             "ref": each.label,
@@ -301,7 +304,7 @@ def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> lis
         }
         if own_tokens is not None:
             check_tokens_fit(own_tokens, sizes, each.resolved.ref)
-            planned.append(Planned(each, sizes, None, None, own_tokens.to(device), labels))
+            planned.append(PendingCheckpoint(each, sizes, None, None, own_tokens.to(device), labels))
             continue
         checkpoint_task = own_task or task_of(each)
         if type(checkpoint_task).check_model is Task.check_model:
@@ -312,20 +315,17 @@ def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> lis
                 batches[task] = sample(task, examples).to(device)
             batch = batches[task]
             ref = f"{each.label} ({part})" if part else each.label
-            planned.append(Planned(each, sizes, task, batch, batch.tokens, {**labels, "ref": ref}))
+            planned.append(PendingCheckpoint(each, sizes, task, batch, batch.tokens, {**labels, "ref": ref}))
     return planned
 
 
-def trained_on(named: Named, task: Task | None) -> bool:
+def trained_on(named: LabelledRef, task: Task | None) -> bool:
     """Tells whether a checkpoint says that it was trained on a task, or on a mixture of which the task is a part."""
-    from interp_tasks.checkpoints.stored_task import stored_task
-
-    path = named.resolved.path
-    stored = stored_task(read_meta(path), path)
+    stored = named.resolved.task
     return stored is not None and task in (stored, *stored.parts().values())
 
 
-def tasks_of(named: Sequence[Named], examples: Examples) -> list[Task]:
+def tasks_of(named: Sequence[LabelledRef], examples: Examples) -> list[Task]:
     """Returns the tasks that checkpoints are examined on, each once, made without any model.
 
     Raises:
@@ -337,20 +337,17 @@ def tasks_of(named: Sequence[Named], examples: Examples) -> list[Task]:
     return list(dict.fromkeys(parts))
 
 
-def task_of(named: Named) -> Task:
+def task_of(named: LabelledRef) -> Task:
     """Returns the task that a checkpoint names.
 
     Raises:
         UserError: where there is none.
     """
-    from interp_tasks.checkpoints.run_files import META_FILE
-    from interp_tasks.checkpoints.stored_task import no_task, stored_task
+    from interp_tasks.checkpoints.stored_task import no_task
 
-    meta = read_meta(named.resolved.path)
-    found = stored_task(meta, named.resolved.path / META_FILE)
-    if found is None:
-        raise no_task(meta, named.resolved.ref)
-    return found
+    if named.resolved.task is None:
+        raise no_task(named.resolved.meta, named.resolved.ref)
+    return named.resolved.task
 
 
 @contextmanager
@@ -428,9 +425,9 @@ def check_tokens_fit(tokens: Tensor, sizes: Any, ref: str) -> None:
         raise UserError(f"token ids run from {low} to {high}, {ref} knows 0 to {sizes.d_vocab - 1}")
 
 
-def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
+def by_run(named: Sequence[LabelledRef]) -> dict[str, list[LabelledRef]]:
     """Returns the checkpoints of each run by ascending step; one outside any run counts as a run."""
-    runs: dict[str, list[Named]] = {}
+    runs: dict[str, list[LabelledRef]] = {}
     for one in named:
         runs.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)
     for several in runs.values():
@@ -438,12 +435,12 @@ def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
     return runs
 
 
-def in_runs(runs: Mapping[str, Sequence[Named]]) -> References:
+def in_runs(runs: Mapping[str, Sequence[LabelledRef]]) -> ResolvedRefs:
     """Returns the checkpoints of some runs, run by run, each labelled with the REF of exactly it."""
-    named = [Named(one.resolved.ref, one.resolved) for several in runs.values() for one in several]
-    return References([one.label for one in named], named)
+    named = [LabelledRef(one.resolved.ref, one.resolved) for several in runs.values() for one in several]
+    return ResolvedRefs([one.label for one in named], named)
 
 
-def run_of(subject: Subject) -> str:
+def run_of(subject: LoadedCheckpoint) -> str:
     """Returns the name of a subject's run, as in :func:`by_run`."""
     return str(subject.checkpoint.path.parent.parent if subject.checkpoint.run else subject.checkpoint.path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -28,7 +28,7 @@ HELD_AS = {
 }
 
 
-def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
+def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
     """Returns a model of the subject's architecture, initialised as its run was where known, else by its task.
 
     The seed is the subject's, but no run's: no checkpoint began as this model.
@@ -73,7 +73,7 @@ def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
     return model.to(subject.tokens.device, print_details=False)
 
 
-def initialisation(subject: Subject, task: Task) -> dict[str, Any]:
+def initialisation(subject: LoadedCheckpoint, task: Task) -> dict[str, Any]:
     """Returns the settings that a model's weights do not show, from the run the checkpoint is in."""
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
@@ -84,7 +84,7 @@ def initialisation(subject: Subject, task: Task) -> dict[str, Any]:
     return dict(stored.get("model", {}))
 
 
-def refusal(subject: Subject, task: Task, reason: str) -> UserError:
+def refusal(subject: LoadedCheckpoint, task: Task, reason: str) -> UserError:
     return UserError(
         f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({reason}); "
         "leave that control out with --no-untrained"

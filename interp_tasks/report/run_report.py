@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._circuit.settings import FEWEST
-from interp_tasks.measurement.subjects import Examples, Options, Progress, check_refs
+from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs
 from interp_tasks.measurement.table import effect_text, read_p, tests, value_text
 from interp_tasks.pages import Column, Figure, Fold, Page, Section, Table, Text, p_value, versions
 from interp_tasks.report.headlines import change, headline_rows, sentences, settings_table, subject_line
@@ -177,7 +177,6 @@ def check_report(run: str, compare: str | None, options: Options, *, circuit: bo
         UserError: in one line.
     """
     examples = Examples.of(options)
-    examples.check()
     if circuit and examples.samples is not None and examples.samples < FEWEST:
         raise UserError(
             f"--circuit with --samples {examples.samples}: one half finds the circuit and the other tests it; give "
@@ -187,7 +186,7 @@ def check_report(run: str, compare: str | None, options: Options, *, circuit: bo
     if len(sources) > 1 and sources[0].refs == sources[1].refs:
         raise UserError(f"--compare {compare} names the same checkpoints as {run}: name another run")
     for source in sources:
-        check_refs(source.refs, examples)
+        resolve_refs(source.refs, examples)
     return sources
 
 

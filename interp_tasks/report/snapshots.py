@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.heads.edits import HeadEdit, by_layer
 from interp_tasks.measurement.runner import swept
-from interp_tasks.measurement.subjects import Examples, Options, Progress, Subject, subjects
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, Progress, subjects
 
 if TYPE_CHECKING:
     import pandas
@@ -117,7 +117,7 @@ def measured_views(
         circuit: whether the smallest faithful circuit of each is found too.
     """
     views: dict[str, View] = {}
-    latest: dict[str, Subject] = {}
+    latest: dict[str, LoadedCheckpoint] = {}
     examples = Examples.of(options)
     for subject in subjects(source.refs, examples, options.get("device", "cpu"), progress):
         part = str(subject.labels["ref"]).removeprefix(subject.checkpoint.ref).strip(" ()")
@@ -130,7 +130,7 @@ def measured_views(
     return list(views.values())
 
 
-def strongest_of(subject: Subject, view: View) -> Strongest | None:
+def strongest_of(subject: LoadedCheckpoint, view: View) -> Strongest | None:
     """Returns the two heads of a view's last checkpoint whose removal moves its first metric most, and tests them."""
     effects = view.snapshots[-1].effects
     of_heads = (
@@ -148,7 +148,7 @@ def strongest_of(subject: Subject, view: View) -> Strongest | None:
 
 
 def p_value_of_difference(
-    subject: Subject, metric: str, first: Mapping[str, Any], second: Mapping[str, Any]
+    subject: LoadedCheckpoint, metric: str, first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> float:
     """Returns the p-value of a paired test that two heads, removed, change a metric equally far, up or down."""
     import numpy as np
@@ -166,7 +166,7 @@ def p_value_of_difference(
     return float(sign_flip(np.stack(values), np.stack([counts, counts]), subject.seed, DRAWS)[1])
 
 
-def pairs(subject: Subject, metric: str, *edits: Any) -> tuple[Array, Array]:
+def pairs(subject: LoadedCheckpoint, metric: str, *edits: Any) -> tuple[Array, Array]:
     """Returns a metric's sum and count of each example, under edits."""
     import numpy as np
 
@@ -186,7 +186,7 @@ def pairs(subject: Subject, metric: str, *edits: Any) -> tuple[Array, Array]:
     return np.concatenate(sums), np.concatenate(counts)
 
 
-def snapshot(subject: Subject, view: View, *, circuit: bool = False) -> Snapshot:
+def snapshot(subject: LoadedCheckpoint, view: View, *, circuit: bool = False) -> Snapshot:
     """Measures one checkpoint for the report: metrics, effects of heads, patterns, a circuit."""
     import pandas
 
@@ -206,7 +206,7 @@ def snapshot(subject: Subject, view: View, *, circuit: bool = False) -> Snapshot
     )
 
 
-def circuit_of(subject: Subject) -> FoundCircuit:
+def circuit_of(subject: LoadedCheckpoint) -> FoundCircuit:
     """Returns the circuit of one checkpoint, on its first examples; faithfulness over sizes is left out."""
     from interp_tasks.experiments._circuit.search import find_circuit
     from interp_tasks.experiments._circuit.settings import Search
@@ -216,7 +216,7 @@ def circuit_of(subject: Subject) -> FoundCircuit:
     return find_circuit(few, Search(curve=False))
 
 
-def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.DataFrame:
+def effects_of(subject: LoadedCheckpoint, view: View, measured: Sequence[str]) -> pandas.DataFrame:
     """Returns every edit of every choice of heads, in one sweep."""
     from circuits import heads
 
@@ -247,7 +247,7 @@ def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.
     return frame.assign(variant=labels, step=subject.checkpoint.step)
 
 
-def named_metrics(task: Task, subject: Subject) -> set[str]:
+def named_metrics(task: Task, subject: LoadedCheckpoint) -> set[str]:
     """Returns the metrics that a task has of an output, without its exact accuracies."""
     import torch
 

@@ -1,55 +1,53 @@
-"""Lists the commands that are no experiments. Each is the file of its name, which has one ``Command``.
+"""Lists the commands, so that help need import none of them; a test compares the lines with their docstrings.
 
-Beside them lie the commands of those experiments whose signature does not say all.
+A new experiment has a line in ``COMMANDS``; another command in ``FUNCTIONS``, too.
 """
 
 #: What ``reproduce`` takes, so that its help need not import what checks papers (a test compares them).
 PAPERS = ("grokfast", "matrix-completion", "miiii", "nanda")
 
-#: Place -> name -> first line of the help, as in the docstring of the command (a test compares them).
+#: Panel or group -> name -> the first line of the help.
 COMMANDS: dict[str, dict[str, str]] = {
     "Train": {
         "train": "Train a task's model into a run folder.",
-        "grid": "Train many models, and run experiments on all of them: one file, one table, one page.",
+        "grid": "Train many models, and run experiments on all of them: one file, one table.",
     },
     "tasks": {
         "list": "List the tasks there are, with their presets.",
         "cost": "Say what training would take: parameters, FLOP, memory, disk, time.",
-    },
-    "runs": {
-        "checkpoints": "List the checkpoints of a run, and where its drop lies.",
-        "report": "Show a run on one page: its training curve and drop, and a slider over its checkpoints.",
-        "search": "Search hyper-parameters with Optuna: a training run for every trial.",
-        "zoo": "List the trained models that ship, or ship those of a recipe.",
-    },
-    "Papers": {
-        "reproduce": "A paper's experiments on the runs that are there: published numbers beside ours."
-    },
-}
-
-#: The same of experiments, so that help needs to import none; the a test compares it with their docstrings.
-EXPERIMENTS: dict[str, dict[str, str]] = {
-    "tasks": {
         "data": "Look at a task's data: how many classes its answers have, and what guessing gets.",
     },
     "runs": {
+        "checkpoints": "List the checkpoints of a run, and where its drop lies.",
+        "report": (
+            "Show a run on one page: its training curve and drop, effects and attention of its heads at each "
+            "checkpoint."
+        ),
+        "search": "Search hyper-parameters with Optuna: a training run for every trial.",
+        "zoo": "List the trained models that ship, or ship those of a recipe.",
         "curve": (
-            "Put plateau, drop and final level of runs beside theory, and exact answers beside "
-            "errors at stored steps."
+            "Put plateau, drop and final level of runs beside theory, and exact answers beside errors at "
+            "stored steps."
         ),
         "drops": "Say whether each run drops, when, how sharply, from what level to what level.",
+    },
+    "Papers": {
+        "reproduce": "A paper's experiments on the runs that are there: published numbers beside ours.",
+        "demo": (
+            "Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."
+        ),
     },
     "Look": {
         "attention": (
             "See what each attention head attends to: scores against templates, a class per head, mean maps."
         ),
         "fourier": (
-            "Say which frequencies embeddings and neurons are made of, over the task's grid of "
-            "inputs or of positions."
+            "Say which frequencies embeddings and neurons are made of, over the task's grid of inputs or of "
+            "positions."
         ),
         "lens": (
-            "Read the residual stream out after each layer, and the output without each component's "
-            "direct effect."
+            "Read the residual stream out after each layer, and the output without each component's direct "
+            "effect."
         ),
         "probe": (
             "Fit linear probes from activations to what the task declares, and score them on other examples."
@@ -60,31 +58,31 @@ EXPERIMENTS: dict[str, dict[str, str]] = {
         "circuit": (
             "Find the smallest circuit that does what the model does, and test it on other examples."
         ),
-        "heads": "Ablate every head alone, each layer's heads together, all heads, and groups of your own.",
+        "heads": ("Ablate every head alone, each layer's heads together, all heads, and groups of your own."),
         "patch": "Put activations from a source into a run, and see which metrics move.",
         "permute": "Permute the position embeddings, many times, and see which metrics move.",
         "transplant": "Give a model some weights of another checkpoint, and see which metrics move.",
     },
     "matrix": {
         "algorithm": (
-            "Ask which known method fills in the blanks as the model does: agreement of predictions "
-            "and of errors."
+            "Ask which known method fills in the blanks as the model does: agreement of predictions and of "
+            "errors."
         ),
         "baseline": (
             "Compare models with methods that are not trained, such as completions of least nuclear norm."
         ),
         "copying": "Put another token at hidden entries, and see whether the output there copies it.",
         "decoding": (
-            "See what a language model of a task answers when it goes on from its own answers "
-            "(greedy decoding)."
+            "See what a language model of a task answers when it goes on from its own answers (greedy "
+            "decoding)."
         ),
         "embeddings": (
             "See how token embeddings follow the values they stand for, and position embeddings the grid."
         ),
         "influence": "See which observed entries move which hidden ones: change one at a time.",
         "ood": (
-            "Try models on other laws of the entries, ranks, numbers of rows and columns than they "
-            "were trained on."
+            "Try models on other laws of the entries, ranks, numbers of rows and columns than they were "
+            "trained on."
         ),
         "order": (
             "See which quantity moves first over the checkpoints of a run, and how long before the drop."
@@ -92,20 +90,20 @@ EXPERIMENTS: dict[str, dict[str, str]] = {
     },
     "modular": {
         "detector": (
-            "Read the remainders of a number together, and call it prime where none is 0: precision "
-            "and recall."
+            "Read the remainders of a number together, and call it prime where none is 0: precision and "
+            "recall."
         ),
         "generalisation": (
-            "Say at which step each accuracy of a run reaches a level, in training and validation, "
-            "in which order."
+            "Say at which step each accuracy of a run reaches a level, in training and validation, in which "
+            "order."
         ),
         "gradients": (
-            "Say when the gradient of each weight becomes small, before and after the filter; "
-            "attention beside the rest."
+            "Say when the gradient of each weight becomes small, before and after the filter; attention "
+            "beside the rest."
         ),
         "neurons": (
-            "See neurons, or heads' attention to each digit, as images over all inputs, with what "
-            "explains their variance."
+            "See neurons, or heads' attention to each digit, as images over all inputs, with what explains "
+            "their variance."
         ),
         "prime-order": (
             "See what the order in which primes generalise follows: q, whether q divides p − 1, or p mod q."
@@ -114,17 +112,27 @@ EXPERIMENTS: dict[str, dict[str, str]] = {
             "Say which parts of a model belong to which modular answer, and how far answers share them."
         ),
         "progress": (
-            "See how far a model of modular arithmetic has come: Nanda et al.'s progress measures, "
-            "for each answer."
+            "See how far a model of modular arithmetic has come: Nanda et al.'s progress measures, for each "
+            "answer."
         ),
         "weights": (
-            "See embeddings as tables: similar positions, singular values and vectors, frequencies "
-            "over the digits."
+            "See embeddings as tables: similar positions, singular values and vectors, frequencies over the "
+            "digits."
         ),
     },
-    "Papers": {
-        "demo": (
-            "Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."
-        ),
-    },
+}
+
+#: Name -> module and function in this folder; the others are experiments, whose functions are their commands.
+FUNCTIONS = {
+    "train": "train:train",
+    "grid": "grid:GridCommand",
+    "list": "tasks:list_tasks",
+    "cost": "cost:CostCommand",
+    "data": "tasks:data",
+    "checkpoints": "runs:checkpoints",
+    "report": "runs:report",
+    "search": "search:Search",
+    "zoo": "zoo:zoo",
+    "reproduce": "reproduce:reproduce",
+    "demo": "demo:demo",
 }

@@ -15,7 +15,7 @@ from interp_tasks.cli.base import Command
 from interp_tasks.cli.commands.cost import check_rate, duration, flop, size
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
-from interp_tasks.cli.rows import print_rows
+from interp_tasks.cli.tables import print_rows
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file

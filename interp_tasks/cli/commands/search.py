@@ -11,9 +11,8 @@ import typer
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note, progress_line
-from interp_tasks.cli.rows import print_rows
 from interp_tasks.cli.streams import write_data
-from interp_tasks.cli.tables import console
+from interp_tasks.cli.tables import console, print_rows
 from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +10,10 @@ import typer
 
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.run_files import check_no_run
-from interp_tasks.cli.progress import note, progress_line
-from interp_tasks.cli.rows import plain
-from interp_tasks.cli.signals import asked_to_stop
+from interp_tasks.cli.options import RecipeOptions
+from interp_tasks.cli.progress import asked_to_stop, note, progress_line
 from interp_tasks.cli.streams import write_line
-from interp_tasks.cli.training_command import RecipeCommand
+from interp_tasks.cli.tables import plain
 from interp_tasks.errors import UserError
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import read_seeds, read_settings
@@ -24,77 +22,64 @@ if TYPE_CHECKING:
     from interp_tasks.training.config import Resolved
 
 
-@dataclass(kw_only=True)
-class Train(RecipeCommand):
+def train(
+    recipe: RecipeOptions,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RUN", help="Run folder.", show_default="runs/TASK-PRESET")
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="0:8", help="A run each (end excluded), in RUN/seed-0, ..."),
+    ] = None,
+    stacked: Annotated[bool, typer.Option("--stacked", hidden=True)] = False,
+) -> None:
     """Train a task's model into a run folder.
 
     The same command resumes a run that was stopped; a larger train.steps extends one. What each preset sets:
     interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist is
     answered with the closest that does.
     """
+    if stacked:
+        raise UserError(
+            "--stacked is gone: --seeds trains one after another, interp-run grid several at a time"
+        )
+    several, folder = read_seeds(seeds), out or Path("runs") / f"{recipe.task}-{recipe.preset}"
+    if several is not None and "train.seed" in read_settings(recipe.settings):
+        raise UserError("give --seeds or --set train.seed=..., not both")
+    resolved = recipe.resolve()
+    if resolved.train.start_from is not None:
+        resolve(resolved.train.start_from)
+    if several is not None:
+        check_no_run(folder)
+    check_writable_folder(folder)
+    import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
 
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="RUN", help="Run folder.", show_default="runs/TASK-PRESET")
-    ] = None
-    seeds: Annotated[
-        str | None,
-        typer.Option("--seeds", metavar="0:8", help="A run each (end excluded), in RUN/seed-0, ..."),
-    ] = None
-    stacked: Annotated[bool, typer.Option("--stacked", hidden=True)] = False
+    with asked_to_stop() as stop:
+        if several is None:
+            train_one(recipe, resolved, folder, resolved.train.seed, stop)
+        for seed in several or []:
+            train_one(recipe, resolved, folder / f"seed-{seed}", seed, stop)
 
-    def check(self) -> None:
-        """Refuses options that do not go together, a start_from that is not there, and a folder in use."""
-        if self.stacked:
-            raise UserError(
-                "--stacked is gone: --seeds trains one after another, interp-run grid several at a time"
-            )
-        settings, seeds = self.check_recipe(), read_seeds(self.seeds)
-        if seeds is not None and "train.seed" in settings:
-            raise UserError("give --seeds or --set train.seed=..., not both")
-        if self.import_path is None:
-            from interp_tasks.training.config import resolve_config
 
-            start = resolve_config(self.task, self.preset, settings).train.start_from
-            if start is not None:
-                resolve(start)
-        if seeds is not None:
-            check_no_run(self.folder())
-        check_writable_folder(self.folder())
+def train_one(
+    recipe: RecipeOptions, resolved: Resolved, out: Path, seed: int, stop: Callable[[], bool]
+) -> None:
+    """Trains a run, or goes on with it, and prints its last metrics."""
+    from interp_tasks.checkpoints import read_metrics
+    from interp_tasks.training.trainer import train_resolved
 
-    def folder(self) -> Path:
-        return self.out or Path("runs") / f"{self.task}-{self.preset}"
+    before = resumes_at(out)
+    with progress_line(recipe.quiet) as progress:
 
-    def execute(self) -> None:
-        """Trains the run, or the run of each seed, and prints its last metrics."""
-        from interp_tasks.training.config import resolve_config
+        def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
+            if progress is not None:
+                progress(step, steps, f"{plain(line.get('validation', {}))}  {out}")
 
-        self.import_tasks()
-        resolved = resolve_config(self.task, self.preset, read_settings(self.settings))
-        seeds = read_seeds(self.seeds)
-        import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
-
-        with asked_to_stop() as stop:
-            if seeds is None:
-                self.train_one(resolved, self.folder(), resolved.train.seed, stop)
-            for seed in seeds or []:
-                self.train_one(resolved, self.folder() / f"seed-{seed}", seed, stop)
-
-    def train_one(self, resolved: Resolved, out: Path, seed: int, stop: Callable[[], bool]) -> None:
-        from interp_tasks.checkpoints import read_metrics
-        from interp_tasks.training.trainer import train_resolved
-
-        before = resumes_at(out)
-        with progress_line(self.quiet) as progress:
-
-            def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
-                if progress is not None:
-                    progress(step, steps, f"{plain(line.get('validation', {}))}  {out}")
-
-            train_resolved(resolved, out, seed=seed, device=self.device, progress=show, stop=stop)
-        if before is not None:
-            note(f"{out}: went on from step {before}", self.quiet)
-        last = read_metrics(out)[-1]
-        write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
+        train_resolved(resolved, out, seed=seed, device=recipe.device, progress=show, stop=stop)
+    if before is not None:
+        note(f"{out}: went on from step {before}", recipe.quiet)
+    last = read_metrics(out)[-1]
+    write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
 
 
 def resumes_at(run: Path) -> int | None:

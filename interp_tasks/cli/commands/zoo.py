@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.cli.base import Command
+from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note
-from interp_tasks.cli.rows import print_rows
-from interp_tasks.cli.tables import console
+from interp_tasks.cli.tables import console, print_rows
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
@@ -26,110 +24,101 @@ final: the metric's level at the end, of several seeds the median
 drop: steps from 10% to 90% of its change, of several seeds from the first on"""
 
 
-@dataclass(kw_only=True)
-class Zoo(Command):
-    """List the trained models that ship, or ship those of a recipe.
-
-    A recipe is a grid file that trains them: interp-run grid RECIPE trains its runs, interp-run runs zoo --pack RECIPE
-    puts them here, --check NAME trains a model's first steps again and compares the logs.
-    """
-
+def zoo(
+    common: CommonOptions,
     pack: Annotated[
         str | None, typer.Option("--pack", metavar="RECIPE", help="Ship a recipe's runs that are trained.")
-    ] = None
+    ] = None,
     check_name: Annotated[
         str | None,
         typer.Option("--check", metavar="NAME", help="Train a model's first steps again by its recipe."),
-    ] = None
+    ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="N", help="With --check: how many.", show_default="200")
-    ] = None
+    ] = None,
     grid: Annotated[
         Path | None,
         typer.Option(
             "--grid", metavar="DIR", help="With --pack: where they were trained.", show_default="grids/RECIPE"
         ),
-    ] = None
+    ] = None,
     into: Annotated[
         Path | None,
         typer.Option("--into", metavar="DIR", help="With --pack: another zoo.", show_default="the package's"),
-    ] = None
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table",
+) -> None:
+    """List the trained models that ship, or ship those of a recipe.
 
-    def check(self) -> None:
-        """Refuses options that do not go together, and a recipe that cannot be read."""
-        check_choice("--format", self.format, FORMATS)
-        if self.pack is not None and self.check_name is not None:
-            raise UserError("--pack and --check are two things to do: give one")
-        for option, given, needs, is_given in (
-            ("--grid", self.grid, "--pack", self.pack),
-            ("--into", self.into, "--pack", self.pack),
-            ("--steps", self.steps, "--check", self.check_name),
-        ):
-            if given is not None and is_given is None:
-                raise UserError(f"{option} goes with {needs}")
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"--steps {self.steps}: give a number of steps from 1 up")
-        if self.pack is not None:
-            from interp_tasks.recipes.recipe import recipe_file
-            from interp_tasks.recipes.spec import read_spec
+    A recipe is a grid file that trains them: interp-run grid RECIPE trains its runs, interp-run runs zoo --pack RECIPE
+    puts them here, --check NAME trains a model's first steps again and compares the logs.
+    """
+    check_choice("--format", format, FORMATS)
+    if pack is not None and check_name is not None:
+        raise UserError("--pack and --check are two things to do: give one")
+    for option, given, needs, is_given in (
+        ("--grid", grid, "--pack", pack),
+        ("--into", into, "--pack", pack),
+        ("--steps", steps, "--check", check_name),
+    ):
+        if given is not None and is_given is None:
+            raise UserError(f"{option} goes with {needs}")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps {steps}: give a number of steps from 1 up")
+    if pack is not None:
+        ship(pack, grid or Path("grids") / Path(pack).stem, into or zoo_folder(), common.quiet)
+    elif check_name is not None:
+        compare(check_name, steps or 200, format, common.quiet)
+    else:
+        list_shipped(format)
 
-            read_spec(recipe_file(self.pack))
-            check_writable_folder(self.zoo())
 
-    def zoo(self) -> Path:
-        return self.into or zoo_folder()
+def ship(recipe: str, grid: Path, into: Path, quiet: bool) -> None:
+    """Packs the runs of a recipe that a grid has trained."""
+    from interp_tasks.recipes.recipe import recipe_file
+    from interp_tasks.recipes.spec import read_spec
 
-    def execute(self) -> None:
-        if self.pack is not None:
-            self.ship(self.pack)
-        elif self.check_name is not None:
-            self.compare(self.check_name)
-        else:
-            self.list()
+    read_spec(recipe_file(recipe))
+    check_writable_folder(into)
+    from interp_tasks.zoo.pack import pack_recipe
 
-    def ship(self, recipe: str) -> None:
-        from interp_tasks.zoo.pack import pack_recipe
+    pack_recipe(recipe, grid, into, lambda text: note(text, quiet))
 
-        grid = self.grid or Path("grids") / Path(recipe).stem
-        pack_recipe(recipe, grid, self.zoo(), lambda text: note(text, self.quiet))
 
-    def compare(self, name: str) -> None:
-        from interp_tasks.zoo.replication import replicate
+def compare(name: str, steps: int, format: str, quiet: bool) -> None:
+    """Trains a model's first steps again, and prints whether its log is the same."""
+    from interp_tasks.zoo.replication import replicate
 
-        found = replicate(name, self.steps or 200)
-        print_rows([found.to_dict()], self.format, ["name", "recipe", "lines", "said"])
-        if found.remark:
-            note(found.remark, self.quiet)
+    found = replicate(name, steps)
+    print_rows([found.to_dict()], format, ["name", "recipe", "lines", "said"])
+    if found.remark:
+        note(found.remark, quiet)
 
-    def list(self) -> None:
-        """Prints what ships, a table for each task and folder."""
-        from interp_tasks.zoo.catalog import catalog
 
-        rows = catalog()
-        if self.format != "table":
-            print_rows(rows, self.format, [])
-            return
-        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for row in rows:
-            # A folder's name stands in the heading.
-            folder, slash, name = row["name"].partition("/")
-            heading = (row["task"], row["metric"], *([f"in {folder}/"] if slash else []))
-            groups.setdefault(heading, []).append({**row, "name": name or folder})
-        for place, (heading, members) in enumerate(groups.items()):
-            if place:
-                console().print()
-            print_rows(
-                [shown(row) for row in members],
-                "table",
-                ["name", "size", "seeds", "stored", "drop", "final"],
-                heading,
-            )
-        console().print(f"\n{LEGEND}", style="dim")
+def list_shipped(format: str) -> None:
+    """Prints what ships, a table for each task and folder."""
+    from interp_tasks.zoo.catalog import catalog
+
+    rows = catalog()
+    if format != "table":
+        print_rows(rows, format, [])
+        return
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        # A folder's name stands in the heading.
+        folder, slash, name = row["name"].partition("/")
+        heading = (row["task"], row["metric"], *([f"in {folder}/"] if slash else []))
+        groups.setdefault(heading, []).append({**row, "name": name or folder})
+    for place, (heading, members) in enumerate(groups.items()):
+        if place:
+            console().print()
+        columns = ["name", "size", "seeds", "stored", "drop", "final"]
+        print_rows([shown(row) for row in members], "table", columns, heading)
+    console().print(f"\n{LEGEND}", style="dim")
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the catalog as people read it."""
+    """Returns a row of the catalog as people read it."""
     seeds, drop = row["seeds"], row["drop"]
     fell = "none" if drop is None else f"{drop[0]:,}-{drop[1]:,}"
     if drop is not None and row["dropped"] < len(seeds):

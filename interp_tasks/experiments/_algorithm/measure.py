@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.experiments._algorithm.table import DISTANCE, ERRORS, PREDICTIONS, TRUTH
-from interp_tasks.measurement.baselines.comparison import chosen, declared, no_tokens
+from interp_tasks.measurement.baselines.comparison import chosen, declared
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -85,10 +85,10 @@ def algorithm(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no methods.
     """
     methods, entries = ([given] if isinstance(given, str) else list(given) for given in (methods, entries))
-    no_tokens(options, "algorithm")
+    check_has_task("algorithm", options)
     known: dict[Any, dict[str, Tensor]] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures how far one checkpoint's answers agree with each method's, by kind of entry."""
         import pandas
 
@@ -125,7 +125,7 @@ def algorithm(
     return AlgorithmResult.of(result, notes=notes)
 
 
-def readouts(subject: Subject) -> list[tuple[dict[str, Any], Tensor]]:
+def readouts(subject: LoadedCheckpoint) -> list[tuple[dict[str, Any], Tensor]]:
     """Returns (labels, output [batch pos]) of the read-out after the embedding and after each layer."""
     import torch
 

@@ -33,7 +33,7 @@ from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, PendingCheckpoint
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from circuits.patterns import Classes, Maps
 
-Examined = TypeVar("Examined", Subject, Planned)
+Examined = TypeVar("Examined", LoadedCheckpoint, PendingCheckpoint)
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +107,6 @@ def attention(
     queries: Annotated[
         str | Sequence[int],
         typer.Option(
-            "--queries",
             "--positions",
             metavar="WHERE",
             help="Score: read (the positions the task reads), all, hidden, observed, or positions such as 0,3.",
@@ -169,10 +168,10 @@ def attention(
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
-    def check(planned: Planned) -> None:
+    def check(planned: PendingCheckpoint) -> None:
         check_scored(under(planned, mask), template_names, chosen_queries)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import patterns
 
         subject = under(subject, mask)
@@ -195,7 +194,7 @@ def attention(
             "mask": mask,
             "moves": moves,
         },
-        parts=ModelParts(positions={"--queries": chosen_queries}),
+        parts=ModelParts(positions={"--positions": chosen_queries}),
         check=check,
     )
     return AttentionResult.of(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.baselines.comparison import (
@@ -15,12 +17,18 @@ from interp_tasks.measurement.baselines.comparison import (
     declared,
     forward,
     metrics_and_properties,
-    no_tokens,
 )
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, read_task
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    PendingCheckpoint,
+    check_has_task,
+    read_task,
+)
 from interp_tasks.measurement.table import tidy
 
 if TYPE_CHECKING:
@@ -37,13 +45,31 @@ ALONE = "alone"
 @experiment("matrix", says={"methods": [], "vary": VARY, "variants": []}, metrics=metrics_and_properties)
 def baseline(
     refs: str | Sequence[str] = (),
-    methods: str | Sequence[str] = (),
-    vary: str = VARY,
-    variants: str | Sequence[str] = (),
+    methods: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="One that the task declares; repeat.",
+            show_default="the first; without --ckpt all",
+        ),
+        list[str],
+    ] = (),
+    vary: Annotated[
+        str, typer.Option("--vary", metavar="GROUP", help="Variations of the task to go through.")
+    ] = VARY,
+    variants: Annotated[
+        str | Sequence[str],
+        typer.Option("--variant", metavar="NAME", help="Only this of them; repeat.", show_default="all"),
+        list[str],
+    ] = (),
     alone: bool = False,
     **options: Unpack[Options],
 ) -> ComparisonResult:
     """Compare models with methods that are not trained, such as completions of least nuclear norm.
+
+    Over a group of variations of the task, such as the share of hidden entries. Without a checkpoint the methods are
+    tried by themselves: --task matrix-completion is 7×7 of rank 2.
 
     Gopalani, Lubana, Hu 2024, section 3.2, figure 3 and appendix B.
 
@@ -52,8 +78,8 @@ def baseline(
         methods: names of those that the task declares in ``baselines()``. Default: the first; alone: all.
         vary: the group of the task's ``variations()`` to go through.
         variants: only these of the group.
-        alone: look at no model but at the methods themselves, on examples of ``task`` (a name, or a task). REFs,
-            if there are any, are not read.
+        alone: look at no model but at the methods themselves, on examples of ``task`` (a name, or a task); so it is
+            where there are no REFs. REFs, if there are any, are not read.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
 
     Returns:
@@ -65,8 +91,12 @@ def baseline(
         UserError, TaskError: in one line.
     """
     methods, variants = ([given] if isinstance(given, str) else list(given) for given in (methods, variants))
-    no_tokens(options, "baseline")
-    if alone:
+    check_has_task("baseline", options)
+    if alone or (not refs and options.get("task") is not None):
+        if variants or vary != VARY:
+            raise UserError(
+                "--vary and --variant go with --ckpt: without one use --set, as in --set task.p_mask=0.5"
+            )
         return methods_alone(methods, options)
     comparison = Comparison(Examples.of(options), options.get("progress"))
 
@@ -81,11 +111,11 @@ def baseline(
 
     used: dict[str, None] = {}
 
-    def check(planned: Planned) -> None:
+    def check(planned: PendingCheckpoint) -> None:
         assert planned.task is not None
         going_through(planned.task)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
 
         assert subject.task is not None
@@ -109,7 +139,6 @@ def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
     import pandas
 
     examples = Examples.of(options)
-    examples.check()
     task = read_task(examples)
     if task is None:
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")

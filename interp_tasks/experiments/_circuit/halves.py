@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
 
 if TYPE_CHECKING:
     from tasks import Batch
@@ -31,7 +31,7 @@ class Half:
     batch: Batch | None
 
 
-def halves(subject: Subject, source: str | None) -> tuple[Half, Half]:
+def halves(subject: LoadedCheckpoint, source: str | None) -> tuple[Half, Half]:
     """Returns the half that finds and the half that tests, each with a source of its own examples."""
     n = len(subject.tokens) // 2
     lent = sources(subject, source)
@@ -49,7 +49,7 @@ def halves(subject: Subject, source: str | None) -> tuple[Half, Half]:
     return found[0], found[1]
 
 
-def sources(subject: Subject | Planned, source: str | None) -> Batch | None:
+def sources(subject: LoadedCheckpoint | PendingCheckpoint, source: str | None) -> Batch | None:
     """Returns the inputs that edges outside a circuit hear, row by row; ``None`` for another example of the batch.
 
     Args:

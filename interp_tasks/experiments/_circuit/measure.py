@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._circuit.rows import CIRCUIT, CURVE, TOP
 from interp_tasks.experiments._circuit.search import FoundCircuit, find_circuit
@@ -20,7 +19,7 @@ from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, resolve_refs
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, resolve_refs
 from interp_tasks.pages import Figure, check_writable_file
 
 if TYPE_CHECKING:
@@ -250,7 +249,7 @@ def circuit(
     refs = resolve_refs(refs, examples)
     if kept is not None:
         for named in refs.named:
-            sizes = SimpleNamespace(**read_meta(named.resolved.path)["model"])
+            sizes = SimpleNamespace(**named.resolved.meta["model"])
             check_circuit(kept, sizes, f"--keep {keep} on {named.resolved.ref}")
     if write is not None and len(refs.named) > 1:
         raise UserError(
@@ -261,7 +260,7 @@ def circuit(
     found: dict[str, FoundCircuit] = {}
     progress = options.get("progress")
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
 
         ref = str(subject.labels["ref"])

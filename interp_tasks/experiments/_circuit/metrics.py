@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._circuit.settings import Search, refused_metric
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from tasks import Metric, Task
 
 
-def metrics_of(subject: Subject, search: Search) -> tuple[str | None, str | None]:
+def metrics_of(subject: LoadedCheckpoint, search: Search) -> tuple[str | None, str | None]:
     """Returns the metric that faithfulness is of, and one with a gradient that ranks; ``None`` without a task.
 
     By default the first is the task's own; it also ranks, unless it has no gradient, as an accuracy; then the first

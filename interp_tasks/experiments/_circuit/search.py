@@ -19,7 +19,7 @@ from interp_tasks.experiments._circuit.rows import (
     member_rows,
 )
 from interp_tasks.experiments._circuit.settings import Search, ranked_by
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     import pandas
@@ -68,7 +68,7 @@ def gap_in_table() -> Iterator[None]:
 
 @gap_in_table()
 def find_circuit(
-    subject: Subject, search: Search, report_stage: Callable[[str], None] | None = None
+    subject: LoadedCheckpoint, search: Search, report_stage: Callable[[str], None] | None = None
 ) -> FoundCircuit:
     """Finds the smallest circuit on the first half of a subject's examples and tests it on the second.
 
@@ -161,7 +161,7 @@ def smallest(faithfulness: Callable[[int], float], total: int, least: float) -> 
     return size, value
 
 
-def ranked(subject: Subject, half: Half, metric: Any, search: Search) -> tuple[Any, list[str]]:
+def ranked(subject: LoadedCheckpoint, half: Half, metric: Any, search: Search) -> tuple[Any, list[str]]:
     """Returns the screening of a half, and its members, the largest first."""
     from circuits import patch
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._circuit.halves import sources
 from interp_tasks.measurement.options import check_choice, check_draws, unknown
-from interp_tasks.measurement.subjects import Planned
+from interp_tasks.measurement.subjects import PendingCheckpoint
 
 if TYPE_CHECKING:
     from circuits.circuit import Circuit
@@ -57,7 +57,7 @@ class Search:
             raise UserError(f"--faithfulness {self.faithfulness:g}: above 0 and at most 1")
         check_draws(self.random, "--random")
 
-    def check_planned(self, planned: Planned) -> None:
+    def check_planned(self, planned: PendingCheckpoint) -> None:
         """Refuses what a checkpoint's task or examples do not have."""
         if len(planned.tokens) < FEWEST:
             raise UserError(

@@ -34,7 +34,7 @@ def check_circuit(circuit: Circuit, sizes: Any, said: str) -> None:
     """Refuses a circuit of a model of another shape, or with members that this one lacks, by its configuration alone.
 
     Args:
-        sizes: as in :class:`Planned`.
+        sizes: as in :class:`PendingCheckpoint`.
         said: names the file and the model.
 
     Raises:

@@ -15,7 +15,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Curve, Run, measures, plateau_levels, read_runs
-from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
 from interp_tasks.measurement.table import tidy
 from interp_tasks.pages import Figure
 
@@ -92,7 +92,6 @@ def curve(
         UserError, TaskError: in one line.
     """
     examples = Examples.of(options)
-    examples.check()
     logged_runs = read_runs(runs)
     curves = {
         run.name: {name: run.curve(name) for name in run.logged() if run.points(name)[1]}
@@ -230,7 +229,7 @@ def fall(run: Run, drop_curve: Curve) -> Iterator[dict[str, Any]]:
         }
 
 
-def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
+def at_checkpoint(run: str, subject: LoadedCheckpoint) -> Iterator[dict[str, Any]]:
     """Returns metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
     import numpy as np
     import torch

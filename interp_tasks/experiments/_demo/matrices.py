@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interp_tasks.measurement.subjects import Examples, Subject, subjects
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, subjects
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ def fill_in(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> F
     sums, counts = last.task.metrics(run_model(last.model, last.tokens), last.batch)["mse_masked"]
     shown = spread((sums / counts).double().numpy())
     trained, uniform, steps = [], [], []
-    subject: Subject | None = None
+    subject: LoadedCheckpoint | None = None
     for subject in subjects(f"{run}@all", examples):
         tell(subject.name)
         tokens = subject.tokens[shown]

@@ -18,7 +18,7 @@ from interp_tasks.measurement.heads.edits import HeadEdit
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, find_runs, read_one
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Options, Progress, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Progress
 from interp_tasks.pages import number, with_interval
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcom
     readings = [HeadEdit.read(mode, keys, "all") for mode, keys in edits]
     unedited: dict[str, dict[str, dict[str, Any]]] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import heads
         from circuits import run as run_model
         from interp_tasks.measurement.paired import paired

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interp_tasks.measurement.subjects import Examples, Subject, subjects
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, subjects
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tu
     from interp_tasks.measurement.embeddings.tables import Tables, tables_of
 
     said, looks, steps, tables = [], [], [], []
-    subject: Subject | None = None
+    subject: LoadedCheckpoint | None = None
     for subject in subjects(f"{run}@all", Examples(samples=samples, seed=seed)):
         tell(subject.name)
         task = subject.task

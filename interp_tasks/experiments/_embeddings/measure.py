@@ -24,9 +24,9 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
     Examples,
+    LoadedCheckpoint,
     Options,
-    Planned,
-    Subject,
+    PendingCheckpoint,
     by_run,
     resolve_refs,
     run_of,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.embeddings.geometry import Array
-    from interp_tasks.measurement.subjects import Named
+    from interp_tasks.measurement.subjects import LabelledRef, check_has_task
     from tasks import Task
 
 HALF_WAY = "half-way step of the alignment"
@@ -144,8 +144,7 @@ def embeddings(
             positions what they stand for.
     """
     check_largest(largest)
-    if options.get("tokens") is not None:
-        raise UserError("embeddings needs a task that says what its tokens stand for: leave --tokens out")
+    check_has_task("embeddings", options)
     refs = resolve_refs(refs, Examples.of(options))
     ends = Ends.of(refs.named, options.get("device", "cpu"))
     tokens: dict[str, pandas.DataFrame] = {}
@@ -153,10 +152,10 @@ def embeddings(
     remarks: dict[str, None] = {}
     aligned: dict[str, dict[int, Array]] = {}
 
-    def check(planned: Planned) -> None:
+    def check(planned: PendingCheckpoint) -> None:
         EmbeddingTargets.of(planned, largest)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
         import pandas
 
@@ -216,16 +215,16 @@ def check_largest(largest: float | None) -> None:
 class Ends:
     """Finds the last chosen checkpoint of each run that has several."""
 
-    last: Mapping[str, Named]
+    last: Mapping[str, LabelledRef]
     device: str
     loaded: dict[str, Tables] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, named: Sequence[Named], device: str) -> Ends:
+    def of(cls, named: Sequence[LabelledRef], device: str) -> Ends:
         ends = {run: several[-1] for run, several in by_run(named).items() if len(several) > 1}
         return cls(ends, device)
 
-    def of_subject(self, subject: Subject) -> Tables | None:
+    def of_subject(self, subject: LoadedCheckpoint) -> Tables | None:
         from interp_tasks.checkpoints.load import load_resolved
 
         run = run_of(subject)

@@ -14,7 +14,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import THRESHOLD, check_threshold, read_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import TOKENS_PER_PASS, Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
 
 if TYPE_CHECKING:
     import pandas
@@ -159,7 +159,7 @@ def fourier(
     on_inputs: list[str] = []
     rules: dict[str, None] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures the spectrum of each tensor of one checkpoint."""
         ref = str(subject.labels["ref"])
         axes = read_axes(subject)
@@ -213,7 +213,7 @@ def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> It
         )
 
 
-def read_axes(subject: Subject) -> tuple[GridAxis, ...]:
+def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
     """Returns the grid of a checkpoint's task.
 
     Raises:
@@ -251,7 +251,7 @@ def cells(axes: Sequence[GridAxis]) -> int:
     return count
 
 
-def analysed(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
+def analysed(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
     """Yields the tensors of one checkpoint, in the order in which the model computes them."""
     if axes[0].position is None:
         yield from over_positions(subject, axes)
@@ -259,7 +259,7 @@ def analysed(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
         yield from over_inputs(subject, axes)
 
 
-def over_inputs(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
+def over_inputs(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
     """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import Grid, spectrum
 
@@ -283,7 +283,7 @@ def over_inputs(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed
             yield Analysed(f"mlp_post.{layer}{at}", "mlp_post", layer, position, spectra, "block", True)
 
 
-def over_positions(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
+def over_positions(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
     """Yields spectra, over positions, of their embeddings and of each neuron's mean over the examples."""
     from circuits.fourier import Grid, spectrum
 

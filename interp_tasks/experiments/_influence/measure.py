@@ -13,7 +13,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -91,12 +91,11 @@ def influence(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that does not say what to change.
     """
     check_shift(shift)
-    if options.get("tokens") is not None:
-        raise UserError("influence needs a task that says what may be changed: leave --tokens out")
+    check_has_task("influence", options)
     maps: dict[tuple[str, str], Any] = {}
     step = None if redraw else shift
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
 
         ref, declared = str(subject.labels["ref"]), influences_of(subject, step)
@@ -128,7 +127,7 @@ def check_shift(shift: float | None) -> None:
         raise UserError(f"--shift {shift:g}: give a distance above 0 and below 1e9")
 
 
-def influences_of(subject: Subject, shift: float | None) -> Influences:
+def influences_of(subject: LoadedCheckpoint, shift: float | None) -> Influences:
     """Returns the changes of the input that the task declares.
 
     Raises:
@@ -152,7 +151,7 @@ def influences_of(subject: Subject, shift: float | None) -> Influences:
     return influences
 
 
-def changes(subject: Subject, declared: Influences) -> Tensor:
+def changes(subject: LoadedCheckpoint, declared: Influences) -> Tensor:
     """Returns the changes of outputs ``[batch changed read]``, float64; 0 where no input was changed."""
     import torch
 
@@ -261,7 +260,7 @@ def agreement(
     return row if count > 1 else without_intervals(row)
 
 
-def by_offset(subject: Subject, influences: Influences, moved: Tensor) -> Any:
+def by_offset(subject: LoadedCheckpoint, influences: Influences, moved: Tensor) -> Any:
     """Returns mean |change| by the source's offset from the target ``[2n − 1, 2m − 1]``; ``None`` without a grid."""
     import numpy as np
 

@@ -17,7 +17,7 @@ from interp_tasks.experiments._neurons.active_counts import (
 from interp_tasks.experiments._neurons.features import MeasuredFeatures
 from interp_tasks.experiments._neurons.rows import common_of, row
 from interp_tasks.experiments._neurons.table import ACTIVE, ACTIVE_EACH, ALL, SIZE
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ class History:
 
     seen: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
 
-    def add(self, subject: Subject, measures: MeasuredFeatures, wanted: Sequence[int]) -> None:
+    def add(self, subject: LoadedCheckpoint, measures: MeasuredFeatures, wanted: Sequence[int]) -> None:
         if subject.checkpoint.run is None:
             return
         features, varying = measures.features, measures.clusters.best >= 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._neurons.active_counts import MIN_CHECKPOINTS
 from interp_tasks.measurement.runner import TOKENS_PER_PASS
-from interp_tasks.measurement.subjects import Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,7 @@ class MeasuredFeatures:
         return self.spectrum.variance
 
 
-def input_axes(subject: Subject | Planned) -> tuple[GridAxis, GridAxis]:
+def input_axes(subject: LoadedCheckpoint | PendingCheckpoint) -> tuple[GridAxis, GridAxis]:
     """Returns the two digits of a checkpoint's task.
 
     Raises:
@@ -86,7 +86,7 @@ def input_axes(subject: Subject | Planned) -> tuple[GridAxis, GridAxis]:
 
 
 def features_at(
-    subject: Subject, axes: tuple[GridAxis, GridAxis], kind: str, layer: int | None
+    subject: LoadedCheckpoint, axes: tuple[GridAxis, GridAxis], kind: str, layer: int | None
 ) -> Iterator[Features]:
     """Yields the features of each layer and read position over the complete grid, a few examples at a time."""
     import torch

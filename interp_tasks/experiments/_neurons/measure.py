@@ -25,7 +25,7 @@ from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def neurons(
     images: dict[str, dict[str, Image]] = {}
     history = History()
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures the neurons, or heads, of one checkpoint over all inputs, and draws the chosen ones."""
         import pandas
 

@@ -16,11 +16,10 @@ from interp_tasks.measurement.baselines.comparison import (
     declared,
     forward,
     metrics_and_properties,
-    no_tokens,
 )
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, check_has_task
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,12 +74,12 @@ def ood(
         UserError, TaskError: in one line.
     """
     names = [vary] if isinstance(vary, str) else list(vary)
-    no_tokens(options, "ood")
+    check_has_task("ood", options)
     comparison = Comparison(Examples.of(options), options.get("progress"))
     note_texts: dict[str, None] = {}
     used: dict[str, None] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint on every variation of its task; the notes say which do not fit it."""
         import pandas
 

@@ -16,8 +16,8 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
     Examples,
+    LoadedCheckpoint,
     Options,
-    Subject,
     by_run,
     in_runs,
     resolve_refs,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.embeddings.geometry import Array
-    from interp_tasks.measurement.subjects import Named
+    from interp_tasks.measurement.subjects import LabelledRef, check_has_task
 
 SHARES = (0.1, 0.5, 0.9)
 STARTS = ("plateau", "first")
@@ -108,15 +108,14 @@ def order(
     """
     chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_choice("--start", start, STARTS)
-    if options.get("tokens") is not None:
-        raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
+    check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = checked_runs(found.named)
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
     device = options.get("device", "cpu")
     followed = {run: RunQuantities(named, RunEnd(named[-1].resolved, device)) for run, named in runs.items()}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
 
         run = run_of(subject)
@@ -144,7 +143,7 @@ def order(
     return OrderResult.of(result, config=config, notes=notes, curves=curves)
 
 
-def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
+def checked_runs(named: Sequence[LabelledRef]) -> dict[str, list[LabelledRef]]:
     """Returns the checkpoints of each run, by ascending step.
 
     Raises:
@@ -161,7 +160,7 @@ def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
     return runs
 
 
-def plateau_step(run: str, named: Sequence[Named]) -> int:
+def plateau_step(run: str, named: Sequence[LabelledRef]) -> int:
     """Returns the chosen step that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.marks import find_marks
 
@@ -177,16 +176,16 @@ class RunQuantities:
         curves: quantity -> step -> ``[1 + draws]``: the value, then its resamples; ``[1]`` where there are none.
     """
 
-    named: Sequence[Named]
+    named: Sequence[LabelledRef]
     end: RunEnd
     curves: dict[str, dict[int, Array]] = field(default_factory=dict)
     drop: str = ""
 
     @property
-    def last(self) -> Named:
+    def last(self) -> LabelledRef:
         return self.named[-1]
 
-    def add(self, subject: Subject, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    def add(self, subject: LoadedCheckpoint, kinds: Sequence[str]) -> list[dict[str, Any]]:
         """Measures one checkpoint; its rows."""
         from interp_tasks.measurement.embeddings.tables import interval
 
@@ -217,7 +216,7 @@ class RunQuantities:
         steps = sorted(self.curves[name])
         return steps, np.stack([self.curves[name][step] for step in steps], 1)
 
-    def steps(self, subject: Subject, plateau: int | None) -> list[dict[str, Any]]:
+    def steps(self, subject: LoadedCheckpoint, plateau: int | None) -> list[dict[str, Any]]:
         """Returns rows with the step at which each quantity has reached a share of its total change."""
         from interp_tasks.measurement.crossings import crossing
         from interp_tasks.measurement.embeddings.tables import interval

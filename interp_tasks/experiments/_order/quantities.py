@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.paired import read
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import Checkpoint, ResolvedCheckpoint
@@ -39,7 +39,7 @@ class RunEnd:
             self._checkpoint = load_resolved(self.resolved, self.device)
         return self._checkpoint
 
-    def classes(self, subject: Subject) -> Mapping[str, Any]:
+    def classes(self, subject: LoadedCheckpoint) -> Mapping[str, Any]:
         """Returns its heads by class, as ``attention`` finds them; those of no class left out."""
         from interp_tasks.measurement.heads.classes import classify_heads
 
@@ -65,7 +65,7 @@ def pooled(sums: Any, counts: Any, seed: int) -> Array:
     return np.concatenate([value, bootstrap(total, count, seed, DRAWS)[:, 0]])
 
 
-def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
+def judged(subject: LoadedCheckpoint, *edits: Any) -> dict[str, tuple[Array, Array]]:
     """Returns the task's metrics per example, under edits."""
     from circuits import run
 
@@ -74,11 +74,11 @@ def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
     return {name: read(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
 
 
-def metrics(subject: Subject, end: RunEnd) -> dict[str, Array]:
+def metrics(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
     return {name: pooled(*values, subject.seed) for name, values in judged(subject).items()}
 
 
-def ablation(subject: Subject, end: RunEnd) -> dict[str, Array]:
+def ablation(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
     """Returns the change of the drop metric under uniform attention in all heads."""
     from circuits import ablate, heads
 
@@ -89,7 +89,7 @@ def ablation(subject: Subject, end: RunEnd) -> dict[str, Array]:
     return {f"effect of ablation on {name}": gap}
 
 
-def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
+def embeddings(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
     from interp_tasks.measurement.embeddings.tables import ALIGNMENT, EmbeddingTargets, Tables, of_tokens
 
     assert subject.task is not None
@@ -102,7 +102,7 @@ def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
     }
 
 
-def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
+def positions(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
     """Returns how far the position embeddings form clusters, by each axis of the grid of positions."""
     import numpy as np
 
@@ -123,7 +123,7 @@ def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
     }
 
 
-def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
+def attention(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
     """Returns the mean share of attention on its template, of the heads that end in each class."""
     import numpy as np
     import torch
@@ -167,7 +167,7 @@ def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
     }
 
 
-def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
+def probe(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
     """Returns the first target that the task declares, read after the last layer."""
     import numpy as np
 
@@ -201,7 +201,7 @@ def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
     return {f"probe of {name}{split_text}, {metric}": np.asarray(scores[:1])}
 
 
-QUANTITIES: dict[str, Callable[[Subject, RunEnd], dict[str, Array]]] = {
+QUANTITIES: dict[str, Callable[[LoadedCheckpoint, RunEnd], dict[str, Array]]] = {
     "metrics": metrics,
     "ablation": ablation,
     "embeddings": embeddings,

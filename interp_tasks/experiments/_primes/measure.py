@@ -13,7 +13,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -92,11 +92,10 @@ def primes(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
     check_draws(draws)
-    if options.get("tokens") is not None:
-        raise UserError("primes needs a task: leave --tokens out, or give --task NAME instead")
+    check_has_task("primes", options)
     damages: dict[str, list[Damage]] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures what the tensors of one checkpoint hold of each prime's remainder, and what its removal does."""
         import pandas
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +84,7 @@ class Inputs:
         )
 
 
-def read_inputs(subject: Subject, noun: str) -> Inputs:
+def read_inputs(subject: LoadedCheckpoint, noun: str) -> Inputs:
     """Returns the complete grid of the checkpoint's task.
 
     Raises:
@@ -101,7 +101,7 @@ def read_inputs(subject: Subject, noun: str) -> Inputs:
     return on_grid(every)
 
 
-def sampled(subject: Subject, inputs: Inputs) -> Inputs:
+def sampled(subject: LoadedCheckpoint, inputs: Inputs) -> Inputs:
     """Returns the examples of the subject that are on the grid."""
     tokens = subject.tokens.cpu()
     return on_grid(Inputs(tokens, located(tokens, inputs.axes), inputs.axes, inputs.answers))

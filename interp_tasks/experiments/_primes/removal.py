@@ -21,7 +21,7 @@ from interp_tasks.experiments._primes.table import (
     TOGETHER,
     WITHOUT,
 )
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     import pandas
@@ -106,7 +106,7 @@ class Damage:
 class Removals:
     """Builds edits of several kinds that remove each answer, and controls of the same size."""
 
-    subject: Subject
+    subject: LoadedCheckpoint
     inputs: Inputs
     place: TensorValues
     best: Mapping[str, Tensor]
@@ -211,7 +211,7 @@ def class_directions(centred: Tensor, classes: Tensor) -> Tensor:
 
 
 def measure_removals(
-    subject: Subject, inputs: Inputs, place: TensorValues, best: Mapping[str, Tensor]
+    subject: LoadedCheckpoint, inputs: Inputs, place: TensorValues, best: Mapping[str, Tensor]
 ) -> tuple[pandas.DataFrame, list[Damage], dict[str, Any]]:
     """Returns the table of every answer with each answer removed, its matrices of damage, and the edits."""
     import pandas

@@ -29,7 +29,7 @@ from interp_tasks.experiments._primes.table import (
     UNIQUE,
 )
 from interp_tasks.measurement.runner import TOKENS_PER_PASS
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class TensorValues:
     values: Tensor
 
 
-def tensors_of(subject: Subject, inputs: Inputs) -> Iterator[TensorValues]:
+def tensors_of(subject: LoadedCheckpoint, inputs: Inputs) -> Iterator[TensorValues]:
     """Yields the outputs of attention and MLP of every layer, and the neurons, at the positions that the task reads."""
     import torch
 
@@ -86,7 +86,7 @@ def tensors_of(subject: Subject, inputs: Inputs) -> Iterator[TensorValues]:
             yield TensorValues(f"{site}.{layer}{at}", site, layer, position, joined[:, index])
 
 
-def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dict[str, Any]]:
+def embedding_rows(subject: LoadedCheckpoint, inputs: Inputs, draws: int) -> Iterator[dict[str, Any]]:
     """Yields the share of each coordinate's token embedding that is a function of the digit modulo q."""
     import torch
 
@@ -161,7 +161,7 @@ def pooled(shares: Tensor, weights: Tensor) -> float:
 
 
 def grid_rows(
-    subject: Subject, inputs: Inputs, place: TensorValues, draws: int
+    subject: LoadedCheckpoint, inputs: Inputs, place: TensorValues, draws: int
 ) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
     """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``."""
     import torch
@@ -256,7 +256,10 @@ def served_most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> 
 
 
 def neuron_rows(
-    subject: Subject, place: TensorValues, shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]
+    subject: LoadedCheckpoint,
+    place: TensorValues,
+    shares: Mapping[str, Tensor],
+    serving: Mapping[str, Tensor],
 ) -> Iterator[dict[str, Any]]:
     """Counts the neurons that serve each answer, and several; chance assigns as many at random to each."""
     import torch

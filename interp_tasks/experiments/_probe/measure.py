@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interp_tasks.errors import UserError
+from circuits.model.sites import KINDS
 from interp_tasks.experiments._probe.table import notes, tidy_rows
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import SITES
 from interp_tasks.measurement.probes import SAMPLES, ProbeSettings, probed
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 
 if TYPE_CHECKING:
     import pandas
@@ -67,7 +66,7 @@ def probe(
     sites: Annotated[
         str | Sequence[str],
         typer.Option(
-            "--site", metavar="SITE", help=f"{', '.join(SITES)}; in layer 1 alone z.1. Repeat for several."
+            "--site", metavar="SITE", help=f"{', '.join(KINDS)}; in layer 1 alone z.1. Repeat for several."
         ),
         list[str],
     ] = ("resid_post",),
@@ -144,13 +143,10 @@ def probe(
         shuffles=shuffles,
         untrained=untrained,
     )
-    if options.get("tokens") is not None:
-        raise UserError(
-            "probe needs a task that declares targets: leave --tokens out, or give --task NAME instead"
-        )
+    check_has_task("probe", options)
     tables: dict[str, pandas.DataFrame] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         table = probed(subject, settings)
         tables[str(subject.labels["ref"])] = table
         return Measured(tidy_rows(table, settings), {})

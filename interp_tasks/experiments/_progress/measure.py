@@ -15,9 +15,9 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
     Examples,
+    LoadedCheckpoint,
     Options,
-    Planned,
-    Subject,
+    PendingCheckpoint,
     by_run,
     in_runs,
     resolve_refs,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from interp_tasks.experiments._progress.inputs import Answer, Inputs
     from interp_tasks.experiments._progress.logits import Row
-    from interp_tasks.measurement.subjects import Named
+    from interp_tasks.measurement.subjects import LabelledRef, check_has_task
     from tasks import Task
 
 #: What is measured of every checkpoint, and of the last one of each run alone.
@@ -168,8 +168,7 @@ def progress(
     if keys is not None and not all(isinstance(key, int) for key in keys):
         raise UserError(f"keys {keys!r}: give frequencies, whole numbers from 1, such as (3, 24)")
     chosen = None if keys is None else tuple(keys)
-    if options.get("tokens") is not None:
-        raise UserError("progress needs a task: leave --tokens out, or give --task NAME instead")
+    check_has_task("progress", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = by_run(found.named)
     followed = {run: RunMeasures(named) for run, named in runs.items()}
@@ -178,7 +177,7 @@ def progress(
     inputs_of: dict[Any, Any] = {}
     splits: list[str] = []
 
-    def check(planned: Planned) -> None:
+    def check(planned: PendingCheckpoint) -> None:
         own_split = train is None and trained_on(planned.named, planned.task)
         if train is None and not own_split:
             unknown.append(planned.named.label)
@@ -186,7 +185,7 @@ def progress(
         if key not in tables:
             tables[key] = read_inputs_of(planned.task, wanted, chosen, train, own_split)
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures the progress of one checkpoint, by the key frequencies of its run's last one."""
         import pandas
 
@@ -301,7 +300,7 @@ def final_keys(
 class RunMeasures:
     """One run over its checkpoints."""
 
-    named: Sequence[Named]
+    named: Sequence[LabelledRef]
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     curves: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     coefficients: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -311,7 +310,7 @@ class RunMeasures:
         one = self.named[-1].resolved
         return one.ref if one.run_name is None else f"{one.run_name}@last"
 
-    def measure(self, subject: Subject, inputs: Inputs, kinds: Sequence[str]) -> list[Row]:
+    def measure(self, subject: LoadedCheckpoint, inputs: Inputs, kinds: Sequence[str]) -> list[Row]:
         """Returns the rows of one checkpoint; of the last one those of the whole run too."""
         from interp_tasks.experiments._progress.inputs import ALL
         from interp_tasks.experiments._progress.logits import rows_of_losses, rows_of_weights
@@ -343,7 +342,7 @@ class RunMeasures:
 
     def mechanism(
         self,
-        subject: Subject,
+        subject: LoadedCheckpoint,
         inputs: Inputs,
         kinds: Sequence[str],
         logits: Tensor,
@@ -461,13 +460,13 @@ def activations(model: Any, inputs: Inputs, sites: Sequence[str]) -> tuple[Tenso
     return torch.cat(logits), {name: torch.cat(parts) for name, parts in values.items()}
 
 
-def digits(subject: Subject) -> tuple[int, ...]:
+def digits(subject: LoadedCheckpoint) -> tuple[int, ...]:
     """Returns the token ids of the first coordinate."""
     assert subject.task is not None
     return subject.task.grid_axes()[0].values
 
 
-def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None:
+def embedding_norms(subject: LoadedCheckpoint, answer: Answer) -> dict[int, float] | None:
     """Returns the norm of each frequency in W_E; ``None`` where the answer's period is not that of the digits."""
     from circuits.fourier import spectrum
 

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuits.model.components import COMPONENTS
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.donors import Donor, check_architecture, donors_of
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.model_parts import ModelParts
-from interp_tasks.measurement.options import COMPONENTS, EACH, called, check_components, check_layers
+from interp_tasks.measurement.options import EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Examples, Options, Subject, resolve_refs
+from interp_tasks.measurement.source_checkpoints import (
+    SourceCheckpoint,
+    check_architecture,
+    source_checkpoints,
+)
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, resolve_refs
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -61,7 +66,7 @@ def transplant(
     source: Annotated[
         str | Sequence[str],
         typer.Option(
-            "--source", metavar="REF", help="The checkpoint that lends its weights. Repeat for several."
+            "--source", metavar="REF", help="The checkpoint that weights come from. Repeat for several."
         ),
         list[str],
     ],
@@ -104,26 +109,34 @@ def transplant(
     if not given:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
     chosen_layers = check_layers(layers, given)
-    donors = donors_of(source)
+    sources = source_checkpoints(source)
     refs = resolve_refs(refs, Examples.of(options))
-    check_architecture(donors, refs)
-    variants_of_donor: dict[Donor, dict[str, Any]] = {}
+    check_architecture(sources, refs)
+    variants_of_source: dict[SourceCheckpoint, dict[str, Any]] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint with each component of each source."""
-        for donor in donors:
-            if donor not in variants_of_donor:
-                variants_of_donor[donor] = lent(donor, given, chosen_layers, options.get("device", "cpu"))
+        for checkpoint in sources:
+            if checkpoint not in variants_of_source:
+                variants_of_source[checkpoint] = variants_from(
+                    checkpoint, given, chosen_layers, options.get("device", "cpu")
+                )
         variants = {
-            labelled(row, donor, donors): one
-            for donor in donors
-            for row, one in variants_of_donor[donor].items()
+            labelled(row, checkpoint, sources): one
+            for checkpoint in sources
+            for row, one in variants_of_source[checkpoint].items()
         }
-        rows = {labelled(row, donor, donors): row for donor in donors for row in variants_of_donor[donor]}
+        rows = {
+            labelled(row, checkpoint, sources): row
+            for checkpoint in sources
+            for row in variants_of_source[checkpoint]
+        }
         names = {
-            labelled(row, donor, donors): called(row, {"layers": chosen_layers, "source": donor.label})
-            for donor in donors
-            for row in variants_of_donor[donor]
+            labelled(row, checkpoint, sources): called(
+                row, {"layers": chosen_layers, "source": checkpoint.label}
+            )
+            for checkpoint in sources
+            for row in variants_of_source[checkpoint]
         }
         measured = swept(subject, variants, names)
         return Measured(
@@ -131,15 +144,15 @@ def transplant(
         )
 
     limited = "" if chosen_layers is None else f", in layers {', '.join(map(str, chosen_layers))} only"
-    resolved = [donor.resolved.ref for donor in donors]
-    whose = str(donors[0]) if len(donors) == 1 else f"each of {len(donors)} checkpoints"
+    resolved = [checkpoint.resolved.ref for checkpoint in sources]
+    whose = str(sources[0]) if len(sources) == 1 else f"each of {len(sources)} checkpoints"
     result = measure(
         "transplant",
         refs,
         options,
         measure_checkpoint,
         config={
-            "source": resolved if len(donors) > 1 else resolved[0],
+            "source": resolved if len(sources) > 1 else resolved[0],
             "components": given,
             "layers": chosen_layers,
         },
@@ -147,16 +160,18 @@ def transplant(
         # Sources have the architecture of every REF.
         parts=ModelParts(layers=chosen_layers or ()),
     )
-    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of_donor[donors[0]].items())
+    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of_source[sources[0]].items())
     notes = (*result.notes, f"Moved, N being every such layer: {'; '.join(moved)}.")
     return TransplantResult(result.experiment, result.frame, result.config, notes, result.versions)
 
 
-def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[str, Any]:
-    """Returns the intervention that lends each component, with the donor's weights."""
+def variants_from(
+    checkpoint: SourceCheckpoint, given: Sequence[str], layers: Any, device: str
+) -> dict[str, Any]:
+    """Returns the intervention that gives each component the checkpoint's weights."""
     from circuits import transplant as transplants
 
-    model = donor.load(device).model
+    model = checkpoint.load(device).model
     rows: list[str] = []
     for row in given:
         rows += all_of(model, layers) if row == EACH else [row]
@@ -166,7 +181,7 @@ def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[s
 def all_of(model: Any, layers: Any) -> list[str]:
     """Returns every component that a model has, in these layers where they are given."""
     from circuits.model.hooked_model import HookedModel
-    from circuits.transplant import COMPONENTS, selected
+    from circuits.transplant import selected
 
     weights = HookedModel.of(model).named_weights()
 
@@ -177,9 +192,9 @@ def all_of(model: Any, layers: Any) -> list[str]:
     return [component for component in COMPONENTS if is_there(component)]
 
 
-def labelled(row: str, donor: Donor, donors: Sequence[Donor]) -> str:
+def labelled(row: str, checkpoint: SourceCheckpoint, sources: Sequence[SourceCheckpoint]) -> str:
     """Returns a row's name among those of one checkpoint; alone its component says it."""
-    return row if len(donors) == 1 else f"{row} of {donor.label}"
+    return row if len(sources) == 1 else f"{row} of {checkpoint.label}"
 
 
 def parameters(intervention: Any) -> list[str]:

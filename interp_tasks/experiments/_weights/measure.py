@@ -22,7 +22,15 @@ from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, tables_o
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, References, Subject, resolve_refs, run_of
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    ResolvedRefs,
+    check_has_task,
+    resolve_refs,
+    run_of,
+)
 from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
@@ -134,18 +142,17 @@ def weights(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    if options.get("tokens") is not None:
-        raise UserError("weights needs a task that says what its tokens stand for: leave --tokens out")
+    check_has_task("weights", options)
     examples = Examples.of(options)
     examined = resolve_refs(refs, examples)
-    controls = resolve_refs(control, examples) if control else References([], [])
+    controls = resolve_refs(control, examples) if control else ResolvedRefs([], [])
     check_control(examined, controls)
-    every_ref = References([*examined, *controls], [*examined.named, *controls.named])
+    every_ref = ResolvedRefs([*examined, *controls], [*examined.named, *controls.named])
     shown: dict[str, CheckpointView] = {}
     control_tables: dict[Any, list[Tables]] = {}
     ordered: dict[bool, None] = {}
 
-    def measure_checkpoint(subject: Subject) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures the embedding tables of one checkpoint, beside those of untrained models."""
         import pandas
 
@@ -206,7 +213,7 @@ def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) 
         yield f"untrained: mean of {MODELS} untrained models of the architecture, with the range of 95% of them."
 
 
-def check_control(refs: References, controls: References) -> None:
+def check_control(refs: ResolvedRefs, controls: ResolvedRefs) -> None:
     """Refuses a control that is the checkpoint itself."""
     named = {each.resolved.path for each in refs.named}
     for each in controls.named:

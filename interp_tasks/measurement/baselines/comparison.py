@@ -11,7 +11,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import metrics_of_task
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, Options, sample
+from interp_tasks.measurement.subjects import Examples, sample
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -138,10 +138,3 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
     chunks = tokens.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
     device = next(model.parameters()).device
     return torch.cat([run(model, lot.to(device)).cpu() for lot in chunks])
-
-
-def no_tokens(options: Options, experiment: str) -> None:
-    if options.get("tokens") is not None:
-        raise UserError(
-            f"{experiment} needs a task, which says what is right: leave --tokens out, or give --task NAME instead"
-        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.paired import LEVEL
 from interp_tasks.measurement.paired import resamples as bootstrap_weights
-from interp_tasks.measurement.subjects import Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ class EmbeddingTargets:
     axes: Mapping[str, int]
 
     @classmethod
-    def of(cls, subject: Subject | Planned, largest: float | None) -> EmbeddingTargets:
+    def of(cls, subject: LoadedCheckpoint | PendingCheckpoint, largest: float | None) -> EmbeddingTargets:
         """Returns the values and axes that a checkpoint's task declares; see :meth:`of_task`."""
         assert subject.task is not None
         return cls.of_task(subject.task, largest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads.edits import check_within, positions
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Planned, Subject
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, PendingCheckpoint
 
 if TYPE_CHECKING:
     import numpy
@@ -72,7 +72,7 @@ class HeadClasses:
 
 
 def classify_heads(
-    subject: Subject,
+    subject: LoadedCheckpoint,
     names: Sequence[str] = (),
     queries: str | tuple[int, ...] | None = READ,
     threshold: float = THRESHOLD,
@@ -110,7 +110,7 @@ def classify_heads(
     return HeadClasses(scores, classes, possible, moves, followed, chosen)
 
 
-def run_once(subject: Subject, tokens: Tensor) -> Any:
+def run_once(subject: LoadedCheckpoint, tokens: Tensor) -> Any:
     """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
     memory, so that each runs them anew.
     """
@@ -120,7 +120,7 @@ def run_once(subject: Subject, tokens: Tensor) -> Any:
     return patterns.record(subject.model, tokens) if entries <= RECORDED_ENTRIES else tokens
 
 
-def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
+def head_classes_held_out(subject: LoadedCheckpoint, threshold: float = THRESHOLD) -> HeadClasses:
     """Classifies heads on other examples of the task, so that selection and measurement are independent.
 
     Raises:
@@ -142,13 +142,13 @@ def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> Hea
     return FOUND[key]
 
 
-def declared_rules(subject: Subject) -> dict[str, Any]:
+def declared_rules(subject: LoadedCheckpoint) -> dict[str, Any]:
     declare = getattr(subject.task, "attention_rules", None)
     return {} if declare is None else dict(declare())
 
 
 def chosen_templates(
-    subject: Subject | Planned, names: Sequence[str]
+    subject: LoadedCheckpoint | PendingCheckpoint, names: Sequence[str]
 ) -> dict[str, Tensor | Callable[[Any], Tensor]]:
     """Returns the chosen templates by name."""
     from circuits import patterns
@@ -172,14 +172,18 @@ def chosen_templates(
     return {name: known[name] for name in dict.fromkeys(names or declared)}
 
 
-def chosen_queries(subject: Subject | Planned, queries: str | tuple[int, ...] | None) -> Any:
+def chosen_queries(
+    subject: LoadedCheckpoint | PendingCheckpoint, queries: str | tuple[int, ...] | None
+) -> Any:
     """Returns the queries to score, as ``circuits`` takes them."""
     if queries != READ:
         return positions(subject, queries)
     return None if subject.task is None else list(subject.task.read_positions)
 
 
-def check_scored(planned: Planned, names: Sequence[str], queries: str | tuple[int, ...] | None) -> None:
+def check_scored(
+    planned: PendingCheckpoint, names: Sequence[str], queries: str | tuple[int, ...] | None
+) -> None:
     """Refuses templates and queries that a checkpoint's examples do not have.
 
     Raises:
@@ -187,10 +191,10 @@ def check_scored(planned: Planned, names: Sequence[str], queries: str | tuple[in
     """
     chosen_templates(planned, names)
     chosen_queries(planned, queries)
-    check_within(planned, "--queries", queries)
+    check_within(planned, "--positions", queries)
 
 
-def changed_examples(subject: Subject) -> dict[str, Any]:
+def changed_examples(subject: LoadedCheckpoint) -> dict[str, Any]:
     """Returns the named changes that the task declares: examples paired with the subject's, one thing changed."""
     declare = getattr(subject.task, "attention_moves", None)
     if declare is None or len(subject.tokens) < 2:
@@ -198,7 +202,9 @@ def changed_examples(subject: Subject) -> dict[str, Any]:
     return dict(declare(subject.batch, subject.seed))
 
 
-def measure_relocations(subject: Subject, queries: str | tuple[int, ...] | None) -> dict[str, Following]:
+def measure_relocations(
+    subject: LoadedCheckpoint, queries: str | tuple[int, ...] | None
+) -> dict[str, Following]:
     """Measures whether attention follows the things that the task moves; a mask of queries is that before the move."""
     from circuits import patterns
 

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from circuits.model.heads import Head, HeadSpec, parse_heads
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import (
     EACH,
     EACH_LAYER,
-    MODES,
     called,
     check_choice,
     check_groups,
-    check_heads,
     check_keys,
     check_queries,
-    heads_of,
+    united,
 )
-from interp_tasks.measurement.subjects import Planned, Subject
+from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
 
 if TYPE_CHECKING:
-    from circuits import Head, Intervention
-    from circuits.model.heads import HeadSpec
+    from circuits import Intervention
 
-
+#: Mode -> its edit of some heads: called with ``circuits.ablate``, the heads, the edit, the positions and the subject.
+ABLATIONS: dict[str, Callable[[Any, tuple[Head, ...], HeadEdit, Any, LoadedCheckpoint], Intervention]] = {
+    "uniform": lambda ablate, heads, edit, at, subject: ablate.uniform(heads, keys=edit.keys, queries=at),
+    "mean_pattern": lambda ablate, heads, edit, at, subject: ablate.mean_pattern(
+        heads, reference=subject.tokens, queries=at
+    ),
+    "edited_mean_pattern": lambda ablate, heads, edit, at, subject: ablate.mean_pattern(
+        heads, subject.tokens, of="edited", queries=at
+    ),
+    "zero": lambda ablate, heads, edit, at, subject: ablate.zero(heads, queries=at),
+    "mean": lambda ablate, heads, edit, at, subject: ablate.mean(heads, reference=subject.tokens, queries=at),
+    "resample": lambda ablate, heads, edit, at, subject: ablate.resample(
+        heads, subject.tokens, subject.seed, queries=at
+    ),
+}
 HEADS_HELP = "all, each (a row per head), each-layer, or heads such as 0.1+2.3-5. Repeat for rows."
 #: Choices that need a model to say which heads they are.
 WORDS = ("all", EACH, EACH_LAYER)
 #: Options of the experiments that edit heads.
-MODE = typer.Option("--mode", help=", ".join(MODES) + ".")
+MODE = typer.Option("--mode", help=", ".join(ABLATIONS) + ".")
 KEYS = typer.Option("--keys", metavar="0,1", help="With uniform: attend to these positions only.")
 QUERIES = typer.Option(
-    "--queries",
-    "--positions",
-    metavar="WHERE",
-    help="Edit at: all, hidden, observed, or positions such as 0,3.",
+    "--positions", metavar="WHERE", help="Edit at: all, hidden, observed, or positions such as 0,3."
 )
 
 
@@ -66,7 +76,8 @@ class HeadEdit:
         Raises:
             UserError: in one line.
         """
-        return cls(check_choice("--mode", mode, MODES), check_keys(keys, mode), check_queries(queries))
+        mode = check_choice("--mode", mode, tuple(ABLATIONS))
+        return cls(mode, check_keys(keys, mode), check_queries(queries))
 
     @property
     def name(self) -> str:
@@ -87,9 +98,9 @@ class HeadEdit:
     @property
     def positions(self) -> dict[str, str | tuple[int, ...] | None]:
         """Returns the positions of each option that names some."""
-        return {"--queries": self.queries, "--keys": self.keys}
+        return {"--positions": self.queries, "--keys": self.keys}
 
-    def check(self, planned: Planned) -> None:
+    def check(self, planned: PendingCheckpoint) -> None:
         """Refuses positions that a checkpoint's examples do not have.
 
         Raises:
@@ -99,25 +110,12 @@ class HeadEdit:
         for option, given in self.positions.items():
             check_within(planned, option, given)
 
-    def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
+    def on(self, subject: LoadedCheckpoint, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
         """Returns the edit of each choice of heads, by its label."""
         from circuits import ablate
 
-        query_positions = positions(subject, self.queries)
-        tokens = subject.tokens
-        make = {
-            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=query_positions),
-            "mean_pattern": lambda heads: ablate.mean_pattern(
-                heads, reference=tokens, queries=query_positions
-            ),
-            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
-                heads, tokens, of="edited", queries=query_positions
-            ),
-            "zero": lambda heads: ablate.zero(heads, queries=query_positions),
-            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=query_positions),
-            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=query_positions),
-        }[self.mode]
-        return {label: make(heads) for label, heads in chosen.items()}
+        make, at = ABLATIONS[self.mode], positions(subject, self.queries)
+        return {label: make(ablate, heads, self, at, subject) for label, heads in chosen.items()}
 
 
 @dataclass(frozen=True)
@@ -126,50 +124,53 @@ class HeadChoice:
 
     Attributes:
         text: what was written; its ``str``.
-        label: of the row; ``all``, ``each`` and ``each-layer`` stand for heads that only a model says.
-        heads: (layer, head); empty for those words.
+        label: of the row.
+        spec: as ``circuits`` takes it; ``None`` for ``each`` and ``each-layer``, which are several rows.
     """
 
     text: str
     label: str
-    heads: tuple[tuple[int, int], ...] = ()
+    spec: HeadSpec | None
 
     def __str__(self) -> str:
         return self.text
 
-    def spec(self) -> HeadSpec:
-        """Returns the choice as ``circuits`` takes it: ``all``, or heads."""
-        from circuits import Head
-        from circuits.model.heads import HeadSpec
-
-        given = None if self.label == "all" else tuple(Head(*one) for one in self.heads)
-        return HeadSpec(repr(self.text), given)
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads that are named; none where only a model says which there are."""
+        given = () if self.spec is None else self.spec.heads or ()
+        return tuple(head for head in given if isinstance(head, Head))
 
     def resolve(self, sizes: Any) -> tuple[Head, ...]:
         """Returns the heads in a model of these sizes; ``circuits`` refuses those that there are not."""
-        from circuits import Head
-
-        return tuple(head for head in self.spec().resolve(sizes) if isinstance(head, Head))
+        assert self.spec is not None
+        return tuple(head for head in self.spec.resolve(sizes) if isinstance(head, Head))
 
     @classmethod
     def read(cls, spec: Any, option: str = "--heads", words: Sequence[str] = WORDS) -> HeadChoice:
         """Reads a spec, or a list of (layer, head).
 
         Raises:
-            UserError: in one line.
+            UserError, CircuitsError: in one line.
         """
-        if not isinstance(spec, str):
-            given = pairs(spec)
-            return cls(str(given), "+".join(f"{layer}.{head}" for layer, head in given), tuple(given))
-        text = check_heads(spec, option, words)
-        return cls(text, text, () if text in WORDS else tuple(heads_of(text, option)))
+        if isinstance(spec, str) and (word := re.sub(r"\s+", "", spec).lower()) in words:
+            return cls(word, word, parse_heads(word) if word == "all" else None)
+        parsed = parse_heads(spec)
+        given = parsed.heads or ()
+        if not given or not all(isinstance(head, Head) for head in given):
+            raise UserError(f"{option} {spec!r}: write {', '.join(words)}, or heads such as 0.1 (layer.head)")
+        text = "+".join(united(spec)) if isinstance(spec, str) else "+".join(map(str, given))
+        written = (
+            text if isinstance(spec, str) else str([tuple(head) for head in given if isinstance(head, Head)])
+        )
+        return cls(written, text, HeadSpec(repr(written), given))
 
 
 def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
     """Parses head specs, one row each.
 
     Raises:
-        UserError: in one line.
+        UserError, CircuitsError: in one line.
     """
     specs = [heads] if isinstance(heads, str) or is_pairs(heads) else list(heads)
     if not specs:
@@ -177,25 +178,12 @@ def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
     return [HeadChoice.read(spec) for spec in specs]
 
 
-def pairs(spec: Any) -> list[tuple[int, int]]:
-    """Returns one choice of heads, ``[(0, 1), (0, 2)]``; lists, as in files, become tuples.
-
-    Raises:
-        UserError: in one line.
-    """
-    if not isinstance(spec, (list, tuple)) or not is_pairs(spec):
-        raise UserError(
-            f"heads: {spec!r} is no choice of heads: write 0.1 (layer.head) or a list of (layer, head)"
-        )
-    return [(int(layer), int(head)) for layer, head in spec]
-
-
 def is_pairs(heads: Any) -> bool:
     """Returns whether a list is one choice of heads, ``[(0, 1), (0, 2)]``, rather than a list of specs."""
     return bool(heads) and all(
         isinstance(head, (list, tuple))
         and len(head) == 2
-        and all(isinstance(part, Integral) and not isinstance(part, bool) for part in head)
+        and all(isinstance(part, Integral) for part in head)
         for head in heads
     )
 
@@ -219,21 +207,17 @@ def choices(specs: Sequence[HeadChoice], sizes: Any, layer: int | None = None) -
             chosen |= {str(head): (head,) for head in every}
         elif spec.label == EACH_LAYER:
             chosen |= by_layer(every)
-        elif spec.label == "all":
-            chosen[spec.label] = tuple(every)
         else:
-            chosen[spec.label] = spec.resolve(sizes)
+            chosen[spec.label] = tuple(every) if spec.label == "all" else spec.resolve(sizes)
     return chosen
 
 
 def every_head(sizes: Any) -> list[Head]:
     """Returns all heads of a model of these sizes."""
-    from circuits import Head
-
     return [Head(layer, head) for layer in range(sizes.n_layers) for head in range(sizes.n_heads)]
 
 
-def check_within(planned: Planned, option: str, given: Any) -> None:
+def check_within(planned: PendingCheckpoint, option: str, given: Any) -> None:
     """Refuses positions beyond a checkpoint's examples.
 
     Raises:
@@ -260,7 +244,7 @@ def read_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, HeadChoi
     """Returns groups of heads by the names that a user gives them.
 
     Raises:
-        UserError: in one line.
+        UserError, CircuitsError: in one line.
     """
     return {name: HeadChoice.read(spec, "--group", ("all",)) for name, spec in check_groups(groups).items()}
 
@@ -271,7 +255,7 @@ def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
     return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 
 
-def positions(subject: Subject | Planned, queries: str | tuple[int, ...] | None) -> Any:
+def positions(subject: LoadedCheckpoint | PendingCheckpoint, queries: str | tuple[int, ...] | None) -> Any:
     """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
 
     ``observed`` is the complement of ``hidden``.
@@ -285,13 +269,13 @@ def positions(subject: Subject | Planned, queries: str | tuple[int, ...] | None)
     if queries not in masks:
         named = "".join(f"{key}, " for key in masks)
         raise UserError(
-            f"--queries {queries!r}: the examples of {subject.name} have no such mask; "
+            f"--positions {queries!r}: the examples of {subject.name} have no such mask; "
             f"write all, {named}or positions such as 0,3"
         )
     return masks[queries]
 
 
-def is_mask(mask: Any, subject: Subject | Planned) -> bool:
+def is_mask(mask: Any, subject: LoadedCheckpoint | PendingCheckpoint) -> bool:
     import torch
 
     return mask.dtype == torch.bool and mask.shape == subject.tokens.shape

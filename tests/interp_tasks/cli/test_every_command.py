@@ -9,9 +9,9 @@ import pytest
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints import load
-from interp_tasks.cli import main, result_command
-from interp_tasks.cli.app import program
-from interp_tasks.cli.groups import every_command
+from interp_tasks.cli import main
+from interp_tasks.cli import options as cli_options
+from interp_tasks.cli.app import every_command, program
 from interp_tasks.cli.output import print_as
 
 MC, RUN = "zoo:matrix-completion-4x4@post", "zoo:matrix-completion-4x4"
@@ -122,8 +122,8 @@ def results(monkeypatch):
         kept.append((result, options[-1]))
         emit_result(result, *options)
 
-    emit_result = result_command.emit
-    monkeypatch.setattr(result_command, "emit", emit)
+    emit_result = cli_options.emit
+    monkeypatch.setattr(cli_options, "emit", emit)
     return kept
 
 

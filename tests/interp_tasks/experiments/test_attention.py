@@ -216,7 +216,7 @@ def test_chosen_templates_in_their_order(folders):
 def test_a_checkpoint_without_a_task(call, models, bare):
     folder, tokens = bare
     options = ["--ckpt", folder, "--tokens", tokens, "--quiet"]
-    code, out, _ = call("attention", *options, "--format", "json", "--queries", "8")
+    code, out, _ = call("attention", *options, "--format", "json", "--positions", "8")
     assert code == 0
     rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
     counted = [row for row in rows if row["variant"] == "all heads"]
@@ -256,10 +256,10 @@ def test_page_has_the_maps_of_every_checkpoint(call, task, models, folders, tmp_
 
 REFUSED = {
     "template": (["--template", "diagonal"], ["'diagonal'", "identity", "longest_column"]),
-    "queries": (["--queries", "visible"], ["'visible'", "hidden, observed"]),
+    "queries": (["--positions", "visible"], ["'visible'", "hidden, observed"]),
     "threshold": (["--threshold", "0"], ["--threshold 0", "above 0 and at most 1"]),
     "threshold above": (["--threshold", "1.5"], ["--threshold 1.5"]),
-    "position": (["--queries", "9"], ["no position 9", "0-8"]),
+    "position": (["--positions", "9"], ["no position 9", "0-8"]),
 }
 
 
@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_one_line(call, folders, name):
     assert len(err.strip().splitlines()) == 1
     for word in words:
         assert word in err
-    argument = {"--template": "templates", "--queries": "queries", "--threshold": "threshold"}[options[0]]
+    argument = {"--template": "templates", "--positions": "queries", "--threshold": "threshold"}[options[0]]
     value = float(options[1]) if argument == "threshold" else options[1]
     with pytest.raises((UserError, CircuitsError)):
         attention(folders[0], samples=8, **{argument: value})

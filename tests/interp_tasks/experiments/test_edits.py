@@ -14,23 +14,12 @@ import torch
 import tasks
 from circuits import CircuitsError, ablate, run
 from circuits.interventions.replacements import derangement
-from circuits.model.sites import KINDS
 from circuits.statistics import holm
-from circuits.transplant import COMPONENTS as CIRCUITS_COMPONENTS
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, ablation, heads, lens, patch, permute, transplant
 from interp_tasks.measurement import options
-from interp_tasks.measurement.options import (
-    COMPONENTS,
-    HEAD_SITES,
-    LAYER_SITES,
-    SITES,
-    check_components,
-    check_groups,
-    check_layers,
-    check_site,
-)
+from interp_tasks.measurement.options import check_components, check_groups, check_layers
 from tasks import Batch
 
 N, SEED = 24, 3
@@ -359,16 +348,11 @@ def test_a_metric_that_no_row_has_is_refused_in_words_of_python(folders):
     assert str(refused.value).startswith(said)
 
 
-def test_the_specifications_say_what_circuits_says():
-    assert set(COMPONENTS) == set(CIRCUITS_COMPONENTS)
-    assert set(SITES) == set(KINDS)
-    assert set(HEAD_SITES) == {name for name, kind in KINDS.items() if kind.head_axis is not None}
-    assert set(LAYER_SITES) == {name for name, kind in KINDS.items() if kind.per_layer}
+def test_specifications():
     assert check_components(" q, k+q") == "q+k"
     assert check_layers("1, 0+1") == (1, 0)
-    assert check_site(" resid_pre.1") == "resid_pre.1"
-    assert check_groups(["a b=0.1, 1.0"]) == {"a b": "0.1+1.0"}
-    for group in ("all=0.1", "layer 1=0.1", "0.1=0.2", "=0.1", "a", "a=", "a=x"):
+    assert check_groups(["a b=0.1, 1.0"]) == {"a b": "0.1, 1.0"}
+    for group in ("all=0.1", "layer 1=0.1", "0.1=0.2", "=0.1", "a", "a="):
         with pytest.raises(UserError, match="--group"):
             check_groups([group])
     with pytest.raises(UserError, match="already"):
@@ -390,8 +374,8 @@ def test_bad_requests_are_refused_in_one_line(task, models, folders, tmp_path):
         (patch, {"source": "negativ"}, "declares negated"),
         (patch, {"source": other}, "n_layers is 1, not 2"),
         (patch, {"source": "resample", "samples": 1}, "at least 2 examples"),
-        (patch, {"source": "resample", "site": "zz"}, "write one of embed"),
-        (patch, {"source": "resample", "site": "embed.1"}, "belongs to no layer"),
+        (patch, {"source": "resample", "site": "zz"}, "no site 'zz'; closest"),
+        (patch, {"source": "resample", "site": "embed.1"}, "has no layer 1"),
         (patch, {"source": "resample", "site": []}, "nothing to patch"),
         (patch, {"source": "resample", "site": "resid_pre", "heads": "all"}, "has no heads"),
         (patch, {"source": "resample", "site": "z.2"}, "layers 0-1"),

@@ -7,7 +7,7 @@ import pytest
 
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.measurement.options import MODES
+from interp_tasks.measurement.heads.edits import ABLATIONS
 
 MODULAR = {"loss", "accuracy"}
 #: Shipped run -> (metrics, layers, what its task declares to patch from).
@@ -28,7 +28,7 @@ def commands(run: str) -> dict[str, tuple[list[str], int, bool]]:
     _, layers, declared = RUNS[run]
     parts = 2 + layers * (HEADS + 2)  # embeddings; heads, their bias and the MLP of each layer
     return {
-        **{f"ablation {mode}": (["ablation", "--mode", mode], 1, False) for mode in MODES},
+        **{f"ablation {mode}": (["ablation", "--mode", mode], 1, False) for mode in ABLATIONS},
         "heads": (["heads", "--group", "pair=0.0-1"], layers * HEADS + layers + 1 + 1, False),
         "transplant": (
             ["transplant", "--source", f"{run}@pre", "--components", "qkv", "--components", "mlp+embed"],

@@ -295,7 +295,7 @@ def test_commas_make_no_list_of_other_keys():
 
 @pytest.mark.parametrize("task", ["miiii", "modular-multiplication", "modular-addition", "matrix-completion"])
 def test_set_takes_what_the_listing_of_presets_shows(task):
-    from interp_tasks.cli.rows import plain
+    from interp_tasks.cli.tables import plain
 
     for preset, sections in presets_of(task).items():
         shown = {

@@ -1,4 +1,4 @@
-"""``interp-run`` where something is wrong: options that contradict, streams that fail, folders that are not empty."""
+"""``interp-run`` and the system around it: streams, encodings, terminals, files, disks, locks."""
 
 import contextlib
 import errno
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import termios
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -24,26 +23,21 @@ import pytest
 from circuits import CircuitsError
 from interp_tasks import disk
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.checkpoints.run_files import METRICS_FILE, log_file, read_log, write_log
 from interp_tasks.cli import main
-from interp_tasks.cli.app import program
+from interp_tasks.cli.app import every_command, program
 from interp_tasks.cli.failures import exit_code_of
-from interp_tasks.cli.groups import every_command
 from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS, STDOUT
 from interp_tasks.cli.tables import title
 from interp_tasks.disk import lock_folder
-from interp_tasks.errors import UserError
-from interp_tasks.experiments import ablation
-from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.texts import LONGEST, QUOTED
+from interp_tasks.texts import LONGEST
 
 ZOO = "zoo:matrix-completion-4x4"
 SMALL = ["--samples", "6", "--quiet"]
-COMMANDS = {" ".join(path): made for path, made in every_command(program())}
 FILES = [f"ablation.{suffix}" for suffix in ("config.json", "csv", "json", "parquet")]
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 EVIL = "r\x1b[31m\x9b1m\u202eun"
 RUN = "import sys; from interp_tasks.cli import main; sys.exit(main())"
+COMMANDS = {" ".join(path): made for path, made in every_command(program())}
 
 
 def refused(outcome):
@@ -53,120 +47,6 @@ def refused(outcome):
     assert err.startswith("interp-run: ")
     assert err.count("\n") == 1
     return err
-
-
-def options(command):
-    """Its options, and values that stand for its arguments."""
-    found = [option for option in COMMANDS[command].params if option.param_type_name == "option"]
-    given = ["matrix-completion" for argument in COMMANDS[command].params if argument not in found]
-    return [option for option in found if option.name != "help"], given
-
-
-def required(command):
-    """Values for the options that it cannot do without."""
-    return [
-        word
-        for option in COMMANDS[command].params
-        if option.required
-        for word in (option.opts[0], ZOO)
-        if option.param_type_name == "option"
-    ]
-
-
-# ---- Options
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_single_value_is_given_once(call, command):
-    """Of every command, every option that takes one value; nothing after the options is reached."""
-    found, given = options(command)
-    for option in found:
-        if option.multiple or option.is_flag:
-            continue
-        line = refused(call(*command.split(), *given, option.opts[0], "3", option.opts[-1], "3"))
-        assert f"{option.opts[0]} " in line
-        assert "2 times" in line
-        assert f"{command} --help" in line
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_value_is_empty(call, command):
-    found, given = options(command)
-    for option in found:
-        if not option.is_flag:
-            assert f"{option.opts[0]} " in (
-                line := refused(call(*command.split(), *given, option.opts[0], " "))
-            )
-            assert "empty" in line
-
-
-def test_both_names_of_an_option_are_one_option(call):
-    line = refused(call("ablation", "--ckpt", f"{ZOO}@post", "--queries", "0", "--positions", "0"))
-    assert "--queries (also called --positions) was given 2 times" in line
-
-
-def test_flags_and_lists_may_repeat(call):
-    assert call("tasks", "--quiet", "--quiet")[0] == 0
-    code, out, _ = call(
-        "ablation", "--ckpt", f"{ZOO}@post", "--heads", "0.0", "--heads", "0.1", *SMALL, "--quiet"
-    )
-    assert code == 0
-    assert "0.1" in out
-
-
-def test_help_wins_over_what_is_wrong_with_the_rest(call):
-    code, out, _ = call("ablation", "--mode", "zero", "--mode", "mean", "--help")
-    assert code == 0
-    assert "Usage" in out
-
-
-IGNORED = {
-    "split of tokens": ["ablation", "--ckpt", ZOO, "--tokens", "tokens.npy", "--split", "train"],
-    "layers of no layer": [
-        *("transplant", "--ckpt", ZOO, "--source", f"{ZOO}@pre", "--components", "embed+ln_final"),
-        *("--layers", "0"),
-    ],
-    "keys without uniform": ["heads", "--ckpt", ZOO, "--mode", "zero", "--keys", "0"],
-    "second cpu": ["lens", "--ckpt", ZOO, "--device", "cpu:1"],
-    "too many examples": ["ablation", "--ckpt", ZOO, "--samples", str(10**30)],
-    "too many examples of a demo": ["demo", "--samples", str(2**62)],
-    "too many draws": ["permute", "--ckpt", ZOO, "--draws", str(10**30)],
-    "too many runs": ["train", "matrix-completion", "--seeds", "0:99999999999"],
-    "too large a batch": [
-        *("train", "matrix-completion", "--set", f"train.batch_size={10**12}", "--set", "train.steps=0"),
-    ],
-    "no text": ["ablation", "--ckpt", "run\udcff"],
-}
-SAYS = {
-    "split of tokens": "--split",
-    "layers of no layer": "belongs to no layer",
-    "second cpu": "cpu, cuda",
-    "too many examples": "--samples 1000",
-    "too many draws": "--draws 1000",
-    "too many runs": "99999999999 in all",
-    "too large a batch": "train.batch_size: input should be less than or equal to 1000000000",
-    "no text": "'run\\udcff': a name that is no text",
-}
-
-
-@pytest.mark.parametrize("case", IGNORED)
-def test_nothing_is_ignored_in_silence(call, case, tmp_path):
-    numpy.save(tmp_path / "tokens.npy", numpy.zeros((2, 16), int))
-    line = refused(call(*IGNORED[case]))
-    assert SAYS.get(case, "") in line
-
-
-def test_a_split_of_tokens_is_refused_in_python_too():
-    with pytest.raises(UserError, match="--split"):
-        ablation(f"{ZOO}@post", tokens=numpy.zeros((2, 16), int), split="train")
-
-
-def test_components_of_layers_keep_their_layers(call):
-    code, _, err = call(
-        *("transplant", "--ckpt", f"{ZOO}@post", "--source", f"{ZOO}@pre", "--layers", "0"),
-        *("--components", "embed+qkv", "--components", "ln", *SMALL),
-    )
-    assert (code, err) == (0, "")
 
 
 TOKENS = {
@@ -188,17 +68,6 @@ def test_tokens_that_cannot_be(call, tmp_path, kind):
     made, said = TOKENS[kind]
     numpy.save(tmp_path / "tokens.npy", made(), allow_pickle=True)
     assert said in refused(call("ablation", "--ckpt", ZOO, "--tokens", "tokens.npy", "--quiet"))
-
-
-@pytest.mark.parametrize("content", [b"", b"text", b"\x93NUMPY\x01\x00"])
-def test_tokens_that_are_no_array(call, tmp_path, content):
-    (tmp_path / "tokens.npy").write_bytes(content)
-    assert "tokens.npy is not" in refused(call("ablation", "--ckpt", ZOO, "--tokens", "tokens.npy"))
-
-
-def test_what_a_terminal_would_obey_is_shown_not_sent(call):
-    assert "\x1b" not in refused(call("runs", "checkpoints", "--ckpt", "r\x1b[31mun"))
-    assert "\\x1b[31m" in refused(call("tasks", "--import", "r\x1b[31m.py"))
 
 
 def copied(tmp_path, name):
@@ -226,27 +95,9 @@ def test_no_name_reaches_a_terminal_as_it_obeys_it(call, tmp_path, command, form
         assert r"\x1b[31m" in out.replace("\n", "")
 
 
-def test_no_metric_reaches_a_terminal_as_it_obeys_it(call, tmp_path):
-    run = tmp_path / copied(tmp_path, "run")
-    log = read_log(log_file(run, METRICS_FILE), "the log").decode()
-    write_log(run, METRICS_FILE, log.replace("mse_all", r"mse\u001b[31m\u202eall"))
-    for format in ("table", "json", "csv"):
-        assert not OBEYED.search(call("runs", "curve", "--ckpt", "run", "--format", format, "--quiet")[1])
-    line = refused(call("runs", "drops", "--ckpt", "run", "--metric", "x"))
-    assert r"it has mse\x1b[31m\u202eall, mse_masked" in line
-
-
-def test_notes_and_lines_of_training_are_shown_not_sent(call):
-    tiny = [part for one in (*TINY, *SCHEDULE) for part in ("--set", one)]
-    for _ in range(2):
-        code, out, err = call("train", "matrix-completion", *tiny, "--out", EVIL)
-        assert code == 0
-        assert r"r\x1b[31m\x9b1m\u202eun@last" in out
-        assert not OBEYED.search(out + err)
-    assert "went on from step 4" in err
-
-
-# ---- Files that are none, numbers that are none
+def test_what_a_terminal_would_obey_is_shown_not_sent(call):
+    assert "\x1b" not in refused(call("runs", "checkpoints", "--ckpt", "r\x1b[31mun"))
+    assert "\\x1b[31m" in refused(call("tasks", "--import", "r\x1b[31m.py"))
 
 
 def files_of(command):
@@ -256,6 +107,17 @@ def files_of(command):
         each
         for each in COMMANDS[command].params
         if re.search(r"\.(toml|npy|py)\b", str(each.metavar)) and each.name != "help"
+    ]
+
+
+def required(command):
+    """Values for the options that it cannot do without."""
+    return [
+        word
+        for option in COMMANDS[command].params
+        if option.required
+        for word in (option.opts[0], ZOO)
+        if option.param_type_name == "option"
     ]
 
 
@@ -277,78 +139,10 @@ def test_what_may_never_end_is_not_read(call, tmp_path, command):
             ), line
 
 
-def test_a_text_without_end_is_not_read(call, tmp_path):
-    for name in ("grid.toml", "space.toml"):
-        with open(tmp_path / name, "wb") as file:
-            file.truncate(1 << 40)
-    for arguments in (
-        ["grid", "grid.toml"],
-        ["runs", "search", "modular-addition", "--space", "./space.toml"],
-    ):
-        assert "is longer than 4 MiB" in refused(call(*arguments))
-
-
-DIGITS = "9" * 5000
-BEYOND = {
-    "set": (["train", "matrix-completion", "--set", f"train.steps={DIGITS}"], "below 2^63"),
-    "set of a list": (
-        ["train", "matrix-completion", "--set", f"train.checkpoint_at=1,{DIGITS}"],
-        "below 2^63",
-    ),
-    "set of a task": (["tasks", "data", "modular-addition", "--set", f"p={DIGITS}"], "below 2^63"),
-    "vary": (["runs", "search", "modular-addition", "--vary", f"train.steps=1,{DIGITS}"], "below 2^63"),
-    "range": (["runs", "search", "modular-addition", "--vary", f"train.steps=1:{DIGITS}"], "below 2^63"),
-    "grid": (["grid", "digits.toml"], "digits.toml is not TOML"),
-    "space": (["runs", "search", "modular-addition", "--space", "digits.toml"], "digits.toml is not TOML"),
-    "20 digits": (["grid", "large.toml"], "below 2^63"),
-    "shuffles": (["probe", "--ckpt", ZOO, "--shuffles", "9" * 30], "at most 100000"),
-    "folds": (["probe", "--ckpt", ZOO, "--folds", "9" * 30], "at most 100000"),
-    "width": (["tasks", "cost", "modular-addition", "--set", f"model.d_model=1{'0' * 200}"], "below 2^63"),
-    "width that fits": (
-        ["tasks", "cost", "modular-addition", "--set", "model.d_model=1000000000000"],
-        "at most 1,000,000",
-    ),
-    "layers": (
-        ["tasks", "cost", "modular-addition", "--set", "model.n_layers=1000000000"],
-        "at most 1,000,000",
-    ),
-    "host": (["grid", "good.toml", "--executor", "dask://[::1"], "dask://HOST:PORT"),
-    "port": (["grid", "good.toml", "--executor", "dask://[::1]:99999"], "dask://HOST:PORT"),
-    "seed twice": (["train", "modular-addition", "--seeds", "1,1"], "given twice"),
-    "seed of a grid twice": (["grid", "twice.toml"], "given twice"),
-    "step before the first": (
-        ["train", "modular-addition", "--set", "train.checkpoint_at=[5,-1]"],
-        "train.checkpoint_at.1: input should be greater than or equal to 0, got -1",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BEYOND)
-def test_numbers_that_no_setting_takes(call, tmp_path, case):
-    good = '[train]\ntask = "modular-addition"\n'
-    (tmp_path / "good.toml").write_text(good)
-    (tmp_path / "twice.toml").write_text(good + 'seeds = "1,1"\n')
-    (tmp_path / "digits.toml").write_text(f"a = {DIGITS}\n")
-    (tmp_path / "large.toml").write_text(f"{good}set = {{ 'train.steps' = {2**63} }}\n")
-    before = sorted(tmp_path.iterdir())
-    arguments, said = BEYOND[case]
-    line = refused(call(*arguments))
-    assert said in line
-    assert len(line) <= LONGEST + len("interp-run: \n")
-    assert "9" * (QUOTED + 1) not in line
-    assert sorted(tmp_path.iterdir()) == before
-
-
 @pytest.mark.parametrize("exit", ["sys.exit()", "sys.exit(0)", "sys.exit('bye')", "raise SystemExit(3)"])
 def test_a_file_that_exits_is_refused(call, tmp_path, exit):
     (tmp_path / "mine.py").write_text(f"import sys\n{exit}\n")
     assert "--import mine.py, line 2: SystemExit" in refused(call("tasks", "--import", "mine.py"))
-
-
-@pytest.mark.parametrize("failure", ["GeneratorExit", "BaseException('x')"])
-def test_a_file_that_fails_with_what_is_no_exception_is_refused(call, tmp_path, failure):
-    (tmp_path / "mine.py").write_text(f"\nraise {failure}\n")
-    assert f"--import mine.py, line 2: {failure[:13]}" in refused(call("tasks", "--import", "mine.py"))
 
 
 def test_a_task_that_exits_is_refused(call, tmp_path):
@@ -456,9 +250,6 @@ def test_an_os_error_of_a_programs_own_is_not_dressed_up():
         exit_code_of(broken, debug=False)
 
 
-# ---- Files
-
-
 def ablate(call, *arguments, seed=0):
     return call("ablation", "--ckpt", f"{ZOO}@post", *SMALL, "--seed", seed, *arguments)
 
@@ -483,14 +274,6 @@ def test_a_page_that_is_not_ours_stays(call, tmp_path):
     assert ablate(call, "--out", "out")[0] == 0
     assert names("out") == sorted([*FILES, "ablation.html"])
     assert (tmp_path / "out" / "ablation.html").read_text() == "<html>my notes</html>"
-
-
-def test_a_pipe_in_the_place_of_an_earlier_page_is_left_alone(call, tmp_path):
-    (tmp_path / "out").mkdir()
-    for name in ("ablation.html", "ablation.png"):
-        os.mkfifo(tmp_path / "out" / name)
-    assert ablate(call, "--out", "out")[0] == 0
-    assert names("out") == sorted([*FILES, "ablation.html", "ablation.png"])
 
 
 def test_a_page_alone_is_not_put_beside_files_of_another_result(call):
@@ -540,29 +323,6 @@ def test_a_failing_page_leaves_the_table_too(call, monkeypatch):
     assert len(json.loads(out)) == 3
     assert names(".") == []
 
-
-def test_targets_are_checked_before_anything_slow(call, tmp_path, monkeypatch):
-    def measured(*arguments, **options):
-        raise AssertionError("the slow work has begun")
-
-    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=measured))
-    (tmp_path / "file").write_text("text")
-    (tmp_path / "out" / "ablation.csv").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("nowhere")
-    for out, said in [
-        ("file", "is a file, not a folder"),
-        ("file/below", "is a file, not a folder"),
-        ("out", "out/ablation.csv: it is a folder"),
-        ("link", "a link to nothing"),
-        ("/dev/full", "is a file, not a folder"),
-    ]:
-        assert said in refused(ablate(call, "--out", out))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "no permission" in refused(ablate(call, "--out", "new"))
-    assert "no permission" in refused(ablate(call, "--plot"))
-
-
-# ---- Streams
 
 SAID = {
     "help": ["--help"],
@@ -619,15 +379,6 @@ def test_a_stdout_that_fails(capsys, tmp_path, monkeypatch, case, kind):
     assert (code, capsys.readouterr().err) == FAILING[kind]
     if case == "train":
         assert (tmp_path / "run" / "checkpoints" / "00000000" / "meta.json").is_file()
-
-
-@pytest.mark.parametrize("kind", FAILING)
-def test_files_are_written_whatever_becomes_of_stdout(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)
-    with stdout_is(monkeypatch, kind):
-        main([*SAID["ablation"], "--out", "out"])
-    assert names(".") == ["out"]
-    assert names("out") == FILES
 
 
 @pytest.mark.parametrize("kind", FAILING)
@@ -753,8 +504,6 @@ def test_the_c_locale():
     assert err.count(b"\n") == 1
 
 
-# ---- Terminals
-
 COLOUR = re.compile(rb"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
 
@@ -824,113 +573,6 @@ def test_progress_of_training_shows_where_it_is(tmp_path):
     assert max(map(len, bars)) <= 80
 
 
-# ---- Experiments on runs, and on examples with little in them
-
-TINY = (
-    "task.n=3",
-    "task.rank=1",
-    "task.grid_step=0.1",
-    "task.grid_max=1.2",
-    "model.d_model=8",
-    "model.n_heads=2",
-)
-SCHEDULE = ("train.steps=4", "train.log_every=1", "train.eval_samples=9", "train.batch_size=4")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A run of 3×3 matrices; a test that changes it takes a copy."""
-    out = tmp_path_factory.mktemp("runs") / "tiny"
-    settings = [part for one in (*TINY, *SCHEDULE) for part in ("--set", one)]
-    assert main(["train", "matrix-completion", *settings, "--out", str(out), "--quiet"]) == 0
-    return out
-
-
-MANGLED = {
-    "steps twice": ("metrics.jsonl", lambda text: text + text, "no later step"),
-    "metrics that are a list": (
-        "metrics.jsonl",
-        lambda text: '{"step": 0, "validation": [1]}\n',
-        "metrics that are not an object",
-    ),
-    "a section that is a number": (
-        "run.json",
-        lambda text: json.dumps({**json.loads(text), "config": {"task": {}, "train": 3}}),
-        "a section of its config is not an object",
-    ),
-    "no number of the metric": (
-        "metrics.jsonl",
-        lambda text: '{"step": 0, "validation": {"mse_masked": null, "mse_all": 1.0}}\n',
-        "logs no validation 'mse_masked': it has mse_all",
-    ),
-}
-
-
-@pytest.mark.parametrize("command", ["drops", "curve"])
-@pytest.mark.parametrize("case", MANGLED)
-def test_a_run_that_cannot_be_read(call, tiny, tmp_path, case, command):
-    file, change, said = MANGLED[case]
-    shutil.copytree(tiny, tmp_path / "run")
-    path = tmp_path / "run" / file
-    path.write_text(change(path.read_text()))
-    assert said in refused(call("runs", command, "--ckpt", "run", "--quiet"))
-
-
-ONE = {
-    "curve": lambda run: ["runs", "curve", "--ckpt", run],
-    "influence": lambda run: ["matrix", "influence", "--ckpt", f"{ZOO}@post"],
-    "order": lambda run: ["matrix", "order", "--ckpt", f"{run}@all", "--start", "first", "--kind", "metrics"],
-    "baseline": lambda run: ["matrix", "baseline", "--ckpt", f"{run}@last", "--variant", "p_mask 0.50"],
-    "algorithm": lambda run: ["matrix", "algorithm", "--ckpt", f"{run}@last"],
-    "copying": lambda run: ["matrix", "copying", "--ckpt", f"{run}@last"],
-}
-
-
-@pytest.mark.parametrize("command", ONE)
-def test_one_example_has_no_interval(call, tiny, command):
-    if command == "order":
-        pytest.importorskip("sklearn")
-    code, out, err = call(*ONE[command](tiny), "--samples", "1", "--quiet", "--format", "json")
-    assert (code, err) == (0, "")
-    rows = json.loads(out)
-    assert any(row["value"] is not None for row in rows)
-    for row in rows:
-        assert [row[f"{part}_ci_{end}"] for part in ("value", "effect") for end in ("low", "high")] == [
-            None
-        ] * 4
-
-
-@pytest.mark.parametrize("share", ["0", "1"])
-def test_influence_needs_something_to_change_and_something_to_read(call, tiny, share):
-    task = [part for one in (*TINY[:4], f"task.p_mask={share}") for part in ("--set", one)]
-    line = refused(
-        call("matrix", "influence", "--ckpt", f"{tiny}@last", "--task", "matrix-completion", *task)
-    )
-    assert "no example has both an entry to change and one to read" in line
-
-
-def test_a_number_above_the_largest_is_told_so(call):
-    for arguments in (("influence", "--shift"), ("embeddings", "--largest")):
-        assert "above 0 and below 1e9" in refused(
-            call("matrix", arguments[0], "--ckpt", ZOO, arguments[1], "1e300")
-        )
-
-
-def test_a_matrix_of_three_entries_has_no_map_of_positions(call, tmp_path):
-    settings = [part for one in ("task.m=1", *TINY, *SCHEDULE) for part in ("--set", one)]
-    assert call("train", "matrix-completion", *settings, "--out", "run", "--quiet")[0] == 0
-    code, out, err = call(
-        "matrix", "embeddings", "--ckpt", "run@last", "--quiet", "--format", "json", "--plot"
-    )
-    assert (code, err) == (0, "")
-    assert {row["variant"] for row in json.loads(out)} == {"tokens"}
-
-
-def test_runs_to_reproduce_from_are_a_folder(call, tmp_path):
-    (tmp_path / "file").write_text("text")
-    assert "--runs file is not a folder" in refused(call("reproduce", "matrix-completion", "--runs", "file"))
-
-
 def test_windows_is_refused_in_one_line():
     windows = "import sys; sys.platform = 'win32'; "
     told = "interp_tasks needs Linux or macOS: on Windows, install it in WSL"
@@ -963,9 +605,3 @@ def test_a_head_counts_the_most_examples_of_its_split():
         for split, n in (("grid", 113), ("grid", 12769), ("test", 99999))
     ]
     assert title(rows)[-1] == "12769 grid examples, seed 0"
-
-
-def test_draws_have_an_end(call):
-    assert "--draws 100001: at most 100000" in refused(
-        call("modular", "primes", "--ckpt", "zoo:miiii-113-small@post", "--draws", "100001")
-    )

@@ -1,4 +1,4 @@
-"""Checkpoints that lend weights or activations, of the architecture of those examined."""
+"""Checkpoints that are the source of weights or activations, of the architecture of those examined."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
-from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import References
+from interp_tasks.measurement.subjects import ResolvedRefs
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import Checkpoint
@@ -34,8 +33,8 @@ NOT_ARCHITECTURE = {
 
 
 @dataclass(frozen=True)
-class Donor:
-    """A checkpoint that lends weights or activations, with the name that the user gave it."""
+class SourceCheckpoint:
+    """A checkpoint that weights or activations come from, with the name that the user gave it."""
 
     label: str
     resolved: ResolvedCheckpoint
@@ -49,34 +48,34 @@ class Donor:
         return self.label if self.resolved.run_path is None else f"{self.label} (step {self.resolved.step})"
 
 
-def donor_of(source: str) -> Donor:
+def source_checkpoint(source: str) -> SourceCheckpoint:
     """Returns the one checkpoint that ``--source`` names, without loading it.
 
     Raises:
         UserError: where it names none or several.
     """
-    donors = resolve_source(source)
-    if len(donors) > 1:
+    found = resolve_source(source)
+    if len(found) > 1:
         raise UserError(
-            f"--source {source} names {len(donors)} checkpoints, from {donors[0].ref} to {donors[-1].ref}: name one"
+            f"--source {source} names {len(found)} checkpoints, from {found[0].ref} to {found[-1].ref}: name one"
         )
-    return Donor(source, donors[0])
+    return SourceCheckpoint(source, found[0])
 
 
-def donors_of(source: str | Sequence[str]) -> list[Donor]:
+def source_checkpoints(source: str | Sequence[str]) -> list[SourceCheckpoint]:
     """Returns all checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
 
     Raises:
         UserError: where it names none.
     """
     given = [source] if isinstance(source, str) else list(source)
-    donors: dict[Path, Donor] = {}
+    found: dict[Path, SourceCheckpoint] = {}
     for each in given or [""]:
         checkpoints = resolve_source(each)
         for checkpoint in checkpoints:
             label = each if len(checkpoints) == 1 else checkpoint.ref
-            donors.setdefault(checkpoint.path, Donor(label, checkpoint))
-    return list(donors.values())
+            found.setdefault(checkpoint.path, SourceCheckpoint(label, checkpoint))
+    return list(found.values())
 
 
 def resolve_source(source: str) -> list[ResolvedCheckpoint]:
@@ -85,17 +84,17 @@ def resolve_source(source: str) -> list[ResolvedCheckpoint]:
     return resolve(source)
 
 
-def check_architecture(donors: Sequence[Donor], refs: References) -> None:
-    """Refuses lenders that are not of the architecture of every REF."""
-    receivers = [(named.label, read_meta(named.resolved.path)["model"]) for named in refs.named]
-    for donor in donors:
-        donor_sizes = read_meta(donor.resolved.path)["model"]
+def check_architecture(sources: Sequence[SourceCheckpoint], refs: ResolvedRefs) -> None:
+    """Refuses sources that are not of the architecture of every REF."""
+    receivers = [(named.label, named.resolved.meta["model"]) for named in refs.named]
+    for one in sources:
+        source_sizes = one.resolved.meta["model"]
         for label, receiver_sizes in receivers:
-            for field in sorted({*receiver_sizes, *donor_sizes} - NOT_ARCHITECTURE):
-                if receiver_sizes.get(field) != donor_sizes.get(field):
+            for field in sorted({*receiver_sizes, *source_sizes} - NOT_ARCHITECTURE):
+                if receiver_sizes.get(field) != source_sizes.get(field):
                     raise UserError(
-                        f"--source {donor.label} is of another architecture than {label}: its {field} is "
-                        f"{shown(donor_sizes, field)}, not {shown(receiver_sizes, field)}"
+                        f"--source {one.label} is of another architecture than {label}: its {field} is "
+                        f"{shown(source_sizes, field)}, not {shown(receiver_sizes, field)}"
                     )
 
 

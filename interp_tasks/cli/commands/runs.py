@@ -1,0 +1,98 @@
+"""``interp-run runs checkpoints`` and ``runs report``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from interp_tasks.checkpoints import describe_run, resolve
+from interp_tasks.cli.command import CommonOptions
+from interp_tasks.cli.options import RUNS, ExampleOptions, PrintingOptions
+from interp_tasks.cli.output import FORMATS, write_and_show
+from interp_tasks.cli.progress import progress_line
+from interp_tasks.cli.streams import write_line
+from interp_tasks.cli.tables import print_rows
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.run_logs import check_run_name
+from interp_tasks.pages import check_writable_file
+
+
+def checkpoints(
+    ckpt: RUNS,
+    common: CommonOptions,
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table",
+) -> None:
+    """List the checkpoints of a run, and where its drop lies."""
+    check_choice("--format", format, FORMATS)
+    for run in ckpt:
+        check_run_name(run)
+    stored = [each for run in ckpt for each in resolve(f"{run}@all")]
+    runs = {each.run_name: each.run_path for each in stored if each.run_path is not None}
+    rows = [
+        {"run": name, "ref": f"{name}@{row['step']}", **row}
+        for name, path in runs.items()
+        for row in describe_run(path)
+    ]
+    if format != "table":
+        print_rows([{**row, "metrics": row["metrics"] or {}} for row in rows], format, [])
+        return
+    for place, name in enumerate(runs):
+        if place:
+            write_line("")
+        of_run = [row for row in rows if row["run"] == name]
+        metrics = [whole(row["metrics"] or {}) for row in of_run]
+        names = list(dict.fromkeys(metric for each in metrics for metric in each))
+        listed = [
+            {**dict.fromkeys(names), **each, "checkpoint": f"@{row['step']}", "marks": row["marks"]}
+            for row, each in zip(of_run, metrics, strict=True)
+        ]
+        print_rows(listed, "table", ["checkpoint", "marks", *names], [str(name), str(of_run[0]["task"])])
+
+
+def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of all answers together: ``accuracy`` without ``accuracy_2``, ``accuracy_3`` and so on."""
+    return {name: value for name, value in metrics.items() if name.rpartition("_")[0] not in metrics}
+
+
+def report(
+    ckpt: Annotated[
+        str,
+        typer.Option(
+            "--ckpt",
+            metavar="RUN",
+            help="A run folder or zoo:NAME; RUN@0:20000:2000 and the like for some checkpoints.",
+        ),
+    ],
+    examples: ExampleOptions,
+    printing: PrintingOptions,
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="RUN", help="Another run, shown beside it.")
+    ] = None,
+    circuit: Annotated[
+        bool,
+        typer.Option("--circuit", help="Find the smallest faithful circuit at each checkpoint, too: slow."),
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
+) -> None:
+    """Show a run on one page: its training curve and drop, effects and attention of its heads at each checkpoint.
+
+    One file, which opens offline, with a slider over the checkpoints; prints the numbers at its top.
+    """
+    from interp_tasks.report import check_report, report
+
+    check_writable_file(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {out}: a report is a page: name a file that ends in .html")
+    printing.import_tasks()
+    check_report(ckpt, compare, examples.given(), circuit=circuit)
+    with progress_line(printing.quiet) as progress:
+        result = report(ckpt, compare, circuit=circuit, **examples.given(progress))
+        page = result.page()
+    rows = result.headlines()
+    write_and_show(
+        lambda: [page.write(out)], lambda: print_rows(rows, printing.format, list(rows[0])), printing.quiet
+    )

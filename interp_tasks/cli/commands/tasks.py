@@ -1,0 +1,93 @@
+"""``interp-run tasks list`` and ``tasks data``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from interp_tasks import experiments
+from interp_tasks.cli.options import PrintingOptions, ResultOptions
+from interp_tasks.cli.streams import write_line
+from interp_tasks.cli.tables import print_rows
+from interp_tasks.errors import UserError
+from interp_tasks.experiments._data.measure import MULTIPLES, SAMPLES, check_multiples
+from interp_tasks.measurement.options import check_choice, check_samples, check_seed
+from interp_tasks.measurement.subjects import SPLITS
+from interp_tasks.settings import check_task_name, task_config
+
+
+def list_tasks(printing: PrintingOptions) -> None:
+    """List the tasks there are, with their presets."""
+    from interp_tasks.training.config import presets_of
+    from tasks import catalog
+
+    printing.import_tasks()
+    rows: list[dict[str, Any]] = [
+        {
+            "task": name,
+            "preset": preset,
+            "settings": {
+                f"{section}.{key}": value
+                for section, values in sections.items()
+                for key, value in values.items()
+            },
+        }
+        for name in catalog.names()
+        for preset, sections in presets_of(name).items()
+    ]
+    if printing.format != "table":
+        print_rows(rows, printing.format, [])
+        return
+    for row in rows:
+        own = {key: value for key, value in row["settings"].items() if key.startswith("task.")}
+        row["of the task"] = {key.removeprefix("task."): value for key, value in own.items()}
+        row["steps"] = row["settings"].get("train.steps", "")
+    print_rows(rows, "table", ["task", "preset", "of the task", "steps"])
+    write_line("")
+    write_line("All settings of the presets, of models and training too: --format json.")
+
+
+def data(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task; interp-run tasks lists them.")],
+    output: ResultOptions,
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting of the task, as in task.p=11. Repeatable."),
+    ] = [],  # noqa: B006  (never changed)
+    multiples: Annotated[
+        str, typer.Option("--multiples", metavar="17,23", help="Multiples that the polar plot shows.")
+    ] = ",".join(map(str, MULTIPLES)),
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            "--samples", metavar="N", help="Examples, of a task that has no grid.", show_default=str(SAMPLES)
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the examples.")] = 0,
+    split: Annotated[
+        str, typer.Option("--split", help="train, validation or test: of the examples.")
+    ] = "test",
+) -> None:
+    """Look at a task's data: how many classes its answers have, and what guessing gets.
+
+    With --plot a page: numbers in polar coordinates, inputs and answers over the grid, the DFT matrix; of tasks whose
+    positions are a matrix some examples.
+    """
+    check_choice("--split", split, SPLITS)
+    check_samples(samples)
+    check_seed(seed)
+    try:
+        numbers = tuple(int(part) for part in multiples.split(","))
+    except ValueError:
+        raise UserError(f"--multiples {multiples}: write whole numbers, such as 17,23") from None
+    check_multiples(numbers)
+    output.check("data")
+    output.import_tasks()
+    check_task_name(task)
+    config = task_config(task, settings)
+    output.show(
+        lambda progress: experiments.data(
+            task, config, multiples=numbers, samples=samples, split=split, seed=seed
+        )
+    )

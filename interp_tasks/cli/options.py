@@ -1,0 +1,380 @@
+"""The options that commands share, and the commands of experiments: the options of their functions, and these."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import GenericAlias, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+from typer.models import OptionInfo
+
+from interp_tasks.checkpoints import read_run
+from interp_tasks.cli.command import CommonOptions, command_of
+from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, check_targets, emit
+from interp_tasks.cli.progress import progress_line
+from interp_tasks.devices import check_written_device
+from interp_tasks.files import check_file
+from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
+from interp_tasks.measurement.families import check_family
+from interp_tasks.measurement.options import check_choice, check_samples, check_seed, unknown
+from interp_tasks.measurement.run_logs import find_runs
+from interp_tasks.measurement.subjects import (
+    Examples,
+    Options,
+    Progress,
+    ResolvedRefs,
+    resolve_refs,
+    tasks_of,
+)
+from interp_tasks.settings import check_task_name, import_file, read_settings, task_config
+
+if TYPE_CHECKING:
+    from interp_tasks.experiments import Result
+    from interp_tasks.training.config import Resolved
+
+REF_HELP = (
+    "Checkpoint: RUN@4000, RUN@last, @all, @0:20000:2000 (end included), @pre, @onset, @end, @post, "
+    "zoo:NAME@..., or a checkpoint folder. Repeat for several."
+)
+RUNS_HELP = "A run: its folder, a quoted glob of some, or zoo:NAME. Repeat for several."
+RUNS = Annotated[list[str], typer.Option("--ckpt", metavar="RUN", help=RUNS_HELP)]
+#: Parameters of experiments that are no option: what they examine, and where they say how far they are.
+EXAMINED = ("refs", "runs", "progress")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintingOptions(CommonOptions):
+    """Where rows are printed, of tasks that a file of the user's may bring."""
+
+    import_path: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
+    ] = None
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+
+    def __post_init__(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        if self.import_path is not None:
+            check_file(self.import_path, "--import")
+
+    def import_tasks(self) -> None:
+        if self.import_path is not None:
+            import_file(self.import_path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions(PrintingOptions):
+    """Where a result goes."""
+
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write parquet, csv and json files there.")
+    ] = None
+    plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with a figure.")] = False
+    plot_format: Annotated[
+        str | None,
+        typer.Option(
+            "--plot-format", metavar="FORMAT", help="As --plot, as pictures: png or svg.", show_default="html"
+        ),
+    ] = None
+
+    @property
+    def plot_as(self) -> str | None:
+        """Returns one of ``PLOT_FORMATS``; ``None`` for no figure."""
+        return self.plot_format or ("html" if self.plot else None)
+
+    def check(self, name: str) -> None:
+        """Refuses, before slow work, files that could not be written after it."""
+        if self.plot_format is not None:
+            check_choice("--plot-format", self.plot_format, PLOT_FORMATS)
+        check_targets(name, self.out, self.plot_as)
+
+    def show(self, measure: Callable[[Progress | None], Result], metric: str | None = None) -> None:
+        """Measures, prints and writes the result."""
+        if self.plot_as in PICTURES:
+            # Pictures that nothing here can draw are refused before anything is measured.
+            from circuits.figures.export import check_exporter
+
+            check_exporter()
+        with progress_line(self.quiet) as progress:
+            result = measure(progress)
+        emit(result, self.format, self.out, self.plot_as, self.quiet, metric)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(CommonOptions):
+    """What is trained: a task's model, by a preset and what overrides it."""
+
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task; interp-run tasks lists them.")]
+    preset: Annotated[str, typer.Option("--preset", help="cpu, reference or paper.")] = "cpu"
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="As in train.steps=1000, task.n=5, model.d_model=64. Repeat."
+        ),
+    ] = field(default_factory=list)
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
+    import_path: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_written_device(self.device)
+        if self.import_path is not None:
+            check_file(self.import_path, "--import")
+        read_settings(self.settings)
+
+    def import_tasks(self) -> None:
+        if self.import_path is not None:
+            import_file(self.import_path)
+
+    def resolve(self) -> Resolved:
+        """Returns the whole configuration, once tasks of the user's own are known.
+
+        Raises:
+            UserError: for a task, a preset or a setting that there is not.
+        """
+        from interp_tasks.training.config import resolve_config
+
+        self.import_tasks()
+        return resolve_config(self.task, self.preset, read_settings(self.settings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnOptions:
+    """How many examples, by which seed, on which device."""
+
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")] = 0
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
+
+    def __post_init__(self) -> None:
+        check_samples(self.samples)
+        check_seed(self.seed)
+        check_written_device(self.device)
+
+    def given(self, progress: Progress | None = None) -> Options:
+        """Returns the options as an experiment's function takes them."""
+        return {"progress": progress, "samples": self.samples, "seed": self.seed, "device": self.device}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleOptions(DrawnOptions):
+    """Which examples of which task, or which tokens."""
+
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, validation or test.", show_default="test")
+    ] = None
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Task, for a checkpoint that names none.")
+    ] = None
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting of --task, as in task.n=4. Repeatable."),
+    ] = field(default_factory=list)
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
+    ] = None
+
+    def given(self, progress: Progress | None = None) -> Options:
+        """Returns the options as an experiment's function takes them, once tasks of the user's own are known."""
+        if self.task is not None:
+            check_task_name(self.task)
+        if self.tokens is not None:
+            check_file(self.tokens, "--tokens")
+        config = task_config(self.task, self.settings)
+        more: Options = {
+            "split": self.split,
+            "task": self.task,
+            "task_config": config,
+            "tokens": self.tokens,
+        }
+        return {**super().given(progress), **more}
+
+
+def experiment_command(path: str, experiment: Experiment) -> TyperCommand:
+    """Returns the command of an experiment; its options are the parameters of its function and the shared ones.
+
+    A parameter without ``typer.Option`` in its annotation is for Python alone.
+    """
+    parameters, converters = own_options(experiment.function)
+    signature = inspect.signature(experiment.function).parameters
+    of_runs = "runs" in signature
+    shares = any(each.kind is each.VAR_KEYWORD for each in signature.values())
+    if of_runs:
+        parameters.append(option("ckpt", RUNS))
+        call = runs_call(path, experiment, converters)
+    else:
+        parameters.append(ref_option(signature["refs"].default is not inspect.Parameter.empty))
+        if experiment.compares_metrics:
+            parameters.append(option("metric", METRIC, None))
+        call = checkpoints_call(path, experiment, converters)
+    if shares:
+        parameters.append(option("examples", DrawnOptions if of_runs else ExampleOptions))
+    parameters.append(option("output", ResultOptions))
+    made = command_of(path, call, parameters, experiment.function)
+    if experiment.samples is not None:
+        (samples,) = (each for each in made.params if each.name == "samples")
+        samples.show_default = str(experiment.samples)  # type: ignore[attr-defined]  # of an option, which this is
+    return made
+
+
+METRIC = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="Rows of this metric, or all.",
+        show_default="the task's own; in json, csv and files all",
+    ),
+]
+
+
+def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def ref_option(may_be_left_out: bool) -> inspect.Parameter:
+    """Returns ``--ckpt REF``."""
+    if not may_be_left_out:
+        return option("ckpt", Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)])
+    shown = typer.Option("--ckpt", metavar="REF", help=REF_HELP, show_default="none, with --task")
+    return option("ckpt", Annotated[list[str], shown], [])
+
+
+def own_options(
+    function: Callable[..., Any],
+) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
+    """Returns the options of an experiment's own, and what converts the values of some.
+
+    An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE, CONVERTER]``. ``CLI_TYPE`` is what the command line
+    has where that is not ``TYPE`` (Typer takes no ``str | Sequence[str]``); ``CONVERTER`` makes of it what the function
+    takes. Both may be left out.
+    """
+    options, converters = [], {}
+    for parameter in inspect.signature(function).parameters.values():
+        hint = parameter.annotation
+        if parameter.name in EXAMINED or "Annotated[" not in str(hint):
+            continue
+        if isinstance(hint, str):
+            hint = eval(hint, inspect.unwrap(function).__globals__)
+        type_, *marks = get_args(hint)
+        shown = next(mark for mark in marks if isinstance(mark, OptionInfo))
+        types = [mark for mark in marks if isinstance(mark, (type, GenericAlias, UnionType))]
+        others = [mark for mark in marks if callable(mark) and mark not in types and mark is not shown]
+        if others:
+            converters[parameter.name] = others[0]
+        type_ = types[0] if types else type_
+        options.append(option(parameter.name, Annotated[type_, shown], as_written(parameter.default, type_)))
+    return options, converters
+
+
+def as_written(default: Any, type_: Any) -> Any:
+    """Returns a function's default as the command line would write it."""
+    if default is inspect.Parameter.empty:
+        return default
+    if get_origin(type_) is list:
+        return [default] if isinstance(default, str) else list(default or ())
+    return ",".join(map(str, default)) if type_ is str and isinstance(default, (tuple, list)) else default
+
+
+def converted(own: Mapping[str, Any], converters: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Returns values as the function takes them; a list that is not given is left out."""
+    return {
+        name: converters[name](value) if name in converters and value is not None else value
+        for name, value in own.items()
+        if value != []
+    }
+
+
+def runs_call(
+    path: str, experiment: Experiment, converters: Mapping[str, Callable[[Any], Any]]
+) -> Callable[..., None]:
+    """Returns what the command of an experiment on whole runs does."""
+
+    def call(
+        ckpt: list[str], output: ResultOptions, examples: DrawnOptions | None = None, **own: Any
+    ) -> None:
+        output.check(experiment.name)
+        output.import_tasks()
+        check_family(experiment.place, path, tasks_of_runs(ckpt))
+
+        def measure(progress: Progress | None) -> Result:
+            shared: Any = {} if examples is None else examples.given(progress)
+            return EXPERIMENTS[experiment.name].function(ckpt, **converted(own, converters), **shared)
+
+        output.show(measure)
+
+    return call
+
+
+def tasks_of_runs(runs: Sequence[str]) -> dict[str, str]:
+    """Returns the task's name of each run that says one."""
+    tasks = {}
+    for name, folder in find_runs(runs).items():
+        task = (read_run(folder).get("config") or {}).get("task")
+        if isinstance(task, dict) and isinstance(task.get("name"), str):
+            tasks[name] = task["name"]
+    return tasks
+
+
+def checkpoints_call(
+    path: str, experiment: Experiment, converters: Mapping[str, Callable[[Any], Any]]
+) -> Callable[..., None]:
+    """Returns what the command of an experiment on checkpoints does."""
+
+    def call(
+        ckpt: list[str],
+        output: ResultOptions,
+        examples: ExampleOptions,
+        metric: str | None = None,
+        **own: Any,
+    ) -> None:
+        output.check(experiment.name)
+        output.import_tasks()
+        shown = Examples.of(examples.given())
+        refs = resolve_refs(ckpt, shown) if ckpt or examples.task is None else ResolvedRefs([], [])
+        check_family(experiment.place, path, tasks_of_refs(refs, shown))
+        if metric not in (None, "all") and shown.tokens is None and experiment.metrics is not None:
+            check_metric(metric, experiment.metrics, refs, shown)
+
+        def measure(progress: Progress | None) -> Result:
+            given = {**converted(own, converters), **examples.given(progress)}
+            return EXPERIMENTS[experiment.name].function(refs, **given)
+
+        output.show(measure, metric)
+
+    return call
+
+
+def tasks_of_refs(refs: ResolvedRefs, examples: Examples) -> dict[str, str]:
+    """Returns the task's name of each REF, or of ``--task``."""
+    if examples.task is not None:
+        return {"--task": str(examples.task)}
+    if examples.tokens is not None:
+        return {}
+    return {each.label: each.resolved.meta["task"]["name"] for each in refs.named}
+
+
+def check_metric(
+    metric: str, names_of: Callable[[Any], Sequence[str]], refs: ResolvedRefs, examples: Examples
+) -> None:
+    """Refuses a metric that no task measures, before anything is measured.
+
+    Raises:
+        UserError: with the closest that there is.
+    """
+    from interp_tasks.measurement.table import plain_metric
+
+    each = [names_of(task) for task in tasks_of(refs.named, examples)]
+    names = list(dict.fromkeys(name for some in each for name in some))
+    # A task of the user's own need not say what its metrics are called.
+    if all(each) and plain_metric(metric) not in names:
+        raise unknown("--metric", metric, names, "metrics")

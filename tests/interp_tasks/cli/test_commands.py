@@ -1,0 +1,510 @@
+"""``interp-run``: its commands and their help, what they print, and what their options do."""
+
+import json
+import re
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tasks
+from interp_tasks.checkpoints import refs
+from interp_tasks.cli import commands, main
+from interp_tasks.cli.app import every_command, first_paragraph, program
+from interp_tasks.cli.failures import exit_code_of
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS
+from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.pages import versions
+from interp_tasks.published import papers
+from interp_tasks.settings import read_seeds, read_settings
+
+SMALL = ["--samples", "12", "--quiet"]
+COMMANDS = [path for path, _ in every_command(program())]
+
+
+@pytest.fixture
+def call(call, root, monkeypatch):
+    """Runs a command in ``root``."""
+    monkeypatch.chdir(root)
+    return call
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'transformer_lens'", name="transformer_lens"),
+        ImportError("'HookedTransformer' was removed in TransformerLens 4.0. Use TransformerBridge"),
+    ],
+)
+def test_without_hooked_transformer_one_line_says_what_is_needed(error, capsys):
+    def command():
+        raise error
+
+    assert exit_code_of(command, debug=False) == 2
+    said = capsys.readouterr().err
+    assert "transformer-lens>=3.9,<4" in said
+    assert "circuits" in said
+    assert said.count("\n") == 1
+
+
+def test_other_imports_that_fail_are_not_taken_for_it():
+    def command():
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    with pytest.raises(ModuleNotFoundError):
+        exit_code_of(command, debug=False)
+
+
+def test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line(root, tmp_path):
+    """A stand-in that answers as release 4 does: an ImportError without a name, when the class is asked for."""
+    (tmp_path / "transformer_lens.py").write_text(
+        "def __getattr__(name):\n"
+        "    if name.startswith('Hooked'):\n"
+        "        raise ImportError(f'{name!r} was removed in TransformerLens 4.0. Use another.')\n"
+        "    raise AttributeError(name)\n"
+    )
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from interp_tasks.cli import main; sys.exit(main())"
+    for arguments in (["ablation", "--ckpt", "run@10"], ["train", "matrix-completion", "--out", "never"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=root
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert "transformer-lens>=3.9,<4" in done.stderr
+    assert not (root / "never").exists()
+
+
+def test_debug_shows_the_traceback(call):
+    code, _, err = call("ablation", "--ckpt", "nowhere", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("interp-run: no run")
+
+
+def test_a_programming_error_is_not_dressed_up(capsys):
+    def broken():
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        exit_code_of(broken, debug=False)
+
+
+def test_interruption(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert exit_code_of(interrupted, debug=False) == 130
+    assert capsys.readouterr().err == "interp-run: interrupted\n"
+
+
+def test_interruption_within_a_command(call, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=interrupted))
+    assert call("ablation", "--ckpt", "run") == (130, "", "interp-run: interrupted\n")
+
+
+def test_warnings_of_libraries_stay_inside(call, monkeypatch):
+    import logging
+
+    from interp_tasks.experiments import ablation
+
+    def noisy(*arguments, **options):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        logging.getLogger("transformer_lens").warning("loud")
+        return ablation(*arguments, **options)
+
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=noisy))
+    code, _, err = call("ablation", "--ckpt", "run", *SMALL)
+    assert (code, err) == (0, "")
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_at_most_18_commands_at_the_first_level_each_on_the_page_of_its_group(call):
+    assert len(program().entries) <= 18
+    for group in (program(), program().get_command(None, "modular")):
+        out = call(*([] if group is program() else ["modular"]), "--help")[1]
+        for entry in group.entries.values():
+            assert f" {entry.name} " in out
+            assert entry.help.split()[0] in out
+            assert entry.panel in out
+        assert "bool" not in out
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_line_of_a_command_begins_its_help(path):
+    """Listed without loading the command, and said again by it."""
+    group = program()
+    for word in path[:-1]:
+        group = group.get_command(None, word)
+    entry, made = group.entries[path[-1]], group.get_command(None, path[-1])
+    assert entry.help
+    assert made.help.partition("\n\n")[0] == entry.help
+    needed = [option.required for option in made.params if option.param_type_name == "option"]
+    assert needed == sorted(needed, reverse=True), "required options come first"
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if len(path) > 1])
+def test_an_old_name_is_answered_with_the_new_one(call, path):
+    code, out, err = call(path[-1], "--ckpt", "run")
+    new = f"interp-run {' '.join(path)}"
+    assert (code, out) == (2, "")
+    assert err == f"interp-run: {path[-1]} is now {new}; see {new} --help\n"
+
+
+def test_the_changelog_has_every_old_name():
+    changes = (Path(__file__).parents[3] / "CHANGELOG.md").read_text(encoding="utf-8")
+    table = changes.partition("| before | now |")[2].partition("\n\n")[0]
+    before, now = zip(*(line.split("|")[1:3] for line in table.splitlines()[2:]), strict=True)
+    # A list of tasks was had by their name alone.
+    old = program().moved.keys() - {"list"}
+    assert set(re.findall(r"`([\w-]+)", "".join(before))) == old | {"tasks"}
+    groups = {words[0] for words in COMMANDS if len(words) > 1}
+    assert {name.split()[0] for name in re.findall(r"`([^`]+)`", "".join(now))} == groups | {"interp-run"}
+
+
+def test_a_misspelled_command_leaves_the_others_as_they_are():
+    """What lists commands for a close name is not what is called."""
+    program.cache_clear()
+    assert main(["ablaton"]) == 2
+    made = program().get_command(None, "ablation")
+    assert "--ckpt" in {flag for option in made.params for flag in option.opts}
+    assert main(["ablation"]) == 2, "the command without its options was called, and did nothing"
+
+
+def test_the_schema_moved_too_and_the_version_is_said(call):
+    assert call("schema")[2] == "interp-run: schema is now interp-run --schema\n"
+    assert json.loads(call("--schema")[1])["$defs"]
+    assert call("--version")[1] == f"interp-run {versions()['interp-tasks']}\n"
+
+
+def test_settings_and_seeds():
+    assert read_settings(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert read_seeds(None) is None
+    assert read_seeds("0:3") == [0, 1, 2]
+    assert read_seeds("4,1") == [4, 1]
+    for text in ("a", "1:2:3", "-1", "", "4,4,1", f"0:{2**70}", str(2**63), "9" * 5000):
+        with pytest.raises(UserError, match="--seeds"):
+            read_seeds(text)
+
+
+def records(call, *arguments):
+    code, out, err = call("ablation", *arguments, *SMALL, "--format", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_is_a_list_of_records_with_the_agreed_columns(call):
+    rows = records(call, "--ckpt", "run@pre", "--ckpt", "run@post")
+    assert [(row["ref"], row["step"], row["metric"]) for row in rows] == [
+        (ref, step, metric)
+        for ref, step in (("run@pre", 10), ("run@post", 40))
+        for metric in ("mse_all", "mse_masked", "mse_observed")
+    ]
+    assert {tuple(row) for row in rows} == {COLUMNS}
+
+
+def test_csv_and_json_say_the_same(call):
+    rows = records(call, "--ckpt", "run@40")
+    code, out, _ = call("ablation", "--ckpt", "run@40", *SMALL, "--format", "csv")
+    header, *lines = out.strip().split("\n")
+    assert code == 0
+    assert tuple(header.split(",")) == COLUMNS
+    cells = [dict(zip(COLUMNS, line.split(","), strict=True)) for line in lines]
+    assert [float(cell["value"]) for cell in cells] == [row["value"] for row in rows]
+
+
+def test_holm_is_over_the_metric_that_was_asked_for(call):
+    """Of what a table shows, too: and the number of tests stands below it."""
+    asked = ("--ckpt", "run@10", "--ckpt", "run@40", "--heads", "each")
+    rows = records(call, *asked, "--metric", "mse_masked")
+    p_values, adjusted = ([row[name] for row in rows] for name in ("p_value", "p_adjusted"))
+    assert len(rows) == 8
+    assert min(adjusted) == pytest.approx(min(1, 8 * min(p_values)))
+    for metric, count in ((), 8), (("--metric", "mse_masked"), 8), (("--metric", "all"), 24):
+        code, out, _ = call("ablation", *asked, *metric, *SMALL)
+        assert code == 0
+        assert f"Holm's adjustment over the {count} tests of these rows." in out
+
+
+def test_files_that_adjust_over_more_tests_than_the_screen_say_so(call, tmp_path):
+    asked = ("--ckpt", "run@40", "--heads", "each", "--out", str(tmp_path / "out"))
+    said = {
+        metric: " ".join(call("ablation", *asked, *metric, "--samples", "12")[2].split())
+        for metric in ((), ("--metric", "mse_all", "--format", "json"), ("--metric", "all"))
+    }
+    adjusted = json.loads((tmp_path / "out/ablation.json").read_text())
+    count = sum(row["p_value"] is not None for row in adjusted)
+    clauses = [text.partition("ablation.config.json")[2] for text in said.values()]
+    assert clauses == [*[f"; p adj. in files: over all {count} tests"] * 2, ""]
+    assert min(row["p_adjusted"] for row in adjusted) == pytest.approx(
+        min(1, count * min(row["p_value"] for row in adjusted))
+    )
+
+
+def test_people_see_the_metric_that_is_the_tasks_own(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def shown(*options):
+        code, out, err = call("ablation", "--ckpt", "run@10", "--ckpt", "run@40", *options, *SMALL)
+        assert (code, err) == (0, "")
+        return out
+
+    table, _, notes = shown().partition("\n\n")
+    legend, rows = table.splitlines()[:3], table.splitlines()[4:]
+    assert legend[0].startswith("@10: run@10 · step 10 · ")
+    assert legend[1].startswith("@40: run@40 · step 40 · ")
+    assert "mse_masked" in legend[2]
+    assert [row.split()[0] for row in rows] == ["@10", "@40"]
+    assert "--metric all: mse_all, mse_observed too." in notes
+    assert "mse_all" not in table
+    assert shown("--metric", "mse_all").partition("\n\n")[0].count("mse_all") == 1
+    assert all(
+        shown("--metric", "all").count(name) == 2 for name in ("mse_all", "mse_masked", "mse_observed")
+    )
+    whole = {row["metric"] for row in records(call, "--ckpt", "run@40")}
+    assert whole == {"mse_all", "mse_masked", "mse_observed"}
+    assert {row["metric"] for row in records(call, "--ckpt", "run@40", "--metric", "mse_all")} == {"mse_all"}
+    line = call("ablation", "--ckpt", "run@40", "--metric", "mse", *SMALL)[2]
+    assert "the metrics are mse_all, mse_masked, mse_observed; or write all" in line
+
+
+#: What a command is asked for, and what the head of its table says of it.
+HEADS = {
+    "ablation --heads each --positions hidden": "mode uniform · positions hidden",
+    "ablation --keys 0,1 --positions 2": "mode uniform · keys 0, 1 · positions 2",
+    "ablation --heads 0.1": "mode uniform · heads 0.1",
+    "heads --mode mean_pattern": "mode mean_pattern",
+    "transplant --source run@0 --components qkv+mlp --layers 1": "source run@0 · components qkv+mlp · layers 1",
+    "patch --source negated --site z.0 --heads each": "source negated · site z.0 · heads each",
+    "permute --draws 3": "draws 3",
+    "lens": "",
+    "attention --positions hidden --threshold 0.25": "positions hidden · threshold 0.25",
+    "attention": "",
+    "probe --held-out 4 --intercept --target true_element": ("method least squares · intercept · held-out 4"),
+    "probe --ridge 0.1,1 --site z --heads all --positions 0,1 --held-out 4": (
+        "method ridge(0.1,1) · site z · heads all · positions 0, 1 · held-out 4"
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", HEADS)
+def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked):
+    monkeypatch.setenv("COLUMNS", "80")
+    command, *options = asked.split()
+    code, out, err = call(command, "--ckpt", "run@10", *options, *SMALL, "--split", "validation")
+    assert (code, err) == (0, "")
+    found = [part for line in out.splitlines()[:3] for part in line.split(" · ")]
+    examples = "4" if command == "probe" else "12"
+    expected = [
+        "run@10",
+        "step 10",
+        f"{examples} validation examples, seed 0",
+        *filter(None, HEADS[asked].split(" · ")),
+    ]
+    assert found[: len(expected)] == expected
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("command", ["ablation", "permute"])
+def test_tables_never_crop_a_number(call, monkeypatch, command, width):
+    """Every cell of the table is in the text whole, whatever room the terminal has."""
+    from interp_tasks import experiments
+    from interp_tasks.measurement.table import shown_columns, shown_rows
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = call(command, "--ckpt", "run", "--samples", "8", "--metric", "all", "--quiet")
+    assert code == 0
+    printed = out.split()
+    frame = shown_rows(getattr(experiments, command)("run", samples=8).frame)
+    for row in frame.to_dict("records"):
+        for column in shown_columns(frame):
+            for word in column.shown(row).split():
+                assert word in printed, (column.header, word)
+
+
+def test_options_of_every_command_reach_the_experiment(call):
+    def found(*arguments):
+        code, out, err = call(*arguments, "--ckpt", "run@40", *SMALL, "--format", "json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    rows = found("transplant", "--source", "run@0", "--components", "q,k", "--layers", "1")
+    assert {(row["variant"], row["intervention"]) for row in rows} == {("q+k", "q+k(layers=1; source=run@0)")}
+    rows = found("permute", "--draws", "3")
+    assert [row["draw"] for row in rows if row["metric"] == "mse_all"] == [None, 0, 1, 2]
+    rows = found("patch", "--source", "negated", "--heads", "each", "--positions", "0,3")
+    assert {row["intervention"] for row in rows} == {"z(queries=0,3; source=negated)"}
+    assert {row["variant"] for row in rows} == {"0.0", "0.1", "1.0", "1.1"}
+    assert {row["metric"] for row in rows} >= {"mse_masked", "mse_masked (source)"}
+    rows = found("heads", "--mode", "mean", "--positions", "observed", "--group", "a=0.0+1.1")
+    assert {row["intervention"] for row in rows} == {"mean(queries=observed)"}
+    assert "a" in {row["variant"] for row in rows}
+    rows = found("lens")
+    assert {row["intervention"] for row in rows} == {"read-out", "without direct"}
+
+
+def test_checkpoint_without_a_task(call):
+    assert {row["metric"] for row in records(call, "--ckpt", "bare", "--tokens", "tokens.npy")} == {"mse"}
+    settings = [part for value in ("n=3", "task.grid_max=1.2", "grid_step=0.1") for part in ("--set", value)]
+    rows = records(call, "--ckpt", "bare", "--task", "matrix-completion", *settings)
+    assert {row["metric"] for row in rows} == {"mse_all", "mse_masked", "mse_observed"}
+    assert {row["split"] for row in rows} == {"test"}
+    out = call("ablation", "--ckpt", "bare", "--task", "matrix-completion", *settings, *SMALL)[1]
+    assert "task matrix-completion (n 3, grid_max 1.2, grid_step 0.1) · mode uniform" in " ".join(out.split())
+
+
+def test_checkpoints_lists_steps_and_marks(call):
+    code, out, _ = call("runs", "checkpoints", "--ckpt", "run", "--format", "json")
+    assert code == 0
+    assert [(row["ref"], row["marks"]) for row in json.loads(out)] == [
+        ("run@0", []),
+        ("run@10", ["pre", "onset"]),
+        ("run@40", ["end", "post"]),
+    ]
+    code, out, _ = call("runs", "checkpoints", "--ckpt", "run")
+    name, head, *rows = out.splitlines()
+    assert name == "run · matrix-completion"
+    assert head.split() == ["checkpoint", "marks"], "this run has logged nothing"
+    assert [row.split()[0] for row in rows] == ["@0", "@10", "@40"]
+    assert rows[1].split()[:3] == ["@10", "pre,", "onset"]
+
+
+def test_a_table_says_which_checkpoints_have_no_row_of_the_metric(call):
+    both = ["--ckpt", "run@40", "--ckpt", "zoo:modular-addition-113@post", *SMALL]
+    assert "No accuracy: run@40." in call("ablation", *both, "--metric", "accuracy")[1]
+    assert "No " not in call("ablation", *both)[1]
+
+
+def test_tasks_lists_presets(call):
+    code, out, _ = call("tasks", "--format", "json")
+    assert code == 0
+    assert {row["task"] for row in json.loads(out)} == set(tasks.list())
+    assert call("tasks")[0] == call("tasks", "--format", "csv")[0] == 0
+
+
+TINY = [
+    part
+    for setting in (
+        "train.steps=2",
+        "train.batch_size=4",
+        "train.eval_samples=8",
+        "task.n=2",
+        "task.grid_max=1",
+        "task.grid_step=0.5",
+        "model.n_layers=1",
+        "model.n_heads=1",
+        "model.d_model=4",
+    )
+    for part in ("--set", setting)
+]
+
+
+def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
+    out = tmp_path / "made"
+    code, stdout, err = call("train", "matrix-completion", *TINY, "--out", out, "--seeds", "0:2", "--quiet")
+    assert (code, err) == (0, "")
+    assert [line.split()[:3] for line in stdout.splitlines()] == [
+        [f"{out}/seed-{seed}@last", "step", "2"] for seed in (0, 1)
+    ]
+    code, stdout, err = call(
+        "train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0"
+    )
+    assert code == 0, err
+    assert "went on from step 2" in err
+    assert "step 3" in stdout
+    rows = records(call, "--ckpt", f"{out}/seed-*@last")
+    assert [row["step"] for row in rows] == [3] * 3 + [2] * 3
+    weights = out / "seed-0/checkpoints/00000003/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    err = call("train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0")[2]
+    assert "went on from step 2" in err
+    assert weights.read_bytes() == whole
+    nested = call("train", "matrix-completion", *TINY, "--out", out / "seed-0", "--seeds", "0:2")
+    assert nested[:2] == (2, "")
+    # A long path is shortened in the middle.
+    assert nested[2].endswith("made/seed-0 is the folder of a run: choose another --out\n")
+    code, stdout, err = call(
+        "train", "matrix-completion", *TINY, "--set", "train.batch_size=5", "--out", out / "seed-1"
+    )
+    assert (code, stdout) == (2, "")
+    assert "another config" in err
+    assert err.count("\n") == 1
+
+
+def test_imported_task_gets_every_command(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.registry._CLASSES", dict(tasks.registry._CLASSES))
+    monkeypatch.setattr("tasks.catalog.registered", set())
+    (tmp_path / "mine.py").write_text(
+        "from tasks import register\nfrom module_beside_it import SIZE, MatrixCompletion\n"
+        "@register('mine')\nclass Mine(MatrixCompletion):\n"
+        "    presets = {'cpu': {}}\n    n: int = SIZE\n    rank: int = 1\n"
+    )
+    (tmp_path / "module_beside_it.py").write_text(
+        "from tasks.matrix_completion import MatrixCompletion\nSIZE = 2\n"
+    )
+    monkeypatch.setattr("sys.path", list(sys.path))
+    arguments = ["--import", tmp_path / "mine.py"]
+    assert "mine" in call("tasks", *arguments)[1]
+    code, _, err = call("train", "mine", *TINY, *arguments, "--out", tmp_path / "run", "--quiet")
+    assert (code, err) == (0, "")
+    assert len(records(call, "--ckpt", f"{tmp_path / 'run'}@last", *arguments)) == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_metric_of_a_task_that_does_not_say_its_metrics(call, monkeypatch, fails):
+    """Its names are those of its metrics on two examples; where that fails, measuring says what is wrong."""
+    from tasks.matrix_completion.task import MatrixCompletion
+
+    sizes = []
+
+    def metrics(self, output, batch, real=MatrixCompletion.metrics):
+        sizes.append(len(batch))
+        if fails and len(batch) == 2:
+            raise ValueError("no such output")
+        return real(self, output, batch)
+
+    monkeypatch.setattr(MatrixCompletion, "metric_names", ())
+    monkeypatch.setattr(MatrixCompletion, "metrics", metrics)
+    code, out, err = call("ablation", "--ckpt", "run@40", "--metric", "mse_maskd", *SMALL)
+    assert (code, out) == (2, "")
+    assert "metric 'mse_maskd': did you mean mse_masked? the metrics" in err
+    assert err.count("\n") == 1
+    assert (sizes == [2]) is not fails, "before anything is measured"
+    assert call("ablation", "--ckpt", "run@40", "--metric", "mse_masked", *SMALL)[0] == 0
+
+
+def test_the_list_of_experiments_is_what_they_say():
+    """``--help`` imports none of them."""
+    said = {}
+    for name, each in EXPERIMENTS.items():
+        if name not in commands.FUNCTIONS:
+            said.setdefault(each.place, {})[name] = first_paragraph(each.function)
+    listed = {
+        place: {name: line for name, line in names.items() if name not in commands.FUNCTIONS}
+        for place, names in commands.COMMANDS.items()
+    }
+    assert said == {place: names for place, names in listed.items() if names}
+    assert list(commands.PAPERS) == papers()
+
+
+def test_a_ref_is_resolved_once_a_description_read_once_a_task_made_once(call, monkeypatch):
+    """From the words of the command line to the table."""
+    seen = []
+
+    def counted(module, name):
+        real = getattr(module, name)
+        for each in [each for each in list(sys.modules.values()) if getattr(each, name, None) is real]:
+            monkeypatch.setattr(each, name, lambda *given, **more: seen.append(name) or real(*given, **more))
+
+    counted(refs, "resolve")
+    counted(refs, "read_meta")
+    counted(tasks, "get")
+    assert call("ablation", "--ckpt", "run@40", "--heads", "0.1", *SMALL)[0] == 0
+    assert seen == ["resolve", "read_meta", "get"]

@@ -1,0 +1,190 @@
+"""A table of calls that are refused: what each says, in one line with exit status 2, before a model is loaded."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from interp_tasks.cli import main
+from interp_tasks.cli.app import every_command, program
+from interp_tasks.texts import LONGEST, QUOTED
+
+RUN, ADD = "--ckpt run@40", "--ckpt zoo:modular-addition-113@last"
+#: A call -> what its one line must name: what is wrong, and what would be right. Nothing slow is imported for these.
+QUICK = {
+    "ablate": ["'ablate'", "ablation", "--help lists all"],
+    f"ablation {RUN} --mdoe zero": ["--mdoe", "--mode"],
+    "ablation": ["--ckpt is missing: give --ckpt REF, such as zoo:"],
+    "ablation run@40": ["--ckpt run@40 (quote a glob)"],
+    "progress --ckpt run": ["progress is now interp-run modular progress"],
+    "schema": ["schema is now interp-run --schema"],
+    "modular copying --ckpt run": ["no command 'copying' of interp-run modular; there is interp-run matrix"],
+    "ablation --ckpt rnu@last": ["no run or checkpoint folder 'rnu'", "did you mean 'run'"],
+    "ablation --ckpt run@5": ["step 5", "0 and 10"],
+    "ablation --ckpt run@soon": ["no step 'soon'", "first:last:every"],
+    "ablation --ckpt zoo:nothing@last": ["no zoo:nothing"],
+    "ablation --ckpt foreign": ["foreign is a file"],
+    f"ablation --ckpt {'r' * 5000}": ["too long", "rrr"],
+    "ablation --ckpt bare": ["bare names no task", "--task NAME", "--tokens FILE.npy"],
+    "ablation --ckpt bare --task matrix": ["'matrix'", "matrix-completion"],
+    "ablation --ckpt bare --task miiii --tokens tokens.npy": ["--task or --tokens, not both"],
+    f"ablation {RUN} --set n=4": ["give --task too"],
+    "ablation --ckpt bare --tokens none.npy": ["none.npy"],
+    f"ablation {RUN} --tokens tokens.npy --split train": ["--split", "leave one out"],
+    f"ablation {RUN} --samples 0": ["--samples 0"],
+    f"ablation {RUN} --samples many": ["--samples", "integer"],
+    f"ablation {RUN} --samples {2**62}": ["--samples", "more than memory can hold"],
+    f"ablation {RUN} --seed -1": ["--seed -1", "from 0"],
+    f"ablation {RUN} --split val": ["'val'", "validation"],
+    f"ablation {RUN} --device gpu": ["'gpu'", "cuda:1"],
+    f"ablation {RUN} --format yaml": ["yaml", "json"],
+    f"ablation {RUN} --plot-format gif": ["choose html, png or svg"],
+    f"ablation {RUN} --mode uniformly": ["uniformly", "did you mean uniform?"],
+    f"ablation {RUN} --keys a": ["--keys 'a'", "such as 0,1"],
+    f"ablation {RUN} --keys 0 --mode zero": ["--mode uniform only"],
+    f"ablation {RUN} --positions 0;1": ["--positions '0;1'", "such as 0,1"],
+    f"ablation {RUN} --queries 0": ["--queries is now --positions"],
+    f"ablation {RUN} --mode zero --mode mean": ["--mode was given 2 times", "ablation --help"],
+    f"ablation {RUN} --out ' '": ["--out was given an empty value"],
+    f"ablation {RUN} --out foreign/out": ["foreign is a file, not a folder"],
+    f"ablation {RUN} --import none.py": ["--import none.py: no such file"],
+    f"ablation {RUN} --import run": ["--import run: it is a folder"],
+    f"ablation {RUN} --metric ' '": ["--metric was given an empty value"],
+    f"ablation {RUN} --heads first": ["'first'", "0.1"],
+    f"ablation {RUN} --heads 0.3-1": ["'0.3-1' is not a range"],
+    f"heads {RUN} --group copying": ["--group", "NAME=HEADS"],
+    f"heads {RUN} --group a=0.0 --group a=0.1": ["a row of that name already"],
+    f"heads {RUN} --random 3": ["give --group or --by-class"],
+    f"permute {RUN} --draws 0": ["--draws 0"],
+    f"permute {RUN} --draws {2**62}": ["at most 100000"],
+    f"transplant {RUN}": ["--source"],
+    f"transplant {RUN} --source other": ["other", "n_layers is 1, not 2"],
+    f"transplant {RUN} --source run@0 --components qkw": ["qkw", "qkv"],
+    f"transplant {RUN} --source run@0 --layers first": ["--layers 'first'"],
+    f"transplant {RUN} --source run@0 --layers 2": ["--layers 2: run@40 has layers 0-1"],
+    f"transplant {RUN} --source run@0 --components embed --layers 0": ["belongs to no layer"],
+    f"patch {RUN}": ["--source"],
+    f"patch {RUN} --source resample --site resid": ["no site 'resid'", "resid_pre"],
+    f"patch {RUN} --source resample --site embed.0": ["embed", "no layer"],
+    f"patch {RUN} --source resample --site resid_pre --heads all": ["resid_pre", "no heads"],
+    "patch --ckpt bare --tokens tokens.npy --source negated": ["negated", "resample"],
+    f"modular progress {RUN}": ["models of modular arithmetic, and run@40 is of matrix-completion"],
+    "matrix copying --ckpt bare --task miiii": ["models of matrix completion, and --task is of miiii"],
+    "runs checkpoints --ckpt run@40": ["run"],
+    "runs curve --ckpt bare": ["'bare' is a checkpoint: name its run"],
+    "demo --out run": ["run: it is a folder"],
+    "reproduce matrix-completion --runs foreign": ["--runs foreign is not a folder"],
+    "train": ["TASK"],
+    "train matrix-compltion": ["did you mean 'matrix-completion'"],
+    "train matrix-completion --preset gpu": ["'gpu'", "cpu, reference, paper"],
+    "train matrix-completion --set train.stepz=3": ["train.stepz", "did you mean train.steps"],
+    "train matrix-completion --set train.steps": ["write key=value"],
+    "train matrix-completion --seeds 0:99999999": ["99999999 in all"],
+    "train matrix-completion --out foreign/run": ["foreign is a file"],
+}
+#: What only the task, or the model's configuration, tells: refused before a model is loaded.
+BEFORE_LOADING = {
+    f"ablation {RUN} --heads 2.1": ["no head 2.1: the model has layers 0-1 and heads 0-1"],
+    f"ablation --ckpt zoo:matrix-completion-4x4@post {RUN} --heads 2.1": ["run@40: heads '2.1'"],
+    f"ablation {RUN} --positions 15": ["--positions: no position 15: run@40 has positions 0-8"],
+    f"ablation {RUN} --positions visible": ["'visible'", "hidden, observed"],
+    f"ablation {RUN} --keys 15": ["--keys: no position 15: run@40 has positions 0-8"],
+    f"ablation {RUN} --metric mse_maskd": [
+        "--metric 'mse_maskd': did you mean mse_masked? the metrics are mse_all, mse_masked, mse_observed"
+    ],
+    f"ablation {RUN} --device cuda:99": ["device 'cuda:99' is not available: this machine has cpu"],
+    f"ablation {RUN} --tokens short.npy --keys 7": ["the examples of run@40 have positions 0-4"],
+    "ablation --ckpt bare --tokens foreign": ["foreign", ".npy"],
+    "ablation --ckpt bare --task matrix-completion --set grid=1": ["grid", "grid_step"],
+    "ablation --ckpt bare --task modular-addition": ["does not fit"],
+    f"ablation {RUN} --import broken.py": ["broken.py, line 2: ZeroDivisionError"],
+    f"heads {RUN} --group a=7.0": ["7.0", "layers 0-1"],
+    f"heads {RUN} --by-class --least 4": ["--least 4: run@40 has 4 heads; fewer than that"],
+    f"patch {RUN} --source negative": ["negative", "declares negated", "resample"],
+    f"patch {RUN} --source resample --site z.2": ["z.2", "layers 0-1"],
+    f"patch {RUN} --source negated --site z.1 --heads 0.1": ["0.1 is not in layer 1; leave the layer out"],
+    f"probe {RUN} --site resid_post.2": ["resid_post.2", "layers 0-1"],
+    f"probe {RUN} --target truth": ["declares true_element"],
+    f"attention {RUN} --template roww": ["has no such template"],
+    f"permute {RUN} --what diagonals": ["no such positions in run@40"],
+    f"matrix baseline {RUN} --method magic": ["declares nuclear norm"],
+    f"matrix embeddings {RUN} --largest 0.05": ["at least 4 are needed"],
+    f"modular neurons {ADD} --neurons 512": ["--neurons 512: mlp_post of"],
+    f"modular neurons {ADD} --site mlp_post.1": ["layers 0-0"],
+    f"modular progress {ADD} --answer product": ["'product': task 'modular-addition' has sum"],
+    f"modular detector {ADD} --metric recal": ["'modular-addition' has none"],
+}
+
+
+@pytest.mark.parametrize("line", [*QUICK, *BEFORE_LOADING], ids=lambda line: line[:60])
+def test_a_mistake_is_one_line_and_exit_2(root, monkeypatch, capsys, line):
+    monkeypatch.chdir(root)
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    before = sorted(root.iterdir())
+    code = main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("interp-run: ")
+    assert err.count("\n") == 1
+    assert len(err) <= LONGEST + len("interp-run: \n")
+    assert "r" * (QUOTED + 1) not in err
+    for words in (QUICK | BEFORE_LOADING)[line]:
+        assert words in err
+    assert sorted(root.iterdir()) == before
+
+
+CHILD = """
+import contextlib, io, json, sys, time
+slow, light = {"torch", "transformer_lens", "pandas", "plotly"}, {"numpy", "pydantic", "email"}
+calls = json.loads(sys.argv[1])
+for call in calls:
+    began = time.process_time()
+    from interp_tasks.cli import main
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(call) == 2 * (call[-1] != "--help"), call
+    unwanted = slow | light if call[-1] == "--help" else slow
+    assert not unwanted & {*sys.modules}, (call, unwanted & {*sys.modules})
+"""
+
+
+def test_help_and_quick_mistakes_import_nothing_slow(root):
+    """All of them in one interpreter: help first, so that what it imports is seen."""
+    helps = [["--help"], *([*path, "--help"] for path, _ in every_command(program()))]
+    calls = [*helps, *map(shlex.split, QUICK)]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(calls)],
+        cwd=root,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_list_of_commands_imports_no_experiment():
+    code = (
+        "import sys; from interp_tasks.cli import main; main(['--help']); "
+        "assert not {'interp_tasks.experiments', 'interp_tasks.checkpoints', 'numpy'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [(" ".join(path), made) for path, made in every_command(program())]
+)
+def test_no_option_of_any_command_is_given_twice_or_empty(root, monkeypatch, capsys, path, command):
+    monkeypatch.chdir(root)
+    takes_a_word = any(parameter.param_type_name == "argument" for parameter in command.params)
+    words = [*path.split(), *(["matrix-completion"] if takes_a_word else [])]
+    for option in command.params:
+        if option.param_type_name != "option" or option.is_flag:
+            continue
+        assert main([*words, option.opts[0], " "]) == 2
+        assert f"{option.opts[0]} " in (said := capsys.readouterr().err)
+        assert "empty" in said
+        if not option.multiple:
+            assert main([*words, option.opts[0], "3", option.opts[-1], "3"]) == 2
+            assert "2 times" in capsys.readouterr().err
