@@ -1,29 +1,27 @@
-"""The tables of the results pages: their JSON is of the published claims, or of circuits, and every row is drawn."""
+"""The pages of results: their tables are those of the records and circuits that ship."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import math
+import os
 import re
+import subprocess
 import sys
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import pandas
 import pytest
 
-from interp_tasks.checkpoints import resolve
 from interp_tasks.cli.commands.reproduce import print_claims
-from interp_tasks.errors import UserError
 from interp_tasks.published import papers, read_paper
 from interp_tasks.published.paper import parse_paper
-from interp_tasks.reproduction import reproduce
-from interp_tasks.reproduction.page import claims_markdown, headlines, headlines_markdown, our_number
-from interp_tasks.reproduction.reproduction import check
-from interp_tasks.reproduction.studies import jobs_of
+from interp_tasks.reproduction import check_records
+from interp_tasks.reproduction.measurement import all_jobs, is_recorded
+from interp_tasks.reproduction.page import claims_markdown, headlines_markdown, our_number
+from interp_tasks.reproduction.records import method_of, read_file, read_records, shipped_file
+from interp_tasks.reproduction.reproduction import NUMBERS as VERDICT_NUMBERS
 
 DOCS = Path(__file__).parents[1] / "docs"
 CIRCUITS = DOCS / "results" / "circuits.md"
@@ -56,143 +54,74 @@ def test_no_table_of_a_page_is_behind(page):
     )
 
 
-def text_of(name):
-    return (DOCS / "results" / f"{name}.json").read_text(encoding="utf-8")
-
-
 def held(name):
-    return json.loads(text_of(name))
+    return json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_each_paper_has_its_file_and_its_place_on_one_page():
-    assert sorted(places("claims of", *PAGES)) == papers()
-    files = sorted(file.stem for file in (DOCS / "results").glob("*.json") if file.stem != CIRCUITS.stem)
-    assert files == papers()
+def test_the_headlines_of_each_paper_stand_on_one_page():
+    assert sorted(places("headlines of", *PAGES)) == papers()
+
+
+@pytest.mark.parametrize("name", papers())
+def test_every_claim_is_decided_from_measurements_that_ship(name):
+    found = results.judged(name)
+    assert found.errors == ()
+    assert {each.claim.id for each in found.outcomes} == {claim.id for claim in found.paper.claim}
+    stored = read_file(shipped_file(name))
+    methods = {study.id: method_of(study) for study in found.paper.study}
+    assert {key: record.method for key, record in stored.items()} == {key: methods[key[0]] for key in stored}
+
+
+def test_judging_needs_neither_torch_nor_weights():
+    """No verdict depends on which runs ship: without the folder of shipped runs they are the same."""
+    told = """
+import sys
+from pathlib import Path
+from interp_tasks.checkpoints import refs
+refs.zoo_folder = lambda: Path("nowhere")
+from interp_tasks.reproduction import reproduce
+print(hash(reproduce("grokfast").outcomes), "torch" in sys.modules)
+"""
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", told]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    command[2] = told.replace("refs.zoo_folder", "other")
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == alone
+    )
+    assert alone.split()[1] == "False"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "study"), [("matrix-completion", "curve"), ("nanda", "progress"), ("miiii", "mechanism")]
 )
-def test_the_stored_numbers_are_those_of_the_shipped_runs(name, study):
-    """Of one run and one study of each paper: what is stored is made anew when rules or experiments change."""
+def test_the_records_are_of_the_shipped_runs(name, study):
+    """Of one run and one study of each paper, as on any machine: within rounding."""
     paper = read_paper(name)
     (asked,) = (each for each in paper.study if each.id == study)
     first = next(run for run in paper.run if run.role == asked.role and run.preset == "cpu")
     claims = tuple(claim for claim in paper.claim if claim.study == study)
-    found = reproduce(paper.model_copy(update={"claim": claims, "study": (asked,), "run": (first,)}))
-    stored = held(name)
-    for outcome in found.records():
-        assert outcome["verdict"] != "error", outcome
-        (before,) = (each for each in stored[outcome["claim"]]["outcomes"] if each["run"] == outcome["run"])
-        ours = [each["value"] for each in outcome["runs"]]
-        assert ours == pytest.approx(before.get("runs", [before["value"]])[: len(ours)], rel=1e-3), outcome[
-            "claim"
-        ]
-    assert {outcome["claim"] for outcome in found.records()} == {claim.id for claim in claims}
+    one = paper.model_copy(update={"claim": claims, "study": (asked,), "run": (first,)})
+    jobs = all_jobs(one, "cpu", "runs", ())
+    assert jobs
+    assert all(is_recorded(job, read_records(paper)) for job in jobs)
+    assert check_records(one) == []
 
 
 @pytest.mark.parametrize("name", papers())
-def test_the_stored_claims_are_the_published_ones(name):
-    claims = {claim.id: claim for claim in read_paper(name).claim}
-    stored = held(name)
-    assert {key: entry["rule"] for key, entry in stored.items()} == {
-        key: claim.rule for key, claim in claims.items()
-    }
-    for key, entry in stored.items():
-        assert entry["outcomes"]
-        for outcome in entry["outcomes"]:
-            if outcome["verdict"] in ("held", "failed") and "value_ci_low" in outcome:
-                inside = claims[key].holds.contains_between(outcome["value_ci_low"], outcome["value_ci_high"])
-                assert inside is (outcome["verdict"] == "held"), f"{key} on {outcome['run']}"
-
-
-@pytest.mark.parametrize("published", papers())
-def test_a_stored_number_is_of_checkpoints_that_ship(published, tmp_path):
-    """A step that shipped no more took seventeen numbers with it, and the pages did not say so."""
-    paper, located = check(published, "cpu", tmp_path, ())
-    ships = cache(lambda ref: bool(resolve(ref)) if "@" in ref else True)
-    runs = {}
-    for job in jobs_of(paper, located):
-        name = job.name if job.study.together else job.on[0].run.name
-        first = runs.setdefault((job.study.id, job.condition or name), {"name": name, "there": 0})
-        with contextlib.suppress(UserError):
-            if all(map(ships, job.refs())):
-                first["there"] += sum(each.count for each in job.on)
-    there = {(study, each["name"]): each["there"] for (study, _), each in runs.items()}
-    stored = held(published)
-    for claim in paper.claim:
-        for outcome in stored[claim.id]["outcomes"]:
-            assert outcome["n_runs"] <= there.get((claim.study, outcome["run"]), 0), (
-                claim.id,
-                outcome["run"],
-            )
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_site_has_a_row_for_every_outcome(page):
-    names = places("claims of", page)
-    made = "\n\n".join(map(results.tables, names))
-    # A table's second line goes before its rows.
-    bodies = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)*)", made, re.MULTILINE)
-    rows = [row for body in bodies for row in body.splitlines()]
-    stored = [outcome for name in names for entry in held(name).values() for outcome in entry["outcomes"]]
-    told = [
-        outcome
-        for name in names
-        for _, outcomes in headlines(read_paper(name), results.outcomes_of(read_paper(name), text_of(name)))
-        for outcome in outcomes
-    ]
-    assert len(rows) == len(stored) + len(told)
-    columns = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
-    assert (columns.count(9), columns.count(8)) == (len(stored), len(told))
-    for name in names:
-        for claim in read_paper(name).claim:
-            assert f"**{claim.says}** ({claim.source}) Rule: {claim.rule}." in made
-
-
-def rounded_as(text, value):
-    """Returns whether a page means this number: to its last decimal, or to its last digit before zeros."""
-    shown = text.replace("−", "-").replace(",", "")
-    last = len(shown.rpartition(".")[2]) if "." in shown else len(shown.rstrip("0")) - len(shown)
-    return abs(float(shown) - value) <= 0.501 * 10.0**-last
-
-
-def as_said(numbers, outcome):
-    """Returns whether these are an outcome's number and interval: as they are, in per cent, or without the sign."""
-    value, low, high = (outcome.get(name) for name in ("value", "value_ci_low", "value_ci_high"))
-    if value is None or low is None:
-        return False
-    forms = ((value, low, high), (100 * value, 100 * low, 100 * high), (-value, -high, -low))
-    return any(all(map(rounded_as, numbers, form)) for form in forms)
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if places("claims of", page)], ids=lambda page: page.name
-)
-def test_what_a_page_says_in_short_is_what_came_out(page):
-    """Each interval there is that of an outcome with the verdict that the words before it name."""
-    outcomes = [
-        outcome
-        for name in places("claims of", page)
-        for entry in held(name).values()
-        for outcome in entry["outcomes"]
-    ]
-    short = page.read_text(encoding="utf-8").partition("## In short")[2].partition("\n## ")[0]
-    number = r"(−?\d[\d,]*(?:\.\d+)?)"
-    said = re.compile(rf"\b(Held|Failed|Undecided)\b|{number}[^\d\[\]()]{{0,40}}\[{number}, {number}\]")
-    checked = 0
-    for bullet in re.split(r"^- ", short, flags=re.MULTILINE):
-        verdict = None
-        for found in said.finditer(" ".join(bullet.split())):
-            if found[1]:
-                verdict = found[1].lower()
-                continue
-            meant = [outcome["verdict"] for outcome in outcomes if as_said(found.groups()[1:], outcome)]
-            assert meant, found[0]
-            assert verdict is None or verdict in meant, f"{found[0]}: {meant}, not {verdict}"
-            checked += verdict is not None
-    assert checked >= 10
+def test_a_claim_is_one_whole_line_of_80_columns(name, monkeypatch, capsys):
+    """No name, number or unit is cut, and no two claims of an experiment are called the same."""
+    found = results.judged(name)
+    claims = {claim.id: claim for claim in found.paper.claim}
+    monkeypatch.setenv("COLUMNS", "80")
+    print_claims(replace(found, missing=()), verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 80
+    assert "…" not in "".join(lines)
+    told = "".join(lines)
+    for key, claim in claims.items():
+        assert (key if len(key) + 2 * claim.headline <= 26 else claim.short) in told
 
 
 #: A paper of two claims, and what became of them: every kind of cell.
@@ -222,8 +151,8 @@ PAPER = parse_paper(
 )  # fmt: skip
 
 
-#: Of an outcome, as `Reproduction.frame` has them.
-NUMBERS = (*results.NUMBERS, "p", "published_number")
+#: Numbers of an outcome, as `Reproduction.frame` has them.
+NUMBERS = VERDICT_NUMBERS
 
 
 def row(**changes):
@@ -250,13 +179,12 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_what_is_stored_makes_the_tables_that_reproduce_writes():
+def test_tables_have_every_kind_of_cell():
     frame = [
         {**each, **{name: math.nan for name in NUMBERS if each[name] is None}}  # as in a table of pandas
         for each in ROWS
     ]
     written = claims_markdown(PAPER, frame, PAPER.row)
-    assert claims_markdown(PAPER, results.outcomes_of(PAPER, results.compact(ROWS)), PAPER.row) == written
     assert written.count("\n| ") == len(ROWS) + 2
     cells = (
         "a \\| b | 0.1235 of the unedited | 3 | [-0.333, 2.00e-09] | **held** (p 0.043 after Holm) | 1.5 |"
@@ -270,38 +198,10 @@ def test_what_is_stored_makes_the_tables_that_reproduce_writes():
     # Both conditions of the one headline, each named.
     told = headlines_markdown(PAPER, frame)
     assert f"| It falls. (`a`) | {cells}" in told
-    assert told.count("\n| ") == 3
+    assert told.count("\n| ") == 2
     untrained = [{**each, "verdict": "not run"} if each["run"] == "b" else each for each in frame]
     assert f"| It falls. | {cells}" in headlines_markdown(PAPER, untrained)
     assert headlines_markdown(PAPER, frame[2:]) == ""
-
-
-@pytest.mark.parametrize("name", papers())
-def test_a_claim_is_one_whole_line_of_80_columns(name, monkeypatch, capsys):
-    """Of what is stored: no name, number or unit is cut, and no two claims of an experiment are called the same."""
-    paper = read_paper(name)
-    claims = {claim.id: claim for claim in paper.claim}
-    rows = [
-        {
-            **outcome,
-            "row": (claim := claims[outcome["claim"]]).row,
-            "headline": claim.headline,
-            "says": claim.says,
-            "rule": claim.rule,
-            "published": claim.published,
-            "published_number": math.nan if claim.number is None else claim.number,
-        }
-        for outcome in results.outcomes_of(paper, text_of(name))
-    ]
-    shown = SimpleNamespace(paper=paper, frame=lambda: pandas.DataFrame(rows), missing=())
-    monkeypatch.setenv("COLUMNS", "80")
-    print_claims(shown, verbose=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) == 80
-    assert "…" not in "".join(lines)
-    told = "".join(lines)
-    for key, claim in claims.items():
-        assert (key if len(key) + 2 * claim.headline <= 26 else claim.short) in told
 
 
 def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():
@@ -317,17 +217,14 @@ def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():
     assert our_number(row(value=0.1, at_least=0.0, at_most=0.5, what="")) == "0.1"
 
 
-def test_the_page_of_circuits_has_a_row_for_every_circuit_and_a_table_for_every_place():
-    stored = held("circuits")
-    names = [name for place in places("circuits of", CIRCUITS) for name in place.split()]
-    assert sorted(names) == sorted(stored)
-    page = CIRCUITS.read_text(encoding="utf-8")
-    for place in places("circuits of", CIRCUITS):
-        every = [circuit for name in place.split() for circuit in stored[name]["circuits"]]
-        assert f"\n\n{circuits.table(every)}\n\n" in page
-    rows = [line for line in page.splitlines() if re.match(r"\| `[^`]+@", line)]
-    assert len(rows) == sum(len(stored[name]["circuits"]) for name in names)
-    assert {row.count("|") for row in rows} == {circuits.HEADER.count("|")}
+def test_the_page_of_circuits_shows_every_stored_circuit():
+    shown = {
+        name
+        for kind in ("circuits of", "seeds of")
+        for place in places(kind, CIRCUITS)
+        for name in place.split()
+    }
+    assert sorted(shown) == sorted(held("circuits"))
 
 
 def test_circuits_of_seeds_have_the_t_interval_of_their_mean():
@@ -365,20 +262,6 @@ def test_a_circuit_holds_by_the_rule_of_its_page(changes, holds):
     assert circuits.line(circuit(**changes)).endswith(
         "| yes |" if holds else "| no |" if changes.get("size", 1) else "| – |"
     )
-
-
-@pytest.mark.parametrize("name", papers())
-def test_some_claims_made_anew_leave_the_others(name):
-    stored, paper = text_of(name), read_paper(name)
-    assert results.replaced(stored, stored, [], paper) == stored
-    one = next(claim.id for claim in paper.claim if not claim.headline)
-    anew = json.dumps({one: {"rule": "r", "outcomes": [{"run": "new"}]}})
-    found = json.loads(results.replaced(stored, anew, [one], paper))
-    assert found == held(name) | json.loads(anew)
-    headline = next(claim.id for claim in paper.claim if claim.headline)
-    for asked, why in ((headline, "headlines are corrected together"), ("none", "not among the claims")):
-        with pytest.raises(SystemExit, match=why):
-            results.replaced(stored, anew, [asked], paper)
 
 
 def test_what_a_command_wrote_is_what_the_page_shows(tmp_path):

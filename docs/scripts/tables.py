@@ -1,4 +1,4 @@
-"""Writes the tables of docs that are made from code or stored results into their pages.
+"""Writes the tables of docs that are made from code, records or stored results into their pages.
 
 Run it as `python docs/scripts/tables.py`. A table stands between two comments that name it, such as
 `<!-- families:begin -->` and `<!-- families:end -->`, so that a page reads the same in a clone, on a code host and on
@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[1]
 MAKERS: dict[str, Callable[[str], str]] = {
     "families": lambda _: families.table(),
     "commands": lambda _: commands.table(),
-    "claims of": results.tables,
+    "headlines of": results.table,
     "circuits of": lambda names: circuit_tables.table(circuit_tables.stored(names.split())),
     "seeds of": lambda names: circuit_tables.over_seeds(circuit_tables.stored_by_seed(names.split())),
 }

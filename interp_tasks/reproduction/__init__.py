@@ -1,9 +1,11 @@
-"""Tests a paper's claims on existing runs: ``reproduce("matrix-completion")`` and ``interp-run reproduce``.
+"""Tests a paper's claims: ``measure`` runs its studies and keeps records, ``reproduce`` judges the records.
 
-Importing this package imports neither torch nor pandas; reproducing does.
+Importing this package imports neither torch nor pandas; judging imports pandas, measuring both.
 """
 
-from interp_tasks.reproduction.reproduction import Reproduction, reproduce, train_missing
+from interp_tasks.reproduction.measurement import check_records, measure
+from interp_tasks.reproduction.missing_runs import train_missing
+from interp_tasks.reproduction.reproduction import Reproduction, reproduce
 from interp_tasks.reproduction.verdicts import Outcome, Verdict
 
-__all__ = ["Outcome", "Reproduction", "Verdict", "reproduce", "train_missing"]
+__all__ = ["Outcome", "Reproduction", "Verdict", "check_records", "measure", "reproduce", "train_missing"]

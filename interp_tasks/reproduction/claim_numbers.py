@@ -5,28 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
 
 from interp_tasks.measurement import intervals
 from interp_tasks.measurement.intervals import Interval
 from interp_tasks.published import Claim
 from interp_tasks.reproduction.claim_rows import (
     NoRow,
+    Row,
+    Rows,
     Seeds,
     Unmeasured,
+    by_run,
+    count_of,
+    number,
     rows_by_seed,
     rows_where,
     run_divisors,
     seed_of,
     single_runs,
 )
-from interp_tasks.reproduction.runs import config_of
 
-if TYPE_CHECKING:
-    import pandas
-
-
+#: Metrics of `modular generalisation` that a run may end too soon to have.
+RATIO, AT_LEAST, AT_MOST = "ratio of steps", "ratio of steps, at least", "ratio of steps, at most"
+SPREAD, THEN = "last step / first step", "validation when train is at "
 #: The interval that goes with a column.
 INTERVAL_COLUMNS: Mapping[str, tuple[str, str]] = {
     "value": ("value_ci_low", "value_ci_high"),
@@ -86,33 +87,27 @@ class ClaimNumbers:
         return min(len(self.numbers), len(self.against)) if self.against else len(self.numbers)
 
 
-def claim_numbers(claim: Claim, frame: pandas.DataFrame, seeds: Seeds | None = None) -> ClaimNumbers:
+def claim_numbers(claim: Claim, table: Rows, seeds: Seeds | None = None) -> ClaimNumbers:
     """Returns a claim's number on every run, or on every seed where the claim is about several conditions.
+
+    Args:
+        table: the rows of the study's table.
 
     Raises:
         Unmeasured: where the table does not have it.
     """
     seeds = seeds or {}
-    rows = single_runs(rows_where(frame, claim.where))
+    rows = single_runs(rows_where(table, claim.where))
     if claim.reduce == "count":
-        names = rows_where(frame, {key: value for key, value in claim.where.items() if key == "run"})["run"]
-        counts = {name: float((rows["run"] == name).sum()) for name in names.dropna().unique()}
-        return ClaimNumbers(tuple(Number(str(name), count) for name, count in counts.items()))
-    if rows.empty:
+        named = {key: value for key, value in claim.where.items() if key == "run"}
+        runs = filter(None, by_run(rows_where(table, named)))
+        found = by_run(rows)
+        return ClaimNumbers(tuple(Number(name, float(len(found.get(name, ())))) for name in runs))
+    if not rows:
         raise NoRow(f"no row has {claim.where}")
-    counted = rows["n_runs"].fillna(1).astype(int)
-    if (counted > 1).any():
-        if len(rows) > 1 and claim.reduce == "one":
-            raise Unmeasured(f"{len(rows)} rows have {claim.where}")
-        other = None
-        if isinstance(claim.per, dict):
-            other = rows_where(frame, claim.divisor()[1])
-            if len(other) != 1:
-                raise Unmeasured(f"{len(other)} rows have {claim.divisor()[1]}")
-        number = run_number(claim, rows, frame, other, str(rows["run"].iloc[0]))
-        return ClaimNumbers((number,), pooled=int(counted.min()))
-    of_run = rows["run"].fillna("").astype(str)
-    groups = {name: rows[of_run == name] for name in dict.fromkeys(of_run)}
+    if any(count_of(row) > 1 for row in rows):
+        return pooled_number(claim, rows, table)
+    groups = by_run(rows)
     if claim.reduce == MAX_OVER_MIN:
         groups = {name: run_rows for name, run_rows in groups.items() if len(run_rows) > 1}
         if not groups:
@@ -122,34 +117,43 @@ def claim_numbers(claim: Claim, frame: pandas.DataFrame, seeds: Seeds | None = N
         if claim.reduce == "one":
             raise Unmeasured(f"{len(rows)} rows have {claim.where}, of {len(conditions)} conditions")
         groups = rows_by_seed(groups, seeds, len(conditions))
-    others: Mapping[str, pandas.DataFrame | None] = dict.fromkeys(groups)
+    others: Mapping[str, Row | None] = dict.fromkeys(groups)
     against: tuple[float, ...] = ()
     if isinstance(claim.per, dict):
         if claim.reduce != "one":
             raise Unmeasured("a ratio to another row is of one row")
-        others, against = run_divisors(claim, groups, frame, seeds)
+        others, against = run_divisors(claim, groups, table, seeds)
     if against:
         # Divided later, as means: as if there were no divisor.
         plain = claim.model_copy(update={"per": None})
-        numbers = tuple(run_number(plain, run_rows, frame, None, name) for name, run_rows in groups.items())
+        numbers = tuple(run_number(plain, run_rows, table, None, name) for name, run_rows in groups.items())
         return ClaimNumbers(numbers, against)
     numbers = tuple(
-        run_number(claim, run_rows, frame, others[name], name) for name, run_rows in groups.items()
+        run_number(claim, run_rows, table, others[name], name) for name, run_rows in groups.items()
     )
-    return ClaimNumbers(numbers, trained=bool(counted.any()))
+    # A row of a method, which no model was trained for, says that it is of no run.
+    return ClaimNumbers(numbers, trained=any(count_of(row) for row in rows))
 
 
-def run_number(
-    claim: Claim,
-    rows: pandas.DataFrame,
-    frame: pandas.DataFrame,
-    other: pandas.DataFrame | None,
-    name: str = "",
-) -> Number:
+def pooled_number(claim: Claim, rows: Rows, table: Rows) -> ClaimNumbers:
+    """Returns the number of rows that are of several runs already."""
+    if len(rows) > 1 and claim.reduce == "one":
+        raise Unmeasured(f"{len(rows)} rows have {claim.where}")
+    other = None
+    if isinstance(claim.per, dict):
+        others = rows_where(table, claim.divisor()[1])
+        if len(others) != 1:
+            raise Unmeasured(f"{len(others)} rows have {claim.divisor()[1]}")
+        (other,) = others
+    number = run_number(claim, rows, table, other, str(rows[0]["run"]))
+    return ClaimNumbers((number,), pooled=min(map(count_of, rows)))
+
+
+def run_number(claim: Claim, rows: Rows, table: Rows, other: Row | None, name: str = "") -> Number:
     """Returns the number that the claim reduces the rows of one run to."""
     if claim.reduce == "one" and len(rows) != 1:
         raise Unmeasured(f"{len(rows)} rows have {claim.where}")
-    cells = [row_number(claim, rows.iloc[[index]], frame, other) for index in range(len(rows))]
+    cells = [row_number(claim, row, table, other) for row in rows]
     values = [cell.value for cell in cells]
     join = REDUCTIONS_OF_BOUNDS.get(claim.reduce)
     if any(cell.known is not None for cell in cells):
@@ -198,74 +202,58 @@ def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
     return join(lows), join(highs)
 
 
-def row_number(
-    claim: Claim, row: pandas.DataFrame, frame: pandas.DataFrame, other: pandas.DataFrame | None
-) -> Number:
+def row_number(claim: Claim, row: Row, table: Rows, other: Row | None) -> Number:
     """Returns the number of a single row, divided as the claim says."""
-    from interp_tasks.experiments._generalisation.reaches import AT_LEAST, AT_MOST, RATIO
-
-    entry = row.iloc[0]
-    metric = str(entry["metric"]).partition(", ")[0]
-    if metric == RATIO:
-        # The table has the bounds beside it.
-        same_curve = (frame["variant"] == entry["variant"]) & (frame["split"] == entry["split"])
-        ratio_bounds = frame[same_curve & (frame["run"] == entry["run"])].set_index("metric")["value"]
-        low, high = float(ratio_bounds.get(AT_LEAST, math.nan)), float(ratio_bounds.get(AT_MOST, math.nan))
-        low, high = 0.0 if math.isnan(low) else low, math.inf if math.isnan(high) else high
-        if low != high:
-            return Number("", math.nan, (low, high))
-    value, bounds = value_or_bounds(entry, claim.column)
-    interval = examples_interval(entry, claim.column)
-    divisor_interval: Interval | None
+    value, bounds = value_or_bounds(row, claim.column, table)
+    if bounds is not None and kind_of(row) == RATIO:
+        return Number("", math.nan, bounds)
+    interval = examples_interval(row, claim.column)
     if claim.per is None:
         return Number("", value, bounds, interval)
     if claim.per == "variance":
-        divisor, known, divisor_interval = entry_variance(str(entry["run"])), None, None
-        exact = True
-    elif claim.per == "baseline":
-        (divisor, known), divisor_interval, exact = (
-            value_or_bounds(entry, "baseline"),
-            baseline_interval(entry),
-            False,
-        )
-    else:
+        divisor = variance_of(row)
+        scaled = None if interval is None else tuple(sorted(end / divisor for end in interval))
+        return Number("", value / divisor, None, None if scaled is None else (scaled[0], scaled[1]))
+    column, divided_by = "baseline", row
+    if isinstance(claim.per, dict):
         assert other is not None
-        column, _ = claim.divisor()
-        divisor_entry = other.iloc[0]
-        (divisor, known), divisor_interval, exact = (
-            value_or_bounds(divisor_entry, column),
-            examples_interval(divisor_entry, column),
-            False,
-        )
+        column, divided_by = claim.divisor()[0], other
+    divisor, known = value_or_bounds(divided_by, column, table)
+    divisor_interval = examples_interval(divided_by, column)
     if divisor == 0:
         return Number("", math.nan)
     if bounds is not None or known is not None:
         return Number("", math.nan, quotient_of_bounds(bounds or (value, value), known or (divisor, divisor)))
     over_examples = None
-    if interval is not None and exact:
-        low, high = sorted(end / divisor for end in interval)
-        over_examples = low, high
-    elif interval is not None and divisor_interval is not None and not math.isnan(value):
-        value_interval = intervals.bonferroni_interval(interval, value, 2)
+    if interval is not None and divisor_interval is not None and not math.isnan(value):
         over_examples = intervals.quotient(
-            value_interval, intervals.bonferroni_interval(divisor_interval, divisor, 2)
+            intervals.bonferroni_interval(interval, value, 2),
+            intervals.bonferroni_interval(divisor_interval, divisor, 2),
         )
     return Number("", value / divisor, None, over_examples)
 
 
-def row_divisor(claim: Claim, row: pandas.Series, frame: pandas.DataFrame) -> float:
+def row_divisor(claim: Claim, row: Row, table: Rows) -> float:
     """Returns the divisor of a single row's number."""
     if claim.per is None:
         return 1.0
     if claim.per == "variance":
-        return entry_variance(str(row["run"]))
+        return variance_of(row)
     if claim.per == "baseline":
-        return float(row["baseline"])
+        return number(row, "baseline")
     column, where = claim.divisor()
-    others = rows_where(frame, where)
+    others = rows_where(table, where)
     if len(others) != 1:
         raise Unmeasured(f"{len(others)} rows have {where}")
-    return float(others[column].iloc[0])
+    return number(others[0], column)
+
+
+def variance_of(row: Row) -> float:
+    """Returns the variance of an entry of the task, which stands in a record's rows."""
+    variance = number(row, "variance")
+    if math.isnan(variance):
+        raise Unmeasured("the run's task says no variance of an entry")
+    return variance
 
 
 def quotient_of_bounds(above: Interval, below: Interval) -> Interval:
@@ -276,50 +264,50 @@ def quotient_of_bounds(above: Interval, below: Interval) -> Interval:
     return low, math.inf if below[0] == 0 else above[1] / below[0]
 
 
-def value_or_bounds(row: pandas.Series, column: str) -> tuple[float, Interval | None]:
-    """Returns a number of a row, and its bounds where it is a step that the run did not reach."""
-    from interp_tasks.experiments._generalisation.reaches import SPREAD, THEN
+def kind_of(row: Row) -> str:
+    """Returns the name of a row's metric without what it is qualified by."""
+    return str(row["metric"]).partition(", ")[0]
 
-    value = float(row[column])
+
+def value_or_bounds(row: Row, column: str, table: Rows) -> tuple[float, Interval | None]:
+    """Returns a number of a row, and its bounds where it is a step that the run did not reach."""
+    value, metric = number(row, column), kind_of(row)
+    if metric == RATIO:
+        # The table has the bounds beside it.
+        same = [
+            each for each in table if all(each[name] == row[name] for name in ("run", "variant", "split"))
+        ]
+        bounds = {
+            kind: number(each, "value") for each in same if (kind := each["metric"]) in (AT_LEAST, AT_MOST)
+        }
+        low, high = bounds.get(AT_LEAST, math.nan), bounds.get(AT_MOST, math.nan)
+        low, high = 0.0 if math.isnan(low) else low, math.inf if math.isnan(high) else high
+        return value, (low, high) if low != high else None
     if not math.isnan(value):
         return value, None
-    metric = str(row["metric"]).partition(", ")[0]
-    if metric.startswith((SPREAD, THEN.partition("{")[0])):
+    if metric.startswith((SPREAD, THEN)):
         return value, (-math.inf, math.inf)
     if not metric.startswith("step at"):
         return value, None
     if column == "effect":
         return value, (-math.inf, math.inf)
-    last = float(row["step"])
+    last = number(row, "step")
     return value, (0.0 if math.isnan(last) else last, math.inf)
 
 
-def examples_interval(row: pandas.Series, column: str) -> Interval | None:
+def examples_interval(row: Row, column: str) -> Interval | None:
     """Returns the interval over examples that the table has for a number."""
     if column == "baseline":
         return baseline_interval(row)
-    low, high = (float(row[name]) for name in INTERVAL_COLUMNS[column])
+    low, high = (number(row, name) for name in INTERVAL_COLUMNS[column])
     return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
-def baseline_interval(row: pandas.Series) -> Interval | None:
+def baseline_interval(row: Row) -> Interval | None:
     """Returns an interval of the unedited model's number: value − effect, as wide as their two intervals together."""
     value, effect = examples_interval(row, "value"), examples_interval(row, "effect")
-    middle = float(row["baseline"])
+    middle = number(row, "baseline")
     if value is None or effect is None or math.isnan(middle):
         return None
     half = (value[1] - value[0] + effect[1] - effect[0]) / 2
     return middle - half, middle + half
-
-
-@cache
-def entry_variance(run: str) -> float:
-    """Returns Var X of the task that a run learned."""
-    from tasks import get
-
-    name, config = config_of(run)
-    task = get(name, **config)
-    variance = getattr(task, "entry_variance", None)
-    if variance is None:
-        raise Unmeasured(f"task {name!r} says no variance of an entry")
-    return float(variance)

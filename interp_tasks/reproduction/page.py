@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.pages import Column, Page, Section, Table, Text, number, p_value
 from interp_tasks.pages.numbers import interval
-from interp_tasks.published import Claim, Paper, Row
-from interp_tasks.reproduction.runs import Located
-from interp_tasks.reproduction.studies import Done, figure_of
+from interp_tasks.published import Claim, Paper, Row, TrainingRun
 
 if TYPE_CHECKING:
     import pandas
+
+    from interp_tasks.reproduction.reproduction import Reproduction
 
 
 def our_number(row: Mapping[str, Any], formatted: Callable[[float], str] = number) -> str:
@@ -105,31 +105,11 @@ SHOWN = (
 )
 
 
-def page(
-    paper: Paper,
-    preset: str,
-    frame: pandas.DataFrame,
-    summary: str,
-    *,
-    done: Sequence[Done],
-    located: Sequence[Located],
-    missing: Sequence[Located],
-    rows: Sequence[int],
-    folder: str,
-    versions: Mapping[str, str],
-) -> Page:
-    """Returns a page of the claims, experiment by experiment, with every table's rule and every figure.
-
-    Args:
-        frame: a row per outcome, as ``Reproduction.frame`` gives it.
-        summary: a sentence or two on all verdicts.
-        done: each study's result, or why there is none.
-        located, missing: every run of the scale; those that studies lack.
-        rows: experiments of the paper to show; none: all.
-        folder: where missing runs would be trained.
-    """
+def page(reproduction: Reproduction) -> Page:
+    """Returns a page of the claims, experiment by experiment."""
+    paper, frame = reproduction.paper, reproduction.frame()
     sections: list[Section] = [
-        Text(introduction(paper, preset, summary, done, missing)),
+        Text(introduction(reproduction)),
         *headline_tables(paper, frame),
         Table(
             frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
@@ -141,17 +121,13 @@ def page(
             download=frame,
         ),
     ]
-    if missing:
-        sections.append(missing_table(missing, folder))
+    if reproduction.missing:
+        sections.append(missing_table(reproduction.missing, reproduction.folder))
     for row in paper.row:
-        if not rows or row.number in rows:
-            sections += row_sections(paper, row, frame, done, f"{paper.name}-{row.number}")
-    config = {
-        "paper": paper.name,
-        "preset": preset,
-        "runs": {each.run.name: each.base for each in located},
-    }
-    return Page(f"{paper.title}: published and ours", sections, config, versions)
+        if not reproduction.rows or row.number in reproduction.rows:
+            sections += row_sections(paper, row, frame, f"{paper.name}-{row.number}")
+    config = {"paper": paper.name, "preset": reproduction.preset, "runs": list(reproduction.measured)}
+    return Page(f"{paper.title}: published and ours", sections, config, reproduction.versions)
 
 
 def headline_tables(paper: Paper, frame: pandas.DataFrame) -> list[Section]:
@@ -173,37 +149,35 @@ def headline_tables(paper: Paper, frame: pandas.DataFrame) -> list[Section]:
     ]
 
 
-def introduction(
-    paper: Paper, preset: str, summary: str, done: Sequence[Done], missing: Sequence[Located]
-) -> str:
+def introduction(reproduction: Reproduction) -> str:
     """Returns the head of the page: the paper, the scale of the runs, and how our models differ from theirs."""
-    used = (each for study in done if study.result is not None for each in study.job.on)
-    bases = {base for each in used for base in each.bases.values()}
+    paper = reproduction.paper
+    summary = summary_of(reproduction.frame().to_dict("records"))
     departures = "\n".join(f"- {line}" for line in paper.departures)
     return (
-        f"{paper.citation}, repeated at the scale {preset}. {summary}\n\n"
-        f"Measured on {len(bases)} training runs; {len(missing)} more are described but "
-        "not trained. Our models differ from theirs:\n\n"
+        f"{paper.citation}, repeated at the scale {reproduction.preset}. {summary}\n\n"
+        f"Measured on {len(reproduction.measured)} training runs; {len(reproduction.missing)} more are described but "
+        "not measured. Our models differ from theirs:\n\n"
         f"{departures}"
     )
 
 
-def missing_table(missing: Sequence[Located], folder: str) -> Table:
-    """Returns a table of the runs that are not trained, each with its command."""
+def missing_table(missing: Sequence[TrainingRun], folder: str) -> Table:
+    """Returns a table of the runs that are not measured, each with the command that trains it."""
     import pandas
 
     rows = [
         {
-            "run": each.run.name,
-            "role": each.run.role,
-            "hours": each.run.hours,
-            "command": each.run.command(folder),
+            "run": each.name,
+            "role": each.role,
+            "hours": each.hours,
+            "command": each.command(folder),
         }
         for each in missing
     ]
     return Table(
         pandas.DataFrame(rows),
-        "Not trained",
+        "Not measured",
         "Estimated hours are of the machine that the scale is meant for.",
         [
             Column("run", "run"),
@@ -211,14 +185,12 @@ def missing_table(missing: Sequence[Located], folder: str) -> Table:
             Column("hours", "hours"),
             Column("command", "command", sentences=True),
         ],
-        name="not-trained",
+        name="not-measured",
     )
 
 
-def row_sections(
-    paper: Paper, row: Row, frame: pandas.DataFrame, studies: Sequence[Done], name: str
-) -> list[Section]:
-    """Returns an experiment of the paper: its claims with their rules, then a figure for each study and run."""
+def row_sections(paper: Paper, row: Row, frame: pandas.DataFrame, name: str) -> list[Section]:
+    """Returns an experiment of the paper: its claims with their rules, and a table of them."""
     of_experiment = frame[frame["row"] == row.number]
     lines = [
         f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}"
@@ -237,11 +209,6 @@ def row_sections(
                 name=name,
             )
         )
-    for done in studies:
-        # A study that several rows read is drawn with the first of them.
-        if done.result is None or done.job.control or done.job.study.rows[0] != row.number:
-            continue
-        sections.append(done.drawn or figure_of(done.job, done.result))
     return sections
 
 
@@ -249,10 +216,10 @@ def paper_markdown(
     paper: Paper, outcomes: Sequence[Mapping[str, Any]], rows: Sequence[Row], level: int = 2
 ) -> str:
     """Returns a summary, the table of headlines, and a section for each experiment, in Markdown."""
+    table = headlines_markdown(paper, outcomes)
+    headlines = f"{'#' * level} Headlines\n\n{table}" if table else ""
     claims = claims_markdown(paper, outcomes, rows, level)
-    return "\n\n".join(
-        filter(None, (summary_of(outcomes), headlines_markdown(paper, outcomes, level), claims))
-    )
+    return "\n\n".join(filter(None, (summary_of(outcomes), headlines, claims)))
 
 
 def headlines(
@@ -268,7 +235,7 @@ def headlines(
             yield claim, [each for each in of_claim if each["verdict"] != "not run"] or of_claim
 
 
-def headlines_markdown(paper: Paper, outcomes: Sequence[Mapping[str, Any]], level: int = 2) -> str:
+def headlines_markdown(paper: Paper, outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table of what the paper stands on; nothing where no headline was asked for."""
     lines = [
         f"| {markdown_cell(claim.says)}{condition_of(each) if len(shown) > 1 else ''} | {result_cells(claim, each)} |"
@@ -278,8 +245,6 @@ def headlines_markdown(paper: Paper, outcomes: Sequence[Mapping[str, Any]], leve
     if not lines:
         return ""
     head = [
-        f"{'#' * level} Headlines",
-        "",
         f"| finding | {RESULT_HEAD} |",
         "|---|" + "---|" * RESULT_HEAD.count("|") + "---|",
     ]

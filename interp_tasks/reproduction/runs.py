@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from interp_tasks.checkpoints.run_files import (
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
 from interp_tasks.published.paper import as_typed
-from interp_tasks.recipes.spec import seed_numbers
+from interp_tasks.reproduction.records import digest
 from interp_tasks.training.config import SECTIONS, resolve_config
 
 
@@ -32,36 +33,42 @@ class Located:
     Attributes:
         base: what REFs of it begin with (of several seeds a glob); ``None`` where it has not been trained.
         bases: that of each training run, by its seed.
+        paths: the folder of each training run, by its seed.
     """
 
     run: TrainingRun
     base: str | None
     bases: Mapping[int, str] = field(default_factory=dict)
+    paths: Mapping[int, Path] = field(default_factory=dict)
 
     @property
-    def count(self) -> int:
-        """Counts its training runs."""
-        return len(self.bases)
+    def names(self) -> dict[int, str]:
+        """Returns the name of each training run, by its seed: that of the paper's file, wherever it is."""
+        name, several = self.run.name, self.run.seeds is not None
+        return {seed: f"{name}/{path.name}" if several else name for seed, path in self.paths.items()}
 
     @property
-    def condition(self) -> str:
-        """Returns its condition: every setting that affects the weights, but the seed.
-
-        A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
-        """
-        settings = {key: as_typed(value) for key, value in self.run.settings.items()}
-        resolved = resolve_config(self.run.task, self.run.train_preset, settings)
-        train = resolved.train.model_dump(mode="json", exclude=ONLY_RECORDED | {"seed"})
-        if train.get("schedule", "constant") == "constant":
-            del train["steps"]
-        return json.dumps(
-            [resolved.task_name, resolved.task, resolved.model, train], sort_keys=True, default=str
-        )
+    def config(self) -> str:
+        return config_digest(self.run)
 
     def alone(self, seed: int) -> Located:
         """Returns one of its seeds."""
         base = self.bases[seed]
-        return Located(self.run, base, {seed: base})
+        return Located(self.run, base, {seed: base}, {seed: self.paths[seed]})
+
+
+def config_digest(run: TrainingRun) -> str:
+    """Returns a digest of every setting that a run's weights depend on, but the seed: runs that share it are one
+    condition.
+
+    A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
+    """
+    settings = {key: as_typed(value) for key, value in run.settings.items()}
+    resolved = resolve_config(run.task, run.train_preset, settings)
+    train = resolved.train.model_dump(mode="json", exclude=ONLY_RECORDED | {"seed"})
+    if train.get("schedule", "constant") == "constant":
+        del train["steps"]
+    return digest([resolved.task_name, resolved.task, resolved.model, train])
 
 
 def locate(run: TrainingRun, folder: Path) -> Located:
@@ -83,12 +90,11 @@ def locate(run: TrainingRun, folder: Path) -> Located:
         # What was interrupted is not there yet: it is trained on, and nothing is decided on it.
         if run_folders and all(map(is_finished, run_folders)):
             base = f"{prefix}{run.name}"
+            paths = {config_there(each)["train"].get("seed", 0): each for each in run_folders}
             if run.seeds is None:
-                return Located(run, base, {config_there(candidate)["train"].get("seed", 0): base})
-            bases = {
-                config_there(each)["train"].get("seed", 0): f"{base}/{each.name}" for each in run_folders
-            }
-            return Located(run, f"{base}/seed-*", bases)
+                return Located(run, base, dict.fromkeys(paths, base), paths)
+            bases = {seed: f"{base}/{path.name}" for seed, path in paths.items()}
+            return Located(run, f"{base}/seed-*", bases, paths)
     return Located(run, None)
 
 
@@ -162,37 +168,22 @@ def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) ->
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
-    """Returns every run of a scale, in the paper's order; of several seeds those that lack follow one by one."""
-    return [
-        each
-        for run in paper.run
-        if run.preset == preset
-        for located in [locate(run, folder)]
-        for each in (located, *seeds_lacking(located))
-    ]
+    """Returns every run of a scale, in the paper's order."""
+    return [locate(run, folder) for run in paper.run if run.preset == preset]
 
 
-def seeds_lacking(located: Located) -> list[Located]:
-    """Returns the seeds of a run that have not been trained, one by one; none where none has."""
-    run = located.run
-    if run.seeds is None or located.base is None:
-        return []
-    seeds = seed_numbers(run.seeds)
-    return [
-        Located(
-            run.model_copy(
-                update={
-                    "name": f"{run.name}/seed-{seed}",
-                    "seeds": None,
-                    "settings": {**run.settings, "train.seed": seed},
-                    "hours": run.hours / len(seeds),
-                }
-            ),
-            None,
-        )
-        for seed in seeds
-        if seed not in located.bases
-    ]
+@cache
+def entry_variance(run: str) -> float:
+    """Returns the variance of an entry of the matrices that a run learned, given as in a table's column ``run``; NaN
+    where its task says none.
+    """
+    from tasks import get
+
+    try:
+        name, config = config_of(run)
+    except UserError:
+        return math.nan
+    return float(getattr(get(name, **config), "entry_variance", None) or math.nan)
 
 
 def config_of(run_label: str) -> tuple[str, dict[str, Any]]:

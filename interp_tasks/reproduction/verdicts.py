@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from interp_tasks.measurement import intervals
 from interp_tasks.measurement.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
 from interp_tasks.reproduction.claim_numbers import ClaimNumbers, claim_numbers
-from interp_tasks.reproduction.claim_rows import NoRow, Seeds, Unmeasured, single_runs
-
-if TYPE_CHECKING:
-    import pandas
-
+from interp_tasks.reproduction.claim_rows import NoRow, Rows, Seeds, Unmeasured, by_run, single_runs
 
 Verdict = Literal["held", "failed", "undecided", "not testable", "not run", "error"]
 
@@ -60,33 +56,34 @@ class Outcome:
 
 def judge(
     claim: Claim,
-    frame: pandas.DataFrame,
+    table: Rows,
     run: str,
     seeds: Seeds | None = None,
-    controls: Mapping[str, pandas.DataFrame] | None = None,
+    controls: Mapping[str, Rows] | None = None,
 ) -> Outcome:
-    """Returns the verdict on a claim, from its study's table of all runs of one condition.
+    """Returns the verdict on a claim, from its study's rows of all runs of one condition.
 
     Args:
+        table: the rows of the study's table.
         run: the name that the outcome gives to the condition.
         seeds: says which runs are seeds of each other.
         controls: tables of the same study on models that should not pass, by the name of the control.
     """
     try:
-        claimed = claim_numbers(claim, frame, seeds or {})
+        claimed = claim_numbers(claim, table, seeds or {})
     except Unmeasured as unmeasured:
         if isinstance(unmeasured, NoRow) and claim.absent:
             return Outcome(claim, run, 0, "not run", reason=claim.absent)
         return Outcome(claim, run, 0, "error", reason=str(unmeasured))
     outcome = verdict_of_numbers(claim, run, claimed)
-    all_runs = single_runs(frame)["run"].dropna().nunique()
+    all_runs = len([name for name in by_run(single_runs(table)) if name])
     if claim.absent and not claimed.pooled and len(claimed.numbers) < all_runs:
         remark = f"{len(claimed.numbers)} of {all_runs} seeds have such a row; of the others, {claim.absent}"
         outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, remark))))
     control_numbers = []
-    for name, table in (controls or {}).items():
+    for name, rows in (controls or {}).items():
         try:
-            number = shown_value(claim, claim_numbers(claim, table, seeds or {}))
+            number = shown_value(claim, claim_numbers(claim, rows, seeds or {}))
         except Unmeasured:  # an untrained model may have no such row
             number = None
         control_numbers.append((name, number))

@@ -40,12 +40,27 @@ def reproduce(
     runs: Annotated[
         Path, typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")
     ] = Path("runs"),
-    train: Annotated[bool, typer.Option("--train", help="Train what is missing first.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="First measure the runs that have no measurement.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Measure again, and say what comes out otherwise.")] = False,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            "--records",
+            metavar="FILE",
+            help="Measurements beside those that ship.",
+            show_default="measurements.jsonl in --out",
+        ),
+    ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Train what is missing first, and measure it.")
+    ] = False,
     device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu",
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", metavar="N", help="Experiments at a time.", show_default="2, or 1 on one core"
+            "--jobs", metavar="N", help="Runs measured at a time.", show_default="2, or 1 on one core"
         ),
     ] = None,
     out: Annotated[
@@ -57,14 +72,14 @@ def reproduce(
         bool, typer.Option("--verbose", help="Below each line what the claim says, and why the verdict.")
     ] = False,
 ) -> None:
-    """A paper's experiments on the runs that are there: published numbers beside ours.
+    """A paper's claims: published numbers beside ours, and a verdict on each.
 
-    Every claim gets a verdict. Reads the shipped runs, and runs of --runs. What has not been trained is
-    listed with its command and an estimate of its hours, or trained with --train, which goes on where it
-    was interrupted. Writes tables and one page.
+    Judges the measurements that ship, and those of --measure, which runs the paper's experiments on the shipped
+    runs and those of --runs where they have none yet. What has not been trained is listed with its command and
+    an estimate of its hours, or trained with --train. Writes tables and one page.
     """
-    from interp_tasks.reproduction import reproduce, train_missing
-    from interp_tasks.reproduction.reproduction import check
+    from interp_tasks import reproduction
+    from interp_tasks.reproduction.reproduction import checked_paper
 
     check_choice("--format", format, FORMATS)
     check_written_device(device)
@@ -78,19 +93,33 @@ def reproduce(
     check_writable_folder(folder)
     if train:
         check_writable_folder(runs)
-    check(paper, preset, runs, chosen)
+    checked_paper(paper, preset, chosen)
     if train:
         with progress_line(common.quiet) as progress:
             shown = None if progress is None else trainer_progress(progress)
-            train_missing(paper, preset, runs=runs, rows=chosen, device=device, progress=shown)
-    processes = jobs or min(2, os.cpu_count() or 1)
+            reproduction.train_missing(paper, preset, runs=runs, rows=chosen, device=device, progress=shown)
+    file = records or folder / "measurements.jsonl"
+    how: dict[str, Any] = {
+        "file": file,
+        "runs": runs,
+        "rows": chosen,
+        "processes": jobs or min(2, os.cpu_count() or 1),
+    }
+    failed: list[str] = []
     with progress_line(common.quiet) as progress:
-        done = reproduce(paper, preset, runs=runs, rows=chosen, processes=processes, progress=progress)
+        if measure or train:
+            failed = [
+                str(each) for each in reproduction.measure(paper, preset, **how, progress=progress).crashes
+            ]
+        if check:
+            failed += reproduction.check_records(paper, preset, **how, progress=progress)
+    done = reproduction.reproduce(paper, preset, rows=chosen, records=file, runs=runs)
     write_and_show(lambda: done.write(folder), lambda: show(done, format, verbose), common.quiet)
-    for text in done.crashed:
+    failed += done.errors
+    for text in failed:
         note(one_line(text), quiet=False)
-    if done.crashed:
-        raise UserError(f"{len(done.crashed)} of it could not be measured: see above; the rest is written")
+    if failed:
+        raise UserError(f"{len(failed)} of it could not be measured, or came out otherwise: see above")
 
 
 def chosen_rows(rows: str | None) -> tuple[int, ...]:
@@ -147,12 +176,12 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
     if not verbose:
         out.print("--verbose: what each claim says, its rule, interval, runs, controls and reasons.")
     if reproduction.missing:
-        hours = sum(each.run.hours for each in reproduction.missing)
+        hours = sum(each.hours for each in reproduction.missing)
         out.print(
-            f"Not trained: {len(reproduction.missing)} run(s), {hours:.1f} h in all; --train trains them."
+            f"Not measured: {len(reproduction.missing)} run(s), {hours:.1f} h of training; --train does both."
         )
     for each in reproduction.missing:
-        out.print(f"{each.run.hours:g} h: {each.run.command(reproduction.folder)}", style="dim")
+        out.print(f"{each.hours:g} h: {each.command(reproduction.folder)}", style="dim")
 
 
 def print_claim(out: Any, rows: Sequence[Any], short: str, verbose: bool) -> None:

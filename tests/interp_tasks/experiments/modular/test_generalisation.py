@@ -20,6 +20,7 @@ from interp_tasks.measurement.crossings import (
     share_in_order,
 )
 from interp_tasks.published import Claim
+from interp_tasks.reproduction.claim_rows import table_rows
 from interp_tasks.reproduction.verdicts import judge
 
 STEPS = range(0, 1001, 100)
@@ -133,7 +134,7 @@ def test_of_answers_none_of_which_gets_there_there_is_no_spread(tmp_path):
 def judged(result, where, holds, **more):
     """Over examples, so that one run decides: what is asked here is what is known of it."""
     entry = {"id": "c", "row": 1, "study": "s", "source": "1", "says": "It.", "where": where, "holds": holds}
-    return judge(Claim(**entry, **{"over": "examples", **more}), result.frame, "run")
+    return judge(Claim(**entry, **{"over": "examples", **more}), table_rows(result.frame), "run")
 
 
 def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):

@@ -1,0 +1,442 @@
+"""Measures: calls the experiments of a paper's studies on runs, and keeps what claims read as records."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.measurement.subjects import Progress
+from interp_tasks.pages import versions
+from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
+from interp_tasks.published.paper import Control, as_typed
+from interp_tasks.reproduction.claim_rows import Rows, table_rows
+from interp_tasks.reproduction.records import (
+    VARIANCE,
+    Key,
+    MeasuredRun,
+    Record,
+    columns_and_rows,
+    differences,
+    method_of,
+    read_by_claims,
+    read_file,
+    read_records,
+    together_name,
+    write_records,
+)
+from interp_tasks.reproduction.runs import Located, config_there, entry_variance, locate_all
+
+if TYPE_CHECKING:
+    import pandas
+
+    from interp_tasks.experiments import Result
+
+#: Untrained models of one condition.
+MAX_CONTROLS = 3
+#: Controls that are a checkpoint of the run itself, or of its model before training.
+OF_THE_RUN: tuple[Control, ...] = ("untrained", "memorised")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A study on one run, or on all runs of its role.
+
+    Attributes:
+        claims: those of the study.
+        control: what is read in the place of these runs' checkpoints; empty: themselves.
+    """
+
+    study: Study
+    claims: tuple[Claim, ...]
+    on: tuple[Located, ...]
+    control: Control | None = None
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the run, or of all runs of a role, as records have it."""
+        if self.study.together:
+            return together_name(self.study.role, self.on[0].run.preset)
+        (name,) = self.on[0].names.values()
+        return name
+
+    @property
+    def key(self) -> Key:
+        return self.study.id, self.name, self.control or ""
+
+    def refs(self) -> list[str]:
+        bases = [str(located.base) for located in self.on]
+        return [f"{base}@{mark}" for base in bases for mark in self.study.at] or bases
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the keyword arguments, ``{run}`` and ``{trained}`` filled in."""
+        base = str(self.on[0].base)
+        return {key: filled(value, base, base) for key, value in self.study.settings.items()}
+
+    def runs(self) -> tuple[MeasuredRun, ...]:
+        """Returns the training runs that it is on."""
+        return tuple(
+            MeasuredRun(name, seed, config_there(located.paths[seed])["train"]["steps"], located.config)
+            for located in self.on
+            for seed, name in located.names.items()
+        )
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A job that failed by a fault of ours."""
+
+    job: Job
+    reason: str
+
+    def __str__(self) -> str:
+        return f"study {self.job.study.id} on {self.job.name}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The records of all that was measured, and the jobs that failed by a fault of ours."""
+
+    records: tuple[Record, ...]
+    crashes: tuple[Crash, ...] = ()
+
+
+def measure(
+    paper: str | Paper,
+    preset: str = "cpu",
+    *,
+    file: str | Path,
+    runs: str | Path = "runs",
+    rows: Sequence[int] = (),
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> Measured:
+    """Measures the runs at hand that have no record yet, and adds their records to a file.
+
+    Args:
+        paper: a name (``interp_tasks.published.papers()``), or a paper of your own.
+        preset: the scale: ``cpu``, ``reference`` or ``paper``.
+        file: where records are added (JSON Lines); what ships is not measured again.
+        runs: where to look for runs that are not shipped, and for your own in place of those.
+        rows: only studies of these experiments of the paper.
+        processes: runs at a time, in processes of one thread each.
+
+    Raises:
+        UserError: for a folder that holds another run than the paper's.
+    """
+    paper, file = read_paper(paper) if isinstance(paper, str) else paper, Path(file)
+    stored = read_records(paper, file)
+    jobs = [job for job in all_jobs(paper, preset, runs, rows) if not is_recorded(job, stored)]
+    own = read_file(file)
+
+    def keep(record: Record) -> None:
+        own[record.key] = record
+        write_records(file, own.values())
+
+    return perform_all(jobs, processes, Path(runs), progress, keep)
+
+
+def check_records(
+    paper: str | Paper,
+    preset: str = "cpu",
+    *,
+    file: str | Path | None = None,
+    runs: str | Path = "runs",
+    rows: Sequence[int] = (),
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Measures the runs at hand again, and returns a line for everything that their records have otherwise."""
+    paper = read_paper(paper) if isinstance(paper, str) else paper
+    stored = read_records(paper, None if file is None else Path(file))
+    jobs = [job for job in all_jobs(paper, preset, runs, rows) if is_recorded(job, stored)]
+    measured = perform_all(jobs, processes, Path(runs), progress)
+    found = [line for record in measured.records for line in differences(stored[record.key], record)]
+    return [*found, *map(str, measured.crashes)]
+
+
+def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -> list[Job]:
+    """Returns every study and control on every run at hand."""
+    located = [each for each in locate_all(paper, preset, Path(runs)) if each.base is not None]
+    return [*jobs_of(paper, located, rows), *control_jobs(paper, located, rows)]
+
+
+def is_recorded(job: Job, stored: Mapping[Key, Record]) -> bool:
+    """Returns whether there is a record of this job, on exactly these runs."""
+    record = stored.get(job.key)
+    return record is not None and set(record.runs) == set(job.runs())
+
+
+def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
+    """Returns every study, on every run of its role that something can be tested on."""
+    jobs = []
+    for study, claims in studies_of(paper, rows):
+        playing = [each for each in located if each.run.role == study.role]
+        if study.together:
+            jobs += [Job(study, claims, tuple(playing))] if playing else []
+        else:
+            jobs += [Job(study, claims, (one,)) for one in each_alone(playing) if not one.run.untestable]
+    return jobs
+
+
+def studies_of(paper: Paper, rows: Sequence[int]) -> Iterator[tuple[Study, tuple[Claim, ...]]]:
+    """Yields studies with their claims; ``rows`` limits them to studies of these rows."""
+    for study in paper.study:
+        if not rows or set(rows) & set(study.rows):
+            yield study, tuple(claim for claim in paper.claim if claim.study == study.id)
+
+
+def each_alone(several: Sequence[Located]) -> list[Located]:
+    """Returns every seed by itself."""
+    return [each.alone(seed) for each in several for seed in each.bases]
+
+
+def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
+    """Returns every study that a claim asks a control of, on that control.
+
+    Of each condition the first three runs have their untrained model: what they share is what is asked for.
+    """
+    jobs = []
+    for study, claims in studies_of(paper, rows):
+        controls = {name for claim in claims for name in claim.control_names(study)}
+        playing = [each for each in located if each.run.role == study.role]
+        if not study.together:
+            playing = [each for each in playing if not each.run.untestable]
+        for control in (name for name in OF_THE_RUN if name in controls and playing):
+            if study.together:
+                jobs.append(Job(study, claims, tuple(playing), control))
+                continue
+            seen: Counter[str] = Counter()
+            for one in each_alone(playing):
+                seen[one.config] += 1
+                if seen[one.config] <= MAX_CONTROLS:
+                    jobs.append(Job(study, claims, (one,), control))
+        if "shuffled" in controls and playing:
+            others = [each for each in located if each.run.role == study.shuffled]
+            jobs += [Job(study, claims, (one,), "shuffled") for one in each_alone(others)]
+    return jobs
+
+
+def filled(value: Any, run: str, trained: str) -> Any:
+    """Returns a setting with ``{run}`` and ``{trained}`` filled in: they differ where a control stands for the run."""
+    if isinstance(value, str):
+        return value.replace("{run}", run).replace("{trained}", trained)
+    if isinstance(value, list):
+        return [filled(item, run, trained) for item in value]
+    if isinstance(value, dict):
+        return {key: filled(item, run, trained) for key, item in value.items()}
+    return value
+
+
+def perform_all(
+    jobs: Sequence[Job],
+    processes: int,
+    folder: Path,
+    progress: Progress | None = None,
+    keep: Callable[[Record], None] | None = None,
+) -> Measured:
+    """Runs all jobs, those of one run one after the other: what one study has found of it, the next one asks for.
+
+    Args:
+        keep: called with each record as it comes, so that an interruption loses only what is under way.
+    """
+    records: list[Record] = []
+    crashes: list[Crash] = []
+    with TemporaryDirectory() as scratch:
+        for one in performed(groups_of(jobs), processes, Path(scratch), folder):
+            if isinstance(one, Record):
+                records.append(one)
+                if keep is not None:
+                    keep(one)
+            else:
+                crashes.append(one)
+            if progress is not None:
+                study, on = (one.study, one.on) if isinstance(one, Record) else one.job.key[:2]
+                progress(len(records) + len(crashes), len(jobs), f"{study} on {on}")
+    return Measured(tuple(records), tuple(crashes))
+
+
+def groups_of(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
+    """Groups jobs by the run that they are on; the groups that read most checkpoints come first."""
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.name, job.control or ""), []).append(job)
+    return sorted(
+        map(tuple, groups.values()), key=lambda group: sum(len(job.refs()) for job in group), reverse=True
+    )
+
+
+def performed(
+    groups: Sequence[tuple[Job, ...]], processes: int, scratch: Path, folder: Path
+) -> Iterator[Record | Crash]:
+    """Yields what each job gave; several processes have one thread each."""
+    if processes == 1 or len(groups) < 2:
+        for group in groups:
+            for job in group:
+                yield perform(job, scratch, folder)
+        return
+    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=one_thread) as pool:
+        running = {pool.submit(perform_group, group, scratch, folder): group for group in groups}
+        for future in as_completed(running):
+            try:
+                yield from future.result()
+            except BrokenExecutor:
+                for job in running[future]:
+                    yield Crash(job, "a process died: it was killed, or memory ran out")
+
+
+def one_thread() -> None:
+    import warnings
+
+    import torch
+
+    torch.set_num_threads(1)
+    # As the command line does for its own process.
+    warnings.simplefilter("ignore")
+
+
+def perform_group(group: Sequence[Job], scratch: Path, folder: Path) -> list[Record | Crash]:
+    return [perform(job, scratch, folder) for job in group]
+
+
+def perform(job: Job, scratch: Path, folder: Path) -> Record | Crash:
+    """Runs one job. What goes wrong in it does not stop the others; untrained models are left in ``scratch``."""
+    from circuits import CircuitsError
+    from interp_tasks import experiments
+    from interp_tasks.errors import UserError
+    from tasks.errors import TaskError
+
+    made = {"date": datetime.date.today().isoformat(), "device": "cpu", "dtype": "float32", **versions()}
+    record = Record(job.study.id, job.name, job.control or "", job.runs(), method_of(job.study), made)
+    try:
+        if job.control is not None:
+            frame = on_control(job, scratch)
+        else:
+            call = getattr(experiments, job.study.experiment)
+            frame = under_every_mark(job, call(job.refs(), **job.settings()).frame)
+    except (UserError, TaskError, CircuitsError) as error:
+        return replace(record, refused=plain(str(error), folder))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
+        return Crash(job, " ".join(reason.split()))
+    if any(claim.per == "variance" for claim in job.claims):
+        frame = frame.assign(**{VARIANCE: [entry_variance(str(run)) for run in frame["run"]]})
+    table: Rows = [
+        {**row, "run": plain(row["run"], folder), "ref": plain(row["ref"], folder)}
+        for row in table_rows(frame)
+    ]
+    columns, rows = columns_and_rows(read_by_claims(table, job.claims))
+    return replace(record, columns=columns, rows=rows)
+
+
+def plain(text: Any, folder: Path) -> Any:
+    """Returns a text without where the runs that it names were."""
+    return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
+
+
+def under_every_mark(job: Job, frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns a job's table with the rows of a step under every mark of the study that means it.
+
+    Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.
+    Tables that name steps instead, as those of experiments over training do, stay as they are.
+    """
+    import pandas
+
+    from interp_tasks.checkpoints import resolve
+
+    tables, there = [frame], set(frame["ref"].dropna())
+    bases = [base for located in job.on for base in located.bases.values()]
+    for base in bases:
+        asked = [f"{base}@{mark}" for mark in job.study.at]
+        by_mark = frame[frame["ref"].isin(asked)]
+        for ref in asked:
+            if ref not in there and not by_mark.empty:
+                tables.append(by_mark[by_mark["step"] == resolve(ref)[0].step].assign(ref=ref))
+    return tables[0] if len(tables) == 1 else pandas.concat(tables, ignore_index=True)
+
+
+def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
+    """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
+    import pandas
+
+    # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
+    marks = {"untrained": "0", "memorised": str(job.study.memorised)}
+    mark = marks.get(str(job.control), "last")
+    named = {}
+    for each in job.on:
+        for seed, base in each.bases.items():
+            named[base] = untrained(each.run, seed, scratch) if job.control == "untrained" else base
+    stand_in = dict(zip(named.values(), named, strict=True))
+    (trained, first), *_ = named.items()
+    settings = {key: filled(marked(value, mark), first, trained) for key, value in job.study.settings.items()}
+    refs = tuple(f"{run}@{mark}" if job.study.at else run for run in named.values())
+    result = called(job.study.experiment, refs, json.dumps(settings))
+    frame = result.frame.assign(run=result.frame["run"].replace(stand_in))
+    copies = []
+    for wanted in job.study.at or ("",):
+        refs = frame["ref"].map(
+            lambda ref, wanted=wanted: renamed(str(ref), stand_in, wanted if job.study.at else None)
+        )
+        copies.append(frame.assign(ref=refs))
+    return copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
+
+
+@lru_cache(maxsize=1)
+def called(experiment: str, refs: tuple[str, ...], settings: str) -> Result:
+    """Returns an experiment's table; of two studies of different steps, one after the other, which ask the same of the
+    same untrained model, the second finds it there.
+    """
+    from interp_tasks import experiments
+
+    call: Callable[..., Result] = getattr(experiments, experiment)
+    return call(list(refs), **json.loads(settings))
+
+
+def marked(value: Any, mark: str) -> Any:
+    """Replaces, in settings, a checkpoint of the run itself by that of the control."""
+    if isinstance(value, str):
+        return re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
+    if isinstance(value, list):
+        return [marked(item, mark) for item in value]
+    return {key: marked(item, mark) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
+    run, _, step = ref.rpartition("@")
+    return ref if run not in stand_in else f"{stand_in[run]}@{step if mark is None else mark}"
+
+
+def untrained(run: TrainingRun, seed: int, scratch: Path) -> str:
+    """Returns a folder with the model of a run before its first step: the same settings, no steps.
+
+    It is made once and stays in ``scratch``, as nearly every study of a run asks for it.
+    """
+    from interp_tasks.training.config import resolve_config
+    from interp_tasks.training.trainer import train_resolved
+
+    out = scratch / run.name / f"seed-{seed}"
+    if not out.exists():
+        settings = {key: as_typed(value) for key, value in run.settings.items()}
+        resolved = resolve_config(run.task, run.train_preset, settings)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may make the same one: what stands at its place is whole, whoever is first.
+        made = Path(mkdtemp(dir=scratch)) / "run"
+        train_resolved(resolved, made, seed=seed, steps=0)
+        try:
+            made.rename(out)
+        except OSError:
+            if not out.exists():
+                raise
+    return out.as_posix()
