@@ -337,7 +337,7 @@ def perform(job: Job, scratch: Path, folder: Path) -> Record | Crash:
         {**row, "run": plain(row["run"], folder), "ref": plain(row["ref"], folder)}
         for row in table_rows(frame)
     ]
-    columns, rows = columns_and_rows(read_by_claims(table, job.claims))
+    columns, rows = columns_and_rows(read_by_claims(table, job.claims, job.control == "shuffled"))
     return replace(record, columns=columns, rows=rows)
 
 

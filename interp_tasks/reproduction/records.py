@@ -113,13 +113,19 @@ def rule_of(claim: Claim) -> str:
     return digest([claim.study, rule])
 
 
-def read_by_claims(table: Rows, claims: Iterable[Claim]) -> Rows:
-    """Returns the rows of a study's table that claims read: theirs, their divisors', and a row of every run."""
+def read_by_claims(table: Rows, claims: Iterable[Claim], stand_in: bool = False) -> Rows:
+    """Returns the rows of a study's table that claims read: theirs, their divisors', and a row of every run.
+
+    Args:
+        stand_in: these runs stand for others, whose names claims ask for.
+    """
     first = {row["run"]: row for row in reversed(table) if row["draw"] is None}
     wanted = {id(row) for row in first.values()}
     curves = set()
     for claim in claims:
         filters = [claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])]
+        if stand_in:
+            filters = [{key: value for key, value in where.items() if key != "run"} for where in filters]
         found = [row for where in filters for row in rows_where(table, where)]
         wanted |= set(map(id, found))
         # Of a ratio that a run ends too soon to have, its bounds are read.
