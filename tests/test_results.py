@@ -166,6 +166,7 @@ def row(**changes):
         "reason": "",
         "command": "",
         "runs": [],
+        "headline": changes.get("claim", "falls") == "falls",
         **dict.fromkeys(NUMBERS),
         **changes,
     }

@@ -59,6 +59,8 @@ class TrainingRun(Entry):
         recipe: the one that trains and ships it under its name, which then says task, preset and settings.
         hours: estimated training time, on two cores or (preset paper) on one large GPU.
         untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
+        published: whether it is the paper's own configuration. Headlines are decided and corrected on that alone where
+            it is there; runs of other recipes are conditions beside it.
     """
 
     name: str
@@ -71,6 +73,7 @@ class TrainingRun(Entry):
     recipe: str = ""
     hours: float = Field(gt=0)
     untestable: str = ""
+    published: bool = False
 
     @field_validator("seeds")
     @classmethod

@@ -19,6 +19,7 @@ class Entry:
     Attributes:
         condition: shared by runs that a claim is decided on together.
         unfit: why nothing can be tested on it.
+        published: whether it is of the paper's own configuration.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Entry:
     record: Record | None = None
     lacking: tuple[TrainingRun, ...] = ()
     unfit: str = ""
+    published: bool = False
 
     @property
     def is_measured(self) -> bool:
@@ -116,7 +118,7 @@ def entries_of(
     for run in playing:
         config = configs[run.name]
         if run.untestable:
-            entries.append(Entry(run.name, config, unfit=run.untestable))
+            entries.append(Entry(run.name, config, unfit=run.untestable, published=run.published))
             continue
         found = {name: records.get((study.id, name, "")) for name in names_of(run).values()}
         # A record of other settings is of another run.
@@ -125,8 +127,11 @@ def entries_of(
             for name, record in found.items()
             if record is not None and all(each.config == config for each in record.runs)
         }
-        entries += [Entry(name, config, record) for name, record in fitting.items()]
-        entries += [Entry(each.name, config, lacking=(each,)) for each in lacking_of(run, fitting)]
+        entries += [Entry(name, config, record, published=run.published) for name, record in fitting.items()]
+        entries += [
+            Entry(each.name, config, lacking=(each,), published=run.published)
+            for each in lacking_of(run, fitting)
+        ]
     return entries
 
 

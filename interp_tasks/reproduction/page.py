@@ -230,7 +230,7 @@ def headlines(
     Conditions that are not trained are left out, where the claim has others: they stand among all claims.
     """
     for claim in sorted(paper.claim, key=lambda claim: claim.row):
-        of_claim = [each for each in outcomes if each["claim"] == claim.id and claim.headline]
+        of_claim = [each for each in outcomes if each["claim"] == claim.id and each["headline"]]
         if of_claim:
             yield claim, [each for each in of_claim if each["verdict"] != "not run"] or of_claim
 

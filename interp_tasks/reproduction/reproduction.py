@@ -64,6 +64,7 @@ class Reproduction:
         import pandas
 
         titles = {row.number: row.title for row in self.paper.row}
+        headlines = headline_outcomes(self.outcomes)
         rows = []
         for each in self.outcomes:
             controls = dict(each.controls)
@@ -73,7 +74,7 @@ class Reproduction:
                     "row": each.claim.row,
                     "experiment": titles[each.claim.row],
                     "claim": each.claim.id,
-                    "headline": each.claim.headline,
+                    "headline": each in headlines,
                     "says": each.claim.says,
                     "source": each.claim.source,
                     "published": each.claim.published,
@@ -256,7 +257,12 @@ def decide(claim: Claim, evidence: Evidence, preset: str, folder: str) -> list[O
         return [Outcome(claim, name, 0, "not testable", reason=claim.scale[preset])]
     if not conditions:
         return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
-    return [decide_on(claim, evidence, entries, folder) for entries in conditions.values()]
+    return [
+        replace(
+            decide_on(claim, evidence, entries, folder), published=any(entry.published for entry in entries)
+        )
+        for entries in conditions.values()
+    ]
 
 
 def condition_name(entries: Sequence[Entry]) -> str:
@@ -367,13 +373,27 @@ def with_shuffled(evidence: Evidence, measured: Sequence[Entry]) -> Seeds:
     return {**evidence.seeds, **{name: Seed(condition, evidence.seeds[name].seed) for name in others}}
 
 
+def headline_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Returns the outcomes that a paper's headlines are decided on."""
+    published = {each.claim.id for each in outcomes if each.published}
+    return [
+        each
+        for each in outcomes
+        if each.claim.headline and (each.published or each.claim.id not in published)
+    ]
+
+
 def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Adjusts the headline p-values by Holm; a verdict that is not significant then becomes undecided."""
+    """Adjusts the headline p-values by Holm; a verdict that is not significant then becomes undecided.
+
+    A headline counts once, on the published configuration, where that is among its conditions.
+    """
     import numpy
 
     from circuits.statistics import holm
 
-    tested = [index for index, each in enumerate(outcomes) if each.claim.headline and each.p is not None]
+    headlines = headline_outcomes(outcomes)
+    tested = [index for index, each in enumerate(outcomes) if each in headlines and each.p is not None]
     adjusted = list(outcomes)
     p_values = numpy.array([outcomes[each].p for each in tested], float)
     for index, p in zip(tested, holm(p_values).tolist(), strict=True):

@@ -34,6 +34,7 @@ class Outcome:
             paper.
         controls: the number of each model that should not pass, by the name of the control.
         command, hours: the training that a claim still needs where it was not run.
+        published: whether it is of the paper's own configuration.
     """
 
     claim: Claim
@@ -52,6 +53,7 @@ class Outcome:
     controls: tuple[tuple[str, float | None], ...] = ()
     command: str = ""
     hours: float | None = None
+    published: bool = False
 
 
 def judge(
