@@ -233,21 +233,6 @@ def row_number(claim: Claim, row: Row, table: Rows, other: Row | None) -> Number
     return Number("", value / divisor, None, over_examples)
 
 
-def row_divisor(claim: Claim, row: Row, table: Rows) -> float:
-    """Returns the divisor of a single row's number."""
-    if claim.per is None:
-        return 1.0
-    if claim.per == "variance":
-        return variance_of(row)
-    if claim.per == "baseline":
-        return number(row, "baseline")
-    column, where = claim.divisor()
-    others = rows_where(table, where)
-    if len(others) != 1:
-        raise Unmeasured(f"{len(others)} rows have {where}")
-    return number(others[0], column)
-
-
 def variance_of(row: Row) -> float:
     """Returns the variance of an entry of the task, which stands in a record's rows."""
     variance = number(row, "variance")

@@ -12,8 +12,6 @@ from interp_tasks.published import Claim, Paper, Row, TrainingRun
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.reproduction.reproduction import Reproduction
-
 
 def our_number(row: Mapping[str, Any], formatted: Callable[[float], str] = number) -> str:
     """Returns our number with what it is of, or its bounds, where runs end too soon; a dash where there is neither."""
@@ -105,11 +103,27 @@ SHOWN = (
 )
 
 
-def page(reproduction: Reproduction) -> Page:
-    """Returns a page of the claims, experiment by experiment."""
-    paper, frame = reproduction.paper, reproduction.frame()
+def page(
+    paper: Paper,
+    preset: str,
+    frame: pandas.DataFrame,
+    *,
+    measured: Sequence[str],
+    missing: Sequence[TrainingRun],
+    rows: Sequence[int],
+    folder: str,
+    versions: Mapping[str, str],
+) -> Page:
+    """Returns a page of the claims, experiment by experiment.
+
+    Args:
+        frame: a row per outcome, as ``Reproduction.frame`` gives it.
+        measured, missing: names of the runs behind it; the runs that studies lack.
+        rows: experiments of the paper to show; none: all.
+        folder: where missing runs would be trained.
+    """
     sections: list[Section] = [
-        Text(introduction(reproduction)),
+        Text(introduction(paper, preset, frame, len(measured), len(missing))),
         *headline_tables(paper, frame),
         Table(
             frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
@@ -121,13 +135,13 @@ def page(reproduction: Reproduction) -> Page:
             download=frame,
         ),
     ]
-    if reproduction.missing:
-        sections.append(missing_table(reproduction.missing, reproduction.folder))
+    if missing:
+        sections.append(missing_table(missing, folder))
     for row in paper.row:
-        if not reproduction.rows or row.number in reproduction.rows:
+        if not rows or row.number in rows:
             sections += row_sections(paper, row, frame, f"{paper.name}-{row.number}")
-    config = {"paper": paper.name, "preset": reproduction.preset, "runs": list(reproduction.measured)}
-    return Page(f"{paper.title}: published and ours", sections, config, reproduction.versions)
+    config = {"paper": paper.name, "preset": preset, "runs": list(measured)}
+    return Page(f"{paper.title}: published and ours", sections, config, versions)
 
 
 def headline_tables(paper: Paper, frame: pandas.DataFrame) -> list[Section]:
@@ -149,16 +163,13 @@ def headline_tables(paper: Paper, frame: pandas.DataFrame) -> list[Section]:
     ]
 
 
-def introduction(reproduction: Reproduction) -> str:
+def introduction(paper: Paper, preset: str, frame: pandas.DataFrame, measured: int, missing: int) -> str:
     """Returns the head of the page: the paper, the scale of the runs, and how our models differ from theirs."""
-    paper = reproduction.paper
-    summary = summary_of(reproduction.frame().to_dict("records"))
     departures = "\n".join(f"- {line}" for line in paper.departures)
     return (
-        f"{paper.citation}, repeated at the scale {reproduction.preset}. {summary}\n\n"
-        f"Measured on {len(reproduction.measured)} training runs; {len(reproduction.missing)} more are described but "
-        "not measured. Our models differ from theirs:\n\n"
-        f"{departures}"
+        f"{paper.citation}, repeated at the scale {preset}. {summary_of(frame.to_dict('records'))}\n\n"
+        f"Measured on {measured} training runs; {missing} more are described but not measured. "
+        f"Our models differ from theirs:\n\n{departures}"
     )
 
 

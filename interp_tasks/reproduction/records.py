@@ -16,9 +16,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.table import COLUMNS
-from interp_tasks.disk import atomic_write
 from interp_tasks.published import Claim, Paper, Study
 from interp_tasks.reproduction.claim_numbers import RATIO, kind_of
 from interp_tasks.reproduction.claim_rows import Row, Rows, number, rows_where

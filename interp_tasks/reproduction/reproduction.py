@@ -132,7 +132,16 @@ class Reproduction:
         return paper_markdown(self.paper, outcomes, rows)
 
     def page(self) -> Page:
-        return page(self)
+        return page(
+            self.paper,
+            self.preset,
+            self.frame(),
+            measured=self.measured,
+            missing=self.missing,
+            rows=self.rows,
+            folder=self.folder,
+            versions=self.versions,
+        )
 
     def write(self, folder: str | Path) -> list[Path]:
         """Writes ``claims.csv``, ``.json`` and ``.md``, and ``index.html``.

@@ -149,15 +149,6 @@ def check_settings(run: TrainingRun, path: Path) -> None:
             compare(run, path, f"{section}.{key}", value, stored.get(key))
 
 
-def is_alike(run: TrainingRun, path: Path) -> bool:
-    """Tells whether a folder holds a finished run of these settings, whatever its seed."""
-    try:
-        check_settings(run.model_copy(update={"seeds": "any"}), path)
-    except UserError:
-        return False
-    return is_finished(path)
-
-
 def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) -> None:
     listed = [list(value) if isinstance(value, tuple) else value for value in (wanted, stored)]
     if listed[0] != listed[1]:
