@@ -43,7 +43,9 @@ def reproduce(
     measure: Annotated[
         bool, typer.Option("--measure", help="First measure the runs that have no measurement.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Measure again, and say what comes out otherwise.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Measure again, and say what comes out otherwise.")
+    ] = False,
     records: Annotated[
         Path | None,
         typer.Option(
