@@ -66,11 +66,15 @@ def curve(
     bars: bool = False,
     **panel: Any,
 ) -> Panel:
-    """Returns a line per series, with a band where it has bounds, or with `bars` an interval at each point."""
+    """Returns a line per series, with a band where it has bounds; with `bars`, or of a single point, an interval at each
+    point.
+    """
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
         colour, symbol, dash = _look(one, index)
-        if one.low is not None and one.high is not None and not bars:
+        # A band of one point has no width.
+        each = bars or len(one.x) == 1
+        if one.low is not None and one.high is not None and not each:
             red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
             traces.append(
                 {
@@ -92,7 +96,7 @@ def curve(
             "line": {"color": colour, "dash": dash, "width": 1.8},
             "marker": {"symbol": symbol, "size": 7, "color": colour},
         }
-        traces.append(_trace(name, one, {"type": "scatter", **line}, x, bars))
+        traces.append(_trace(name, one, {"type": "scatter", **line}, x, each))
     axes = {"x": {"title": {"text": x}}, "y": {"title": {"text": y}}}
     for letter, log in (("x", log_x), ("y", log_y)):
         if log:

@@ -302,7 +302,7 @@ def screening_figure(
             hover=[f"{n}<br>effect {e:.4g}" for n, e in zip(names, rows["effect"], strict=True)],
         )
         row = by_metric.loc[metric]
-        title = f"{metric}: Spearman {row['spearman']:.2f} over {row['n']} of {row['of']}"
+        title = f"{metric}: Spearman {row['spearman']:.2f} over {row['n']:.0f} of {row['of']:.0f}"
         panels.append(
             scatter(
                 {"equal": _diagonal(ends), "measured": measured._replace(look=0)},

@@ -146,7 +146,9 @@ def _versions(model: nn.Module) -> tuple[list[Tensor], list[tuple[int, int, int]
     tensors: list[Tensor] = []
     hooks: list[int] = []
     for module in modules_of(model):
-        hooks += (len(module._forward_hooks), len(module._forward_pre_hooks))
+        # Modules of transformers get hooks of that library's own at their first forward.
+        if not type(module).__module__.startswith("transformers."):
+            hooks += (len(module._forward_hooks), len(module._forward_pre_hooks))
         for held in (module._parameters, module._buffers):
             # What a module does not store it computes, and may write anew in every run: rotary frequencies by length.
             computed = module._non_persistent_buffers_set

@@ -421,7 +421,7 @@ def test_interventions_of_several_forwards_get_their_own_rows(causal, tokens, ot
         ({"metric": lambda output: output[:, -1, 0].detach()}, "has no gradient"),
         ({"metric": lambda output: {"a": output[:, 0, 0], "b": output[:, 0, 0]}}, "one metric at a time"),
         ({"batch": [1]}, "batch= goes with metric="),
-        ({"batch_size": 0}, "batch_size=0; give the number of examples"),
+        ({"batch_size": 0}, "batch_size=0; give the number of rows in a forward"),
         ({"positions": [6]}, "no position 6"),
         ({"positions": torch.ones(8, 6, dtype=torch.bool)}, "whole numbers, the same in every example"),
     ],

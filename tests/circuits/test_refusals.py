@@ -406,7 +406,7 @@ REFUSALS: list[tuple[Any, ...]] = [
         "positional_embedding_type='shortformer'",
     ),
     (lambda: run(build(gated_mlp=True, act_fn="solu_ln"), tokens), "gated_mlp", "act_fn='solu_ln'"),
-    (from_hugging_face, "GPT2LMHeadModel", "its output is not that of the model it wraps"),
+    (from_hugging_face, "GPT2LMHeadModel", "was not tested"),
     (altered_attention, "rebuilt from q, k and v"),
     (cancelled_stream, "too few digits"),
     # Heads.
@@ -933,7 +933,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: linear(sites=RESULT), f"{RESULT} never fired", "switched off"),
     (
         lambda: probe.linear(build(use_hook_tokens=True), tokens, tokens / 1, sites="hook_tokens"),
-        "hook_tokens is [6, 6]",  # of the examples to fit
+        "hook_tokens is [8, 6]",
         "[batch pos ...]",
     ),
     (lambda: linear(sites="scores"), "hook_attn_scores", "not finite", "masked"),

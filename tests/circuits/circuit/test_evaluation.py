@@ -373,7 +373,7 @@ def test_controls_of_a_circuit_of_some_positions_have_as_many(model, tokens, oth
         assert sorted(name.partition(" @ ")[2] for name in one) == ["1,3", "2", "all but 0"]
 
 
-def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens, monkeypatch):
+def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens):
     asked = {"random": 2, "subsets": 2, "greedy": 1, **FEW}
     for source, how in (
         (other_tokens, "resample"),
@@ -382,12 +382,8 @@ def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens,
     ):
         results = []
         for size in (512, 3):
-            monkeypatch.setattr(_measurement, "EXAMPLES_PER_PIECE", size)
-            results.append(
-                circuit.evaluate(
-                    model, circuit.edges(CHAIN), tokens, source, pair, batch=torch.arange(8), how=how, **asked
-                )
-            )
+            options = {"batch": torch.arange(8), "how": how, "batch_size": size, **asked}
+            results.append(circuit.evaluate(model, circuit.edges(CHAIN), tokens, source, pair, **options))
         for table in ("frame", "completeness", "minimality", "baseline"):
             whole, pieces = (getattr(one, table).select_dtypes("number") for one in results)
             assert not whole.empty
@@ -395,13 +391,12 @@ def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens,
 
 
 @pytest.mark.parametrize(("size", "where"), [(512, "circuits"), (3, "examples")])
-def test_a_metric_that_is_there_at_times(model, tokens, other_tokens, monkeypatch, size, where):
+def test_a_metric_that_is_there_at_times(model, tokens, other_tokens, size, where):
     """Of a lambda the message has the one name that it has."""
-    monkeypatch.setattr(_measurement, "EXAMPLES_PER_PIECE", size)
     found = iter([metric])
     at_first = lambda output: next(found, lambda x: {"other": metric(x)})(output)  # noqa: E731
     with pytest.raises(CircuitsError, match=rf"^metric: returned for some {where} only$"):
-        circuit.evaluate(model, circuit.edges(CHAIN), tokens, other_tokens, at_first, **FEW)
+        circuit.evaluate(model, circuit.edges(CHAIN), tokens, other_tokens, at_first, batch_size=size, **FEW)
 
 
 def test_several_metrics_and_the_default_one(model, tokens, other_tokens):

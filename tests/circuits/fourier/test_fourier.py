@@ -444,7 +444,10 @@ def test_plots_show_the_shares():
     found = fourier.clusters(spectrum)
     inside, outside = found.plot().data
     assert list(inside.x) == ["3", "3", "4", "11", "3"]
-    assert list(outside.customdata) == [5, 6]
+    assert list(inside.customdata) == [f"neuron {number}" for number in range(5)]
+    assert list(outside.customdata) == ["neuron 5", "neuron 6"]
+    # Neuron 7 is constant: it has no frequency.
+    np.testing.assert_allclose(outside.y, 100 * found.share[5:7])
     np.testing.assert_allclose(inside.y, 100 * found.share[:5])
     axis = found.plot().layout.xaxis
     assert list(axis.categoryarray)[:2] == ["3", "4"]

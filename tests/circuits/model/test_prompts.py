@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformer_lens
 import transformers
-from circuits.probe._targets import read_targets
 from hypothesis import strategies as st
 
 from circuits import (
@@ -32,6 +31,7 @@ from circuits import (
     sweep,
 )
 from circuits.interventions.replacements import derangement
+from circuits.probe._inputs import read_targets
 
 HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
 

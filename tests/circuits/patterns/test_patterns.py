@@ -739,8 +739,11 @@ def test_plot_has_a_map_per_head(causal, tokens):
     assert list(trace.x) == list(trace.y) == list("abcdef")
     titles = [note.text for note in figure.layout.annotations]
     assert titles == [*(f"head {x}" for x in ("0.0", "0.1", "0.2", "0.3", "1.0", "1.1")), "mine", "head 1.3"]
-    assert figure.layout.coloraxis.cmin == 0
-    assert all(trace.coloraxis == "coloraxis" for trace in figure.data)
+    # One scale of colours from 0 for all heads, each row of heads with its bar.
+    largest = max(float(maps.of((layer, head))[1:].max()) for layer in range(2) for head in range(4))
+    assert {(trace.zmin, trace.colorscale) for trace in figure.data} == {(0, figure.data[0].colorscale)}
+    assert [trace.zmax for trace in figure.data] == pytest.approx([largest] * 8)
+    assert [trace.showscale for trace in figure.data] == [False, False, False, True] * 2
     with pytest.raises(CircuitsError, match="5 labels for 6 positions"):
         maps.plot(labels=list("abcde"))
 

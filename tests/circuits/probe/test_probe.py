@@ -390,7 +390,7 @@ def test_a_list_or_a_column_of_a_table_is_a_target(causal, inputs):
 def test_a_line_of_one_layer_has_its_interval_as_bars_and_others_have_bands(causal, inputs):
     found = probe.linear(causal, inputs, inputs, ["embed", "resid_post"], kind="classification", draws=20)
     frame = found.frame.set_index("site")
-    drawn = {trace.name: trace for trace in found.plot().data if trace.name in ("embed, all entries", "band")}
+    drawn = {trace.name: trace for trace in found.plot().data}
     bars = drawn["embed, all entries"].error_y
     low, high = (
         frame.loc["embed", "value"] + sign * bars[way][0] for sign, way in ((-1, "arrayminus"), (1, "array"))
@@ -398,7 +398,11 @@ def test_a_line_of_one_layer_has_its_interval_as_bars_and_others_have_bands(caus
     assert (low, high) == pytest.approx(
         (frame.loc["embed", "value_ci_low"], frame.loc["embed", "value_ci_high"])
     )
-    assert list(drawn["band"].y) == frame.loc["resid_post", "value_ci_low"].tolist()
+    assert "embed, all entries, band" not in drawn
+    # There along the upper bounds, back along the lower ones.
+    of_site = frame.loc["resid_post"]
+    ends = [*of_site["value_ci_high"], *of_site["value_ci_low"][::-1]]
+    assert list(drawn["resid_post, all entries, band"].y) == ends
 
 
 def test_print_shows_the_scores_and_of_a_map_its_shape(causal, inputs):
@@ -688,22 +692,32 @@ def test_the_figure_has_a_band_a_line_and_both_controls_in_each_panel(
         draws=20,
     )
     figure = found.plot()
-    *drawn, dotted, dashed = figure.data
-    assert [(key.name, key.line.dash) for key in (dotted, dashed)] == [
-        ("shuffled", "dot"),
-        ("untrained", "dash"),
-    ]
-    dashes = [trace.line.dash for trace in drawn]
     # (mse, r2, cosine, abs_cosine of the numbers, accuracy of the classes) × (all, hidden)
-    assert (dashes.count("dot"), dashes.count("dash")) == (10, 10)
+    lines = [
+        rows
+        for _, panel in found.frame.groupby(["target", "metric"], sort=False)
+        for _, rows in panel.groupby("split", sort=False)
+    ]
+    for column, dash in (("shuffled", "dot"), ("untrained", "dash")):
+        drawn = [list(trace.y) for trace in figure.data if trace.line.dash == dash]
+        assert drawn == [rows[column].tolist() for rows in lines]
+        assert len(drawn) == 10
+    # What the dashes mean is said above.
+    said = figure.layout.title.subtitle.text.replace("<br>", " ")
+    assert "Dotted: targets exchanged between examples. Dashed: of an untrained model." in said
+    bands = [trace.y for trace in figure.data if trace.fill == "toself"]
+    assert [list(band) for band in bands] == [
+        [*rows["value_ci_high"], *rows["value_ci_low"][::-1]] for rows in lines
+    ]
     rows = found.frame[(found.frame["metric"] == "mse") & (found.frame["split"] == "hidden")]
     line = next(t for t in figure.data if t.mode == "lines+markers" and list(t.y) == rows["value"].tolist())
     assert (list(line.x), line.name) == (["0", "1"], "hidden entries")
-    assert [t.name for t in drawn if t.showlegend] == ["all entries", "hidden entries"]
+    assert [t.name for t in figure.data if t.showlegend] == ["all entries", "hidden entries"]
     titles = ["numbers: mse", "numbers: r2", "numbers: cosine", "numbers: abs_cosine", "classes: accuracy"]
     # One that is too long for its panel is broken into lines.
     assert [note.text.replace("<br>", " ") for note in figure.layout.annotations] == titles
-    assert len(found.plot("accuracy").data) == 10 + 2
+    # A line, its band and two controls of each split.
+    assert len(found.plot("accuracy").data) == 2 * 4
     with pytest.raises(CircuitsError, match="no metric 'loss'; it has mse, r2, cosine, abs_cosine, accuracy"):
         found.plot("loss")
 
