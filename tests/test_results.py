@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -80,16 +79,14 @@ from pathlib import Path
 from interp_tasks.checkpoints import refs
 refs.zoo_folder = lambda: Path("nowhere")
 from interp_tasks.reproduction import reproduce
-print(hash(reproduce("grokfast").outcomes), "torch" in sys.modules)
+print(reproduce("grokfast").to_json())
+print("torch" in sys.modules)
 """
-    environment = os.environ | {"PYTHONHASHSEED": "0"}
     command = [sys.executable, "-c", told]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     command[2] = told.replace("refs.zoo_folder", "other")
-    assert (
-        subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == alone
-    )
-    assert alone.split()[1] == "False"
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == alone
+    assert alone.split()[-1] == "False"
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def print_claim(out: Any, rows: Sequence[Any], short: str, verbose: bool) -> Non
     # Words that do not fit say nothing once they are cut: --verbose has them.
     published = published_number(first)
     published = published if 0 < len(published) <= PUBLISHED else "–"
-    star = " *" if first["headline"] else ""
+    star = " *" if any(each["headline"] for each in rows) else ""
     name = first["claim"] + star
     if short and len(name) > name_width(out.width):
         name = short + star

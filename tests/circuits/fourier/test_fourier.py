@@ -446,7 +446,7 @@ def test_plots_show_the_shares():
     assert list(inside.x) == ["3", "3", "4", "11", "3"]
     assert list(inside.customdata) == [f"neuron {number}" for number in range(5)]
     assert list(outside.customdata) == ["neuron 5", "neuron 6"]
-    # Neuron 7 is constant: it has no frequency.
+    # The dead neuron, the last, has no frequency.
     np.testing.assert_allclose(outside.y, 100 * found.share[5:7])
     np.testing.assert_allclose(inside.y, 100 * found.share[:5])
     axis = found.plot().layout.xaxis

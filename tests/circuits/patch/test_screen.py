@@ -850,11 +850,16 @@ def test_the_plot_shows_what_was_measured(causal, tokens, other_tokens):
         assert list(points.x) == part["estimate"].tolist()
         assert list(points.y) == part["effect"].tolist()
         # Who hovers over a point is told which patch it is, and its effect.
-        says = [f"{name}<br>effect {effect:.4g}" for name, effect in zip(part["variant"], part["effect"], strict=True)]
+        says = [
+            f"{name}<br>effect {effect:.4g}"
+            for name, effect in zip(part["variant"], part["effect"], strict=True)
+        ]
         assert list(points.customdata) == says
         assert "%{customdata}" in points.hovertemplate
         ends = part[["effect_ci_low", "effect_ci_high"]].to_numpy()
-        drawn = np.array(points.y)[:, None] + np.array([points.error_y.arrayminus, points.error_y.array]).T * [-1, 1]
+        drawn = np.array(points.y)[:, None] + np.array(
+            [points.error_y.arrayminus, points.error_y.array]
+        ).T * [-1, 1]
         np.testing.assert_allclose(drawn, ends)
         # The identity, across all that is shown.
         assert list(line.x) == list(line.y)
