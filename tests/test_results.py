@@ -72,21 +72,17 @@ def test_every_claim_is_decided_from_measurements_that_ship(name):
 
 
 def test_judging_needs_neither_torch_nor_weights():
-    """No verdict depends on which runs ship: without the folder of shipped runs they are the same."""
+    """No verdict depends on which runs ship: no run is opened."""
     told = """
 import sys
-from pathlib import Path
-from interp_tasks.checkpoints import refs
-refs.zoo_folder = lambda: Path("nowhere")
+from interp_tasks.checkpoints import run_files
+run_files.read_run = run_files.read_metrics = run_files.stored_steps = run_files.is_run = None
 from interp_tasks.reproduction import reproduce
-print(reproduce("grokfast").to_json())
-print("torch" in sys.modules)
+print(len(reproduce("grokfast").outcomes), "torch" in sys.modules)
 """
-    command = [sys.executable, "-c", told]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    command[2] = told.replace("refs.zoo_folder", "other")
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == alone
-    assert alone.split()[-1] == "False"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    count, has_torch = done.stdout.split()
+    assert (int(count) > 10, has_torch) == (True, "False")
 
 
 @pytest.mark.slow

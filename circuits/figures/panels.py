@@ -66,9 +66,7 @@ def curve(
     bars: bool = False,
     **panel: Any,
 ) -> Panel:
-    """Returns a line per series, with a band where it has bounds; with `bars`, or of a single point, an interval at each
-    point.
-    """
+    """Returns a line per series, with a band of its bounds; with `bars`, or of one point, with an interval at each."""
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
         colour, symbol, dash = _look(one, index)

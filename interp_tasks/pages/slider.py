@@ -32,11 +32,16 @@ def stepped(figures: Mapping[str, plotly.graph_objects.Figure]) -> plotly.graph_
         titles = {f"annotations[{at}].text": note.text for at, note in enumerate(figure.layout.annotations)}
         steps.append({"method": "update", "label": label, "args": [moved, titles]})
     if len(steps) > 1:
+        # The last label is centred on the end of the slider.
+        pad = min(90, int(3.4 * len(steps[-1]["label"])))
         slider = {"steps": steps, "active": len(steps) - 1, "y": 1, "yanchor": "bottom", "ticklen": 4}
         whole.update_layout(
             sliders=[
                 slider
-                | {"pad": {"b": 35 + 17 * bool(whole.layout.annotations)}, "currentvalue": {"prefix": ""}}
+                | {
+                    "pad": {"b": 35 + 17 * bool(whole.layout.annotations), "r": pad},
+                    "currentvalue": {"prefix": ""},
+                }
             ],
             height=whole.layout.height + SLIDER,
             margin={"t": whole.layout.margin.t + SLIDER},
