@@ -28,6 +28,7 @@ from interp_tasks.measurement.subjects import (
     Options,
     PendingCheckpoint,
     by_run,
+    check_has_task,
     resolve_refs,
     run_of,
 )
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.embeddings.geometry import Array
-    from interp_tasks.measurement.subjects import LabelledRef, check_has_task
+    from interp_tasks.measurement.subjects import LabelledRef
     from tasks import Task
 
 HALF_WAY = "half-way step of the alignment"

@@ -19,6 +19,7 @@ from interp_tasks.measurement.subjects import (
     LoadedCheckpoint,
     Options,
     by_run,
+    check_has_task,
     in_runs,
     resolve_refs,
     run_of,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.embeddings.geometry import Array
-    from interp_tasks.measurement.subjects import LabelledRef, check_has_task
+    from interp_tasks.measurement.subjects import LabelledRef
 
 SHARES = (0.1, 0.5, 0.9)
 STARTS = ("plateau", "first")

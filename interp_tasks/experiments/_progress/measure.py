@@ -19,6 +19,7 @@ from interp_tasks.measurement.subjects import (
     Options,
     PendingCheckpoint,
     by_run,
+    check_has_task,
     in_runs,
     resolve_refs,
     run_of,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from interp_tasks.experiments._progress.inputs import Answer, Inputs
     from interp_tasks.experiments._progress.logits import Row
-    from interp_tasks.measurement.subjects import LabelledRef, check_has_task
+    from interp_tasks.measurement.subjects import LabelledRef
     from tasks import Task
 
 #: What is measured of every checkpoint, and of the last one of each run alone.

@@ -12,7 +12,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import types
 from pathlib import Path
@@ -290,15 +289,15 @@ def test_a_page_alone_is_not_put_beside_files_of_another_result(call):
 def full_after(monkeypatch, count):
     """The disk takes so many more files."""
     made = []
-    real = tempfile.mkstemp
+    real = disk.write_synced
 
-    def mkstemp(*arguments, **options):
+    def write_synced(*arguments):
         made.append(1)
         if len(made) > count:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(*arguments, **options)
+        return real(*arguments)
 
-    monkeypatch.setattr("tempfile.mkstemp", mkstemp)
+    monkeypatch.setattr(disk, "write_synced", write_synced)
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
@@ -309,7 +308,7 @@ def test_a_full_disk_keeps_the_old_files_and_the_table(call, tmp_path, monkeypat
     code, out, err = ablate(call, "--out", "out", "--plot", seed=1)
     assert code == 2
     assert err.startswith("interp-run: cannot write out/ablation.")
-    assert err.endswith(": No space left on device\n")
+    assert err.endswith(": No space left on device; name a folder you can write to\n")
     assert err.count("\n") == 1
     assert f"{ZOO}@post · step 20000 · 6 test examples, seed 1" in out
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
@@ -318,7 +317,10 @@ def test_a_full_disk_keeps_the_old_files_and_the_table(call, tmp_path, monkeypat
 def test_a_failing_page_leaves_the_table_too(call, monkeypatch):
     full_after(monkeypatch, 0)
     code, out, err = ablate(call, "--plot", "--format", "json")
-    assert (code, err) == (2, "interp-run: cannot write ablation.html: No space left on device\n")
+    assert (code, err) == (
+        2,
+        "interp-run: cannot write ablation.html: No space left on device; name a folder you can write to\n",
+    )
     assert out
     assert len(json.loads(out)) == 3
     assert names(".") == []
@@ -363,7 +365,10 @@ def stdout_is(monkeypatch, kind):
 
 FAILING = {
     "closed": (2, "interp-run: cannot write to stdout: Bad file descriptor\n"),
-    "full": (2, "interp-run: cannot write to stdout: No space left on device\n"),
+    "full": (
+        2,
+        "interp-run: cannot write to stdout: No space left on device\n",
+    ),
     "broken pipe": (141, ""),
 }
 
@@ -389,7 +394,8 @@ def test_of_two_failures_the_files_are_told(capsys, tmp_path, monkeypatch, kind)
         code = main([*SAID["ablation"], "--out", "out"])
     assert code == 2
     assert (
-        capsys.readouterr().err == "interp-run: cannot write out/ablation.parquet: No space left on device\n"
+        capsys.readouterr().err == "interp-run: cannot write out/ablation.parquet: No space left on device; "
+        "name a folder you can write to\n"
     )
 
 

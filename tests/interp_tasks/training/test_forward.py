@@ -140,7 +140,7 @@ def test_frozen_zero_biases_are_skipped_and_others_are_not():
     model.blocks[0].mlp.b_in.requires_grad_(False)
     model.blocks[1].attn.b_O.requires_grad_(False)  # frozen, but not zero
     fused = FusedForward(model, range(N_POS))
-    assert fused.silent == {"blocks.0.attn.b_Q", "blocks.0.mlp.b_in"}
+    assert fused.zero_biases == {"blocks.0.attn.b_Q", "blocks.0.mlp.b_in"}
     tokens = torch.randint(7, (4, N_POS), generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(fused(tokens), model(tokens), rtol=1e-10, atol=1e-10)
 
