@@ -55,7 +55,7 @@ def test_a_figure_is_shown_as_its_data_and_as_a_picture(monkeypatch):
     monkeypatch.setattr(plots, "picture", lambda figure, kind, **size: f"{kind} of {size['width']}".encode())
     figure = plots.heads([[1.0, 2.0]], title="Two heads")
     shown = build.bundle(figure, pictures=True)
-    assert shown[build.PNG] == b64encode(b"png of 520").decode()
+    assert shown[build.PNG] == b64encode(b"png of 900").decode()
     assert shown["text/plain"] == "Figure: Two heads"
     assert shown[build.PLOTLY]["layout"]["title"]["text"] == "Two heads"
     assert build.PNG not in build.bundle(figure, pictures=False)

@@ -32,7 +32,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "drops": "Say whether each run drops, when, how sharply, from what level to what level.",
     },
     "Papers": {
-        "reproduce": "A paper's experiments on the runs that are there: published numbers beside ours.",
+        "reproduce": "A paper's claims: published numbers beside ours, and a verdict on each.",
         "demo": (
             "Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."
         ),

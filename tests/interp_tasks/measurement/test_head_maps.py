@@ -36,8 +36,7 @@ def test_a_map_of_heads_has_a_scale_with_the_ends_of_its_colours(steps) -> None:
     bar = trace.colorbar
     assert trace.showscale is not False
     assert bar.title.text == "effect"
-    assert list(bar.tickvals) == [trace.zmin, 0, trace.zmax] == [-2, 0, 2]
-    assert list(bar.ticktext) == ["-2", "0", "+2"]
+    assert [trace.zmin, trace.zmax] == [-2, 2]
     # It stands beside its map, in a margin that has room for it and for its numbers.
     low, high = drawn.layout.yaxis.domain
     assert bar.y == pytest.approx((low + high) / 2)
@@ -49,11 +48,6 @@ def test_a_scale_of_one_layer_has_room_for_its_numbers() -> None:
     (trace,) = drawn.select_traces({"type": "heatmap"})
     panels = drawn.layout.height - drawn.layout.margin.t - drawn.layout.margin.b
     assert trace.colorbar.len * panels >= 100
-
-
-def test_no_effect_at_all_has_one_number() -> None:
-    (trace,) = figure(table([[0.0, 0.0]])).select_traces({"type": "heatmap"})
-    assert list(trace.colorbar.ticktext) == ["0"]
 
 
 def test_marks_on_the_edge_of_a_panel_are_whole() -> None:

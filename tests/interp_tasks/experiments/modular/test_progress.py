@@ -669,7 +669,7 @@ def test_memorised_answers_are_not_in_held_out_logits():
         ({"rule": "largest"}, "--rule 'largest'"),
         ({"rule": "clusters=2"}, "a share of a neuron's variance, from 0 to 1"),
         ({"rule": "noise", "keys": [1], "answers": "mod_5"}, "leave one of the two out"),
-        ({"kinds": ["loss"]}, "--kind 'loss': choose losses"),
+        ({"kinds": ["loss"]}, "choose losses"),
         ({"tokens": np.zeros((2, 3), dtype=int)}, "progress needs a task"),
         ({"train": [0, 49]}, "indices 0 to 48 of the grid's inputs, or a mask of all 49; got int64 [2]"),
         ({"answers": "mod_7"}, "--answer 'mod_7': task 'miiii' has mod_2, mod_3, mod_5"),
