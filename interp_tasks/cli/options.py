@@ -334,9 +334,10 @@ def checkpoints_call(
         ckpt: list[str],
         output: ResultOptions,
         examples: ExampleOptions,
-        metric: str | None = None,
         **own: Any,
     ) -> None:
+        # Where an experiment compares no metrics, an option of that name is its own.
+        metric = own.pop("metric", None) if experiment.compares_metrics else None
         output.check(experiment.name)
         output.import_tasks()
         shown = Examples.of(examples.given())

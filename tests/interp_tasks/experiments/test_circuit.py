@@ -467,7 +467,7 @@ def test_the_page_and_the_tables(copier, found, folders, tmp_path, capsys, monke
     shown = capsys.readouterr().out
     (line,) = (each for each in shown.splitlines() if each.rstrip().endswith("the circuit"))
     (circuit,) = found.circuits.values()
-    assert str(len(circuit)) in line.split()
+    assert line.split()[0] == str(len(circuit))
     assert max(map(len, shown.splitlines())) <= 80
     page = (tmp_path / "out" / "circuit.html").read_text(encoding="utf-8")
     assert "Faithfulness of growing circuits" in page
