@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -137,7 +138,9 @@ def read_training(train: Any, size: int) -> Tensor:
     import numpy
     import torch
 
-    array = read_npy(train, "--train-inputs") if isinstance(train, str) else numpy.asarray(train)
+    array = (
+        read_npy(str(train), "--train-inputs") if isinstance(train, (str, PathLike)) else numpy.asarray(train)
+    )
     if array.dtype == bool and array.size == size:
         return torch.from_numpy(array.reshape(-1).copy())
     if (

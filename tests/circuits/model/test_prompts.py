@@ -973,9 +973,14 @@ def test_plots_name_positions_with_their_words(make_model, family):
     screened = patch.screen(
         model, made, prompts(model, [[5, 3, 9, 1], [2, 4, 8]]), None, "z", by="position", exact=2, **FEW
     )
-    texts = [text for trace in screened.plot().data if trace.text for text in trace.text]
-    assert texts
-    assert all(text.split("position ")[1] in names for text in texts)
+    told = [
+        str(text)
+        for trace in screened.plot().data
+        if trace.customdata is not None
+        for text in trace.customdata
+    ]
+    assert told
+    assert all(any(f"position {name}" in text for name in names) for text in told)
     assert "Positions: 0 w5, 1" in str(lens(model, made, positions=[0, 1]).plot().layout.title)
 
 
