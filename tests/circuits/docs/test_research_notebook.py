@@ -169,7 +169,9 @@ class Notebook:
 
     def __init__(self, model, modules, forward, texts):
         self.model, self.modules, self.forward, self._texts = model, modules, forward, texts
-        self.metric = logit_difference(*((self._words(x) if texts else x) for x in (RIGHT, WRONG)))
+        self.metric = logit_difference(
+            *(([f" {word}" for word in self._words(x)] if texts else x) for x in (RIGHT, WRONG))
+        )
 
     def _words(self, ids):
         return [f"w{i - 3}" for i in ids]
