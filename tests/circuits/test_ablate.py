@@ -354,15 +354,17 @@ def test_a_long_reference_is_run_in_pieces(causal, tokens, monkeypatch):
 
 
 def test_noise_has_its_scale_and_is_the_same_whatever_the_batch_size(model, tokens):
-    def added(edit, site="z.1"):
+    def added(edit, site="z.0"):
         return run(model, tokens, edit, cache=[site])[1][site] - run(model, tokens, cache=[site])[1][site]
 
-    found = added(ablate.noise("1.0, 1.2", 0.5, seed=3))
+    found = added(ablate.noise("0.0, 0.2", 0.5, seed=3))
     assert not found[:, :, [1, 3]].any()
     assert float(found[:, :, [0, 2]].std()) == pytest.approx(0.5, rel=0.1)
-    twice = added(ablate.noise("1.0, 1.2", 1.0, seed=3))
+    twice = added(ablate.noise("0.0, 0.2", 1.0, seed=3))
     torch.testing.assert_close(twice, 2 * found)
-    assert not torch.allclose(added(ablate.noise("1.0, 1.2", 0.5, seed=4)), found)
+    assert not torch.allclose(added(ablate.noise("0.0, 0.2", 0.5, seed=4)), found)
+    if model.cfg.n_layers == 1:
+        return  # It has attention alone.
     mlp = added(ablate.noise("mlp_out.1", 0.5, seed=3, queries=[2]), "mlp_out.1")
     assert mlp[:, 2].all()
     assert not mlp[:, [0, 1, 3]].any()
