@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from interp_tasks.published import Paper, Study, TrainingRun
+from interp_tasks.published import Study, TrainingRun
 from interp_tasks.recipes.spec import seed_numbers
 from interp_tasks.reproduction.claim_rows import Seed, Seeds
 from interp_tasks.reproduction.records import Key, MeasuredRun, Record, together_name
-from interp_tasks.reproduction.runs import config_digest
 
 
 @dataclass(frozen=True)
@@ -59,23 +58,33 @@ class Evidence:
     seeds: Seeds
 
     @classmethod
-    def of(cls, study: Study, paper: Paper, preset: str, records: Mapping[Key, Record]) -> Evidence:
-        """Finds the records of a study's runs and controls."""
-        playing = [run for run in paper.run if run.role == study.role and run.preset == preset]
-        configs = {run.name: config_digest(run) for run in playing}
+    def of(
+        cls,
+        study: Study,
+        runs: Sequence[TrainingRun],
+        configs: Mapping[str, str],
+        records: Mapping[Key, Record],
+    ) -> Evidence:
+        """Finds the records of a study's runs and controls.
+
+        Args:
+            runs: all that the paper's file plans at this scale.
+            configs: the digest of each one's settings, by its name.
+        """
+        playing = [run for run in runs if run.role == study.role]
         entries = entries_of(study, playing, configs, records)
         controls = {
             control: tuple(
                 Entry(
                     entry.name,
                     entry.condition,
-                    records.get((study.id, key_name(study, entry, preset), control)),
+                    records.get((study.id, key_name(study, entry, playing[0].preset), control)),
                 )
                 for entry in entries
             )
             for control in ("untrained", "memorised")
         }
-        shuffled = [run for run in paper.run if run.role == study.shuffled and run.preset == preset]
+        shuffled = [run for run in runs if run.role == study.shuffled]
         controls["shuffled"] = tuple(
             Entry(name, "", record)
             for run in shuffled
@@ -83,7 +92,7 @@ class Evidence:
             if (record := records.get((study.id, name, "shuffled"))) is not None
         )
         seeds = {
-            name: Seed(config_digest(run), seed)
+            name: Seed(configs[run.name], seed)
             for run in (*playing, *shuffled)
             for seed, name in names_of(run).items()
         }

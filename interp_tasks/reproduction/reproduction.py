@@ -21,6 +21,7 @@ from interp_tasks.reproduction.claim_rows import Rows, Seed, Seeds, has_ending
 from interp_tasks.reproduction.evidence import Entry, Evidence, names_of
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
 from interp_tasks.reproduction.records import read_records, rule_of, tables_of
+from interp_tasks.reproduction.runs import config_digest
 from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, judge
 
 if TYPE_CHECKING:
@@ -222,8 +223,10 @@ def reproduce(
     judged = [
         claim for claim in sorted(paper.claim, key=lambda claim: claim.row) if not rows or claim.row in rows
     ]
+    planned = [run for run in paper.run if run.preset == preset]
+    configs = {run.name: config_digest(run) for run in planned}
     evidence = {
-        study.id: Evidence.of(study, paper, preset, read)
+        study.id: Evidence.of(study, planned, configs, read)
         for study in paper.study
         if any(claim.study == study.id for claim in judged)
     }
