@@ -89,13 +89,15 @@ def suspended(model: nn.Module) -> Iterator[None]:
 def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
     """Refuses, at a normal exit, that a user's function has written to the weights or changed the hooks of the model.
 
-    Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
-    not noticed.
+    Blocks of ours may have replaced weights and put them back. Writes in place by way of `data`, which torch does not
+    count, are not noticed.
     """
     tensors, weights, hooks = _versions(model)
+    # The memory of before is held, so that no other tensor can have its address.
+    held = [tensor.detach() for tensor in tensors]
     yield
     now, weights_now, hooks_now = _versions(model)
-    # The tensors of before are held, so that no other can have the address of one in memory.
+    del held
     if weights_now != weights:
         before = {id(tensor): entry for tensor, entry in zip(tensors, weights, strict=True)}
         ours = state_of(model).written

@@ -6,7 +6,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -86,18 +87,21 @@ def search(
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
         try:
-            with held(out, "search"):
-                study = opened(url, identity)
-                atomic_write(out / "search.json", json.dumps(identity, indent=1) + "\n")
-            # Before half of the steps nothing is said about a run whose drop is yet to come.
-            study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=base.train.steps // 2)
-            while (dealt := next_trial(study, plan, out, trials)) is not None:
-                trial, lock = dealt
-                with lock:
-                    carry_out(plan, study, trial, out, key, device, counted(progress, trial.number, trials))
-            with held(out, "search"):
-                result = SearchResult.of(study, identity, out)
-                result.write(out, study)
+            with ExitStack() as stack:
+                with held(out, "search"):
+                    study = stack.enter_context(opened(url, identity))
+                    atomic_write(out / "search.json", json.dumps(identity, indent=1) + "\n")
+                # Before half of the steps nothing is said about a run whose drop is yet to come.
+                study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=base.train.steps // 2)
+                while (dealt := next_trial(study, plan, out, trials)) is not None:
+                    trial, lock = dealt
+                    with lock:
+                        carry_out(
+                            plan, study, trial, out, key, device, counted(progress, trial.number, trials)
+                        )
+                with held(out, "search"):
+                    result = SearchResult.of(study, identity, out)
+                    result.write(out, study)
         except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
             raise unusable(url, error) from None
     return result
@@ -111,26 +115,33 @@ def held(out: Path, name: str) -> BaseFileLock:
     return FileLock(out / ".locks" / name, thread_local=False)
 
 
-def opened(url: str, identity: Mapping[str, Any]) -> optuna.Study:
-    """Opens the study of a search, or begins it.
+@contextmanager
+def opened(url: str, identity: Mapping[str, Any]) -> Iterator[optuna.Study]:
+    """Opens the study of a search, or begins it; its connections are closed at the end.
 
     Raises:
         UserError: for a storage that cannot be opened, or that holds another search.
     """
     arguments = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else None
+    refused = (ImportError, ValueError, optuna.exceptions.OptunaError, SQLAlchemyError)
     try:
         storage = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
-        study = optuna.create_study(
-            study_name=STUDY,
-            storage=storage,
-            load_if_exists=True,
-            direction=identity["objective"]["direction"],
-        )
-    except (ImportError, ValueError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+    except refused as error:
         raise unusable(url, error) from None
-    check_same(f"--storage {without_password(url)}", study.user_attrs.get("search", identity), identity)
-    study.set_user_attr("search", dict(identity))
-    return study
+    try:
+        direction = identity["objective"]["direction"]
+        try:
+            study = optuna.create_study(
+                study_name=STUDY, storage=storage, load_if_exists=True, direction=direction
+            )
+        except refused as error:
+            raise unusable(url, error) from None
+        check_same(f"--storage {without_password(url)}", study.user_attrs.get("search", identity), identity)
+        study.set_user_attr("search", dict(identity))
+        yield study
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def unusable(url: str, error: Exception) -> UserError:

@@ -119,11 +119,16 @@ BEFORE_LOADING = {
 }
 
 
+def files_in(folder):
+    """Returns what is in a folder, but what Python keeps of a file that it has compiled."""
+    return sorted(each for each in folder.iterdir() if each.name != "__pycache__")
+
+
 @pytest.mark.parametrize("line", [*QUICK, *BEFORE_LOADING], ids=lambda line: line[:60])
 def test_a_mistake_is_one_line_and_exit_2(root, monkeypatch, capsys, line):
     monkeypatch.chdir(root)
     monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
-    before = sorted(root.iterdir())
+    before = files_in(root)
     code = main(shlex.split(line))
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
@@ -133,7 +138,7 @@ def test_a_mistake_is_one_line_and_exit_2(root, monkeypatch, capsys, line):
     assert "r" * (QUOTED + 1) not in err
     for words in (QUICK | BEFORE_LOADING)[line]:
         assert words in err
-    assert sorted(root.iterdir()) == before
+    assert files_in(root) == before
 
 
 CHILD = """
