@@ -58,8 +58,12 @@ class TextColumn:
         return max((min(cell_len(word), LONG_WORD) for word in words), default=1)
 
     @property
+    def cell_width(self) -> int:
+        return max((cell_len(line) for text in self.cells for line in text.split("\n")), default=0)
+
+    @property
     def width(self) -> int:
-        return max(cell_len(line) for text in (self.header, *self.cells) for line in text.split("\n"))
+        return max(self.cell_width, *(cell_len(line) for line in self.header.split("\n")))
 
 
 def console(at_least: int = 0) -> Console:
@@ -226,12 +230,14 @@ def widths(columns: Sequence[TextColumn], width: int) -> list[int]:
     """Returns how wide columns are: at least their longest word, and as far as there is room their longest text."""
     found = [column.longest_word for column in columns]
     room = width - sum(found) - GAP * len(columns)
-    # Those that lack least first, so that none is given more than it needs.
-    order = sorted(range(len(columns)), key=lambda at: columns[at].width - found[at])
-    for left, at in zip(range(len(columns), 0, -1), order, strict=True):
-        more = max(0, min(columns[at].width - found[at], room // left))
-        found[at] += more
-        room -= more
+    # Cells before headers, which are folded more readily than what stands in each row.
+    for wanted in ([column.cell_width for column in columns], [column.width for column in columns]):
+        # Those that lack least first, so that none is given more than it needs.
+        order = sorted(range(len(columns)), key=lambda at: wanted[at] - found[at])
+        for left, at in zip(range(len(columns), 0, -1), order, strict=True):
+            more = max(0, min(wanted[at] - found[at], room // left))
+            found[at] += more
+            room -= more
     return found
 
 
