@@ -148,8 +148,11 @@ def _versions(model: nn.Module) -> tuple[list[Tensor], list[tuple[int, int, int]
     tensors: list[Tensor] = []
     hooks: list[int] = []
     for module in modules_of(model):
-        # Modules of these get hooks of the libraries' own at their first forward.
-        if not type(module).__module__.startswith(("transformers.", "transformer_lens.model_bridge.")):
+        # The parts of a bridge get hooks of the libraries' own at their first forward, a bridge itself does not.
+        libraries_own = type(module).__module__.startswith(
+            ("transformers.", "transformer_lens.model_bridge.")
+        )
+        if module is model or not libraries_own:
             hooks += (len(module._forward_hooks), len(module._forward_pre_hooks))
         for held in (module._parameters, module._buffers):
             # What a module does not store it computes, and may write anew in every run: rotary frequencies by length.
