@@ -1,9 +1,13 @@
-"""A paper as a TOML file: its rows, the studies that repeat them, the claims they decide, the runs they need."""
+"""A paper as a TOML file: its rows, the runs by role, and the studies with the claims that they decide.
+
+What stands in a study holds for its claims, unless they say otherwise: ``row``, ``source``, ``where``, ``scale``, ....
+A claim's ``rule`` is about the rows that ``where`` picks; its ``per`` picks the divisor, and says only what differs.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any, Literal, get_args
 
@@ -177,7 +181,6 @@ class Claim(Entry):
     """A published statement, the number of ours that it is about, and the rule that decides it.
 
     Attributes:
-        short: a name for a narrow terminal, where that of ``id`` has no room.
         row: of the paper.
         source: section, table or figure.
         says: the statement, in our words.
@@ -209,7 +212,6 @@ class Claim(Entry):
     """
 
     id: str
-    short: str = ""
     row: int
     study: str
     source: str
@@ -377,36 +379,80 @@ def read_paper(name: str) -> Paper:
     return parse_paper(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
 
 
-#: What a recipe says of a run.
-FROM_RECIPE = ("task", "train_preset", "settings")
-
-
-def with_recipes(entries: Sequence[Any]) -> list[Any]:
-    """Returns runs with task, preset and settings from their recipes, where they name one.
+def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
+    """Returns a paper from the content of its file.
 
     Raises:
-        UserError: for a recipe that is none or ships no such run, or a run that says itself what its recipe says.
+        UserError: one line naming what is wrong in it.
+    """
+    try:
+        studies, claims = studies_and_claims(content.get("study", {}))
+        rows = [{"number": number, **row} for number, row in content.get("row", {}).items()]
+        runs = [{"role": role, **run} for role, several in content.get("runs", {}).items() for run in several]
+        return Paper(
+            **content.get("paper", {}), row=rows, study=studies, claim=claims, run=[*with_recipes(runs)]
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{source}: {location + ': ' if location else ''}{message}") from None
+    except (UserError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+#: What a study may say for all of its claims.
+SHARED = frozenset(Claim.model_fields) - frozenset(Study.model_fields)
+
+
+def studies_and_claims(
+    content: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the fields of studies and of claims, by the file's tables of studies."""
+    studies, claims = [], []
+    for name, table in content.items():
+        shared = {key: value for key, value in table.items() if key in SHARED}
+        own = {key: value for key, value in table.items() if key not in SHARED and key != "claim"}
+        of_study = [
+            claim_fields({"id": key, "study": name, **shared, **claim}, shared.get("where", {}))
+            for key, claim in table.get("claim", {}).items()
+        ]
+        studies.append({"id": name, "rows": tuple(dict.fromkeys(each["row"] for each in of_study)), **own})
+        claims += of_study
+    return studies, claims
+
+
+def claim_fields(given: Mapping[str, Any], where: Filter) -> dict[str, Any]:
+    """Returns the fields of a claim, with its study's filter, its rule taken apart, and the whole of its divisor."""
+    fields = {key: value for key, value in given.items() if key != "rule"}
+    own = given.get("where", {})
+    fields["where"] = {**own, **{key: value for key, value in where.items() if key not in own}}
+    rule = dict(given.get("rule", {}))
+    fields["holds"] = {key: rule.pop(key) for key in ("above", "below") if key in rule}
+    if isinstance(rule.get("per"), Mapping):
+        rule["per"] = {**fields["where"], **rule["per"]}
+    return fields | rule
+
+
+def with_recipes(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields runs with task, preset and settings from their recipes, where they name one.
+
+    Raises:
+        UserError: for a recipe that is none or ships no such run.
     """
     recipes: dict[str, dict[str, Ordered]] = {}
-    runs = []
     for entry in entries:
-        if isinstance(entry, Mapping) and isinstance(recipe := entry.get("recipe"), str):
-            if recipe not in recipes:
-                recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
-            runs.append(with_recipe(entry, recipes[recipe]))
-        else:
-            runs.append(entry)
-    return runs
+        recipe = entry.get("recipe")
+        if recipe and recipe not in recipes:
+            recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
+        yield with_recipe(entry, recipes[recipe]) if recipe else dict(entry)
 
 
 def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dict[str, Any]:
     """Returns a run with the settings of the recipe that ships it."""
-    name, recipe = entry.get("name"), entry["recipe"]
-    given = [key for key in FROM_RECIPE if key in entry]
-    if given:
-        raise UserError(f"run {name}: {given[0]} is that of its recipe, {recipe}: leave it out")
+    name, recipe = str(entry.get("name")), entry["recipe"]
     seeds = None if entry.get("seeds") is None else seed_numbers(entry["seeds"])
-    names = [str(name)] if seeds is None else [f"{name}/seed-{seed}" for seed in seeds]
+    names = [name] if seeds is None else [f"{name}/seed-{seed}" for seed in seeds]
     missing = next((each for each in names if each not in shipped), None)
     if missing is not None:
         raise UserError(f"run {name}: its recipe, {recipe}, ships no {missing}")
@@ -421,25 +467,3 @@ def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dic
     seed_setting = {"train.seed": first.seed} if seeds is None and first.seed else {}
     settings = {**first.settings, **seed_setting}
     return {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
-
-
-def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
-    """Returns a paper from the content of its file.
-
-    Raises:
-        UserError: one line naming what is wrong in it.
-    """
-    head = dict(content.get("paper", {}))
-    entries = {key: value for key, value in content.items() if key != "paper"}
-    if isinstance(entries.get("run"), list):
-        try:
-            entries["run"] = with_recipes(entries["run"])
-        except (UserError, ValueError) as error:
-            raise UserError(f"{source}: {error}") from None
-    try:
-        return Paper(**head, **entries)
-    except ValidationError as error:
-        first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{source}: {location + ': ' if location else ''}{message}") from None

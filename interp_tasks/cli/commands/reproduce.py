@@ -158,7 +158,6 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
 
     out = console()
     every: list[Any] = reproduction.frame().to_dict("records")
-    shorts = {claim.id: claim.short for claim in reproduction.paper.claim}
     print_lines(out, [("verdict", "claim", "published", "ours", "seeds")], style="dim")
     for experiment in reproduction.paper.row:
         outcomes = [each for each in every if each["row"] == experiment.number]
@@ -171,7 +170,7 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
-            print_claim(out, of_claim if verbose or not run else run, shorts.get(name, ""), verbose)
+            print_claim(out, of_claim if verbose or not run else run, verbose)
     out.print()
     out.print(summary(reproduction))
     out.print("*: a headline. –: none, or none that is one number.")
@@ -186,12 +185,8 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
         out.print(f"{each.hours:g} h: {each.command(reproduction.folder)}", style="dim")
 
 
-def print_claim(out: Any, rows: Sequence[Any], short: str, verbose: bool) -> None:
-    """Prints a claim's line; for several conditions, a line for each below its name.
-
-    Args:
-        short: what stands in the place of a name that has no room.
-    """
+def print_claim(out: Any, rows: Sequence[Any], verbose: bool) -> None:
+    """Prints a claim's line; for several conditions, a line for each below its name."""
     from interp_tasks.reproduction.page import our_number, published_number, seeds
 
     first = rows[0]
@@ -200,8 +195,6 @@ def print_claim(out: Any, rows: Sequence[Any], short: str, verbose: bool) -> Non
     published = published if 0 < len(published) <= PUBLISHED else "–"
     star = " *" if any(each["headline"] for each in rows) else ""
     name = first["claim"] + star
-    if short and len(name) > name_width(out.width):
-        name = short + star
     several = len(rows) > 1
     sentences = [
         f"{first['claim']}: {first['says']}",

@@ -17,29 +17,22 @@ from interp_tasks.zoo.shipped import shipped_runs
 MATRIX_ROWS = 31
 
 
-def paper(**changes):
-    """A small paper's content, with entries replaced."""
+def paper(*, claim=(), study=(), run=(), **changes):
+    """A small paper's content, with entries replaced or added to."""
+    whole = {
+        "source": "section 1",
+        "says": "It falls.",
+        "where": {"metric": "accuracy"},
+        "rule": {"below": 0.5},
+    }
+    studied = {"row": 1, "experiment": "ablation", "at": ["post"], "claim": {"c": whole | dict(claim)}}
+    trained = {"name": "a", "preset": "cpu", "task": "modular-addition", "hours": 0.1}
     return {
         "paper": {"name": "small", "title": "Small", "citation": "Nobody 2020"},
-        "row": [{"number": 1, "title": "First"}],
-        "run": [{"name": "a", "role": "core", "preset": "cpu", "task": "modular-addition", "hours": 0.1}],
-        "study": [{"id": "s", "rows": [1], "experiment": "ablation", "at": ["post"]}],
-        "claim": [
-            {
-                "id": "c",
-                "row": 1,
-                "study": "s",
-                "source": "section 1",
-                "says": "It falls.",
-                "where": {"metric": "accuracy"},
-                "holds": {"below": 0.5},
-            }
-        ],
+        "row": {"1": {"title": "First"}},
+        "runs": {"core": [trained | dict(run)]},
+        "study": {"s": studied | dict(study)},
     } | changes
-
-
-def entry(kind, **changes):
-    return {kind: [paper()[kind][0] | changes]}
 
 
 @pytest.mark.parametrize("name", papers())
@@ -113,7 +106,6 @@ def test_runs_that_a_recipe_ships_are_those_that_it_trains(name):
 
 SEEDS = {
     "name": "modular-arithmetic-sweeps/addition",
-    "role": "core",
     "preset": "cpu",
     "recipe": "modular-addition",
     "seeds": "1:4",
@@ -124,8 +116,6 @@ SEEDS = {
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task": "modular-addition"}, "task is that of its recipe, modular-addition: leave it out"),
-        ({"settings": {"train.steps": 3}}, "settings is that of its recipe"),
         ({"recipe": "modular-additions"}, "no recipe of that name: the closest are modular-addition"),
         ({"recipe": "miiii"}, "its recipe, miiii, ships no modular-arithmetic-sweeps/addition/seed-1"),
         ({"seeds": "1:5"}, "ships no modular-arithmetic-sweeps/addition/seed-4"),
@@ -133,10 +123,10 @@ SEEDS = {
     ],
 )
 def test_a_run_that_its_recipe_does_not_ship_is_refused_in_one_line(changes, said):
-    (run,) = parse_paper(paper(run=[SEEDS]), "x").run
+    (run,) = parse_paper(paper(runs={"core": [SEEDS]}), "x").run
     assert (run.task, run.train_preset, run.settings) == ("modular-addition", "cpu", {"train.steps": 2500})
     with pytest.raises(UserError, match=r"^small\.toml: ") as raised:
-        parse_paper(paper(run=[SEEDS | changes]), "small.toml")
+        parse_paper(paper(runs={"core": [SEEDS | changes]}), "small.toml")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -146,12 +136,12 @@ def test_a_run_of_another_seed_than_its_name_says_is_refused(tmp_path):
     block = (
         '[[train]]\ntask = "modular-addition"\nseeds = "0:3"\nship = { name = "a/seed-NAME", seeds = "1" }\n'
     )
-    runs = [{"name": "a", "role": "core", "preset": "cpu", "recipe": str(recipe), "seeds": "1", "hours": 1}]
+    run = {"name": "a", "preset": "cpu", "recipe": str(recipe), "seeds": "1", "hours": 1}
     recipe.write_text(block.replace("NAME", "1"), encoding="utf-8")
-    assert parse_paper(paper(run=runs), "x").run[0].settings == {}
+    assert parse_paper(paper(runs={"core": [run]}), "x").run[0].settings == {}
     recipe.write_text(block.replace("NAME", "2"), encoding="utf-8")
     with pytest.raises(UserError, match="a/seed-2 is no seed 2 of a/seed-2"):
-        parse_paper(paper(run=[{**runs[0], "seeds": "2"}]), "x")
+        parse_paper(paper(runs={"core": [run | {"seeds": "2"}]}), "x")
 
 
 def test_the_flagship_has_five_seeds_and_its_own_settings():
@@ -209,23 +199,24 @@ def test_every_run_is_read_by_a_study():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("content", "said"),
     [
-        (entry("claim", row=2), "is of row 2"),
-        (entry("claim", study="t"), "no study 't'"),
-        (entry("study", rows=[3]), "row 3, which is not in the paper"),
-        (entry("study", role="other"), "no run plays 'other'"),
-        (entry("claim", holds={}), "a rule needs above, below, or both"),
-        (entry("claim", holds={"above": 1, "below": 0}), "nothing lies above 1 and below 0"),
-        (entry("claim", verdict="held"), "claim.0.verdict"),
-        (entry("run", seeds="3:1"), "run.0.seeds: --seeds '3:1' names no seed"),
-        (entry("run", seeds="0:x"), "run.0.seeds: --seeds '0:x': write 0:8 for seeds 0 to 7, or 0,2,5"),
-        ({"claim": paper()["claim"] * 2}, "two entries of claim are called c"),
+        (paper(study={"row": 3}), "row 3, which is not in the paper"),
+        (paper(study={"role": "other"}), "no run plays 'other'"),
+        (paper(study={"memorized": "0"}), "study.0.memorized"),
+        (paper(claim={"rule": {}}), "a rule needs above, below, or both"),
+        (paper(claim={"rule": {"above": 1, "below": 0}}), "nothing lies above 1 and below 0"),
+        (paper(claim={"rule": {"below": 0, "log": True}}), "a bound that is not above 0 has no logarithm"),
+        (paper(claim={"controls": ["memorised"]}), "its study names no checkpoint that has memorised"),
+        (paper(claim={"verdict": "held"}), "claim.0.verdict"),
+        (paper(study={"claim": {"c": 3}}), "small.toml: "),
+        (paper(run={"seeds": "3:1"}), "run.0.seeds: --seeds '3:1' names no seed"),
+        (paper(run={"seeds": "0:x"}), "run.0.seeds: --seeds '0:x': write 0:8 for seeds 0 to 7, or 0,2,5"),
     ],
 )
-def test_a_paper_that_contradicts_itself_is_refused_in_one_line(changes, said):
+def test_a_paper_that_contradicts_itself_is_refused_in_one_line(content, said):
     with pytest.raises(UserError, match=r"small\.toml") as raised:
-        parse_paper(paper(**changes), "small.toml")
+        parse_paper(content, "small.toml")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -236,15 +227,15 @@ def test_an_unknown_paper_is_refused():
 
 
 def test_a_reason_alone_is_of_every_scale_but_the_papers():
-    (claim,) = parse_paper(paper(**entry("claim", scale="too shallow")), "x").claim
+    (claim,) = parse_paper(paper(claim={"scale": "too shallow"}), "x").claim
     assert claim.scale == {"cpu": "too shallow", "reference": "too shallow"}
-    (claim,) = parse_paper(paper(**entry("claim", scale={"cpu": "too shallow"})), "x").claim
+    (claim,) = parse_paper(paper(claim={"scale": {"cpu": "too shallow"}}), "x").claim
     assert claim.scale == {"cpu": "too shallow"}
 
 
 def test_the_command_of_a_run_gives_its_settings(tmp_path):
     settings = {"train.steps": 10, "train.betas": [0.9, 0.99], "model.normalization": None, "task.p": 7}
-    (run,) = parse_paper(paper(**entry("run", settings=settings, seeds="0:2")), "x").run
+    (run,) = parse_paper(paper(run={"settings": settings, "seeds": "0:2"}), "x").run
     command = run.command("runs")
     assert command == (
         "interp-run train modular-addition --preset cpu --set train.steps=10 --set train.betas=0.9,0.99 "
@@ -255,15 +246,24 @@ def test_the_command_of_a_run_gives_its_settings(tmp_path):
 
 
 def test_a_rule_says_what_it_is_about():
+    """A study's filter is its claims', and a divisor is like the row it divides but where it says otherwise."""
+
+    def rule(where, shared=(), **rule):
+        (claim,) = parse_paper(
+            paper(claim={"where": where, "rule": rule}, study={"where": dict(shared)} if shared else {}), "x"
+        ).claim
+        return claim.rule
+
     where = {"ref": "pre", "metric": "mse_masked", "head": 1}
-    changes = entry(
-        "claim", where=where, column="effect", per="baseline", holds={"above": -0.05, "below": 0.05}
+    assert rule(where, column="effect", per="baseline", above=-0.05, below=0.05) == (
+        "effect / baseline of @pre, mse_masked, head 1 is above -0.05 and below 0.05"
     )
-    (claim,) = parse_paper(paper(**changes), "x").claim
-    assert claim.rule == "effect / baseline of @pre, mse_masked, head 1 is above -0.05 and below 0.05"
-    several = {"where": {"variant": ["a", "b"], "metric": "loss"}, "reduce": "max", "holds": {"below": 1}}
-    (claim,) = parse_paper(paper(**entry("claim", **several)), "x").claim
-    assert claim.rule == "max of value of variant a or b, loss is below 1"
+    assert rule({"variant": ["a", "b"]}, {"metric": "loss"}, reduce="max", below=1) == (
+        "max of value of variant a or b, loss is below 1"
+    )
+    assert rule({"run": "a"}, {"metric": "loss", "run": "c"}, per={"run": "b"}, below=1) == (
+        "value of run a, loss / that of run b is below 1"
+    )
 
 
 @pytest.mark.parametrize("name", papers())

@@ -15,8 +15,8 @@ import tasks
 from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.published import Claim
-from interp_tasks.published.paper import as_typed, parse_paper
+from interp_tasks.published import Claim, Paper
+from interp_tasks.published.paper import as_typed
 from interp_tasks.reproduction import check_records, measure, reproduce, train_missing, verdicts
 from interp_tasks.reproduction import claim_numbers as of_rows
 from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where, table_rows
@@ -45,6 +45,10 @@ def claim(**changes):
     return Claim(**entry)
 
 
+def paper_of(content):
+    return Paper(**content["paper"], **{key: value for key, value in content.items() if key != "paper"})
+
+
 def content(*claims, **changes):
     """Two runs of one role, a study of each and one of both together."""
     run = {"role": "core", "preset": "cpu", "task": "matrix-completion", "settings": SETTINGS, "hours": 0.5}
@@ -71,7 +75,7 @@ def content(*claims, **changes):
 def runs(tmp_path_factory):
     """The folder of runs, with the first of the two in it."""
     folder = tmp_path_factory.mktemp("runs")
-    paper = parse_paper(content(), "small.toml")
+    paper = paper_of(content())
     (first, _) = paper.run
     settings = {key: as_typed(value) for key, value in first.settings.items()}
     from interp_tasks.training.config import resolve_config
@@ -95,7 +99,7 @@ def claim_numbers(claim, table, seeds=None):
     return of_rows.claim_numbers(claim, rows_of(table), seeds)
 
 
-def judge(claim, table, run, controls=None):
+def judge(claim, table, run="x", controls=None):
     tables = {name: rows_of(control) for name, control in (controls or {}).items()}
     return verdicts.judge(claim, rows_of(table), run, controls=tables)
 
@@ -300,7 +304,7 @@ def test_a_verdict_is_of_the_whole_interval_over_runs(table):
         (("above", 5.0), ("below", 6.0)): "failed",
     }
     for bounds, verdict in cases.items():
-        outcome = judge(claim(holds=dict(bounds)), three, "x")
+        outcome = judge(claim(holds=dict(bounds)), three)
         assert outcome.verdict == verdict, bounds
         assert (outcome.value, outcome.n_runs, outcome.interval) == (2.0, 3, "t, over 3 runs")
         assert (outcome.low, outcome.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
@@ -311,13 +315,13 @@ def test_a_verdict_is_of_the_whole_interval_over_runs(table):
 
 def test_runs_that_agree_have_a_verdict_and_no_p_value(table):
     """A t test of numbers without a spread would say p = 0, of three runs as of three hundred."""
-    alike = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.0), "x")
+    alike = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.0))
     assert (alike.verdict, alike.low, alike.high, alike.p) == ("held", 1.0, 1.0, None)
     assert alike.reason == "all 3 runs give the same number: no spread, and no p-value"
-    assert judge(claim(holds={"above": 1.5}), seeds_of(table, 1.0, 1.0, 1.0), "x").verdict == "failed"
+    assert judge(claim(holds={"above": 1.5}), seeds_of(table, 1.0, 1.0, 1.0)).verdict == "failed"
     # The mean of three tenths is not a tenth, by 1e-17, and so their spread not 0.
-    assert judge(claim(), seeds_of(table, 0.1, 0.1, 0.1), "x").p is None
-    differ = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.01), "x")
+    assert judge(claim(), seeds_of(table, 0.1, 0.1, 0.1)).p is None
+    differ = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.01))
     assert (differ.reason, differ.p is None) == ("", False)
     # Of a method, whose examples all give the same.
     exact = table.assign(n_runs=0, value_ci_low=table["value"], value_ci_high=table["value"])
@@ -326,12 +330,12 @@ def test_runs_that_agree_have_a_verdict_and_no_p_value(table):
 
 def test_orders_of_magnitude_are_judged_on_their_logarithms(table):
     three = seeds_of(table, 10.0, 100.0, 1000.0)
-    plain, logged = (judge(claim(holds={"above": 0.1}, log=log), three, "x") for log in (False, True))
+    plain, logged = (judge(claim(holds={"above": 0.1}, log=log), three) for log in (False, True))
     assert plain.verdict == "undecided"
     assert (logged.verdict, logged.value) == ("held", pytest.approx(100))
     # 2 ± 4.303/√3 powers of ten
     assert (logged.low, logged.high) == pytest.approx((10**-0.4841, 10**4.4841), rel=1e-3)
-    none = judge(claim(holds={"above": 0.1}, log=True), seeds_of(table, 1.0, 0.0, 2.0), "x")
+    none = judge(claim(holds={"above": 0.1}, log=True), seeds_of(table, 1.0, 0.0, 2.0))
     assert (none.verdict, none.value) == ("undecided", None)
     assert "no logarithm" in none.reason
 
@@ -345,7 +349,7 @@ def test_orders_of_magnitude_are_judged_on_their_logarithms(table):
     ],
 )
 def test_fewer_than_three_runs_decide_nothing(table, values, said):
-    outcome = judge(claim(holds={"below": 5.0}), seeds_of(table, *values), "x")
+    outcome = judge(claim(holds={"below": 5.0}), seeds_of(table, *values))
     assert (outcome.verdict, outcome.reason) == ("undecided", said)
     assert (outcome.n_runs, outcome.value) == (len(values), sum(values) / len(values))
 
@@ -373,9 +377,9 @@ def test_runs_are_divided_by_those_of_the_same_seed(table):
     fewer = both[both["run"] != "y/seed-1"]
     found = claim_numbers(ratio, fewer)
     assert (len(found.numbers), found.against, found.n_runs) == (3, (3.0, 1.0), 2)
-    assert judge(ratio, fewer, "x").verdict == "undecided"
+    assert judge(ratio, fewer).verdict == "undecided"
     four = pandas.concat([both, mine[mine["run"] == "x/seed-0"].assign(run="x/seed-3")], ignore_index=True)
-    outcome = judge(ratio, four, "x")
+    outcome = judge(ratio, four)
     assert (outcome.n_runs, outcome.value) == (3, pytest.approx((2 + 2 + 9 + 2) / 4 / (8 / 3)))
     # One of the other condition is one training run, and stands once in the tables of all that it is beside.
     single = both[~both["run"].isin(["y/seed-1", "y/seed-2"])]
@@ -383,7 +387,7 @@ def test_runs_are_divided_by_those_of_the_same_seed(table):
     once = tables_of(SimpleNamespace(table=table_rows(each)) for each in apart)
     for one in (single, pandas.DataFrame(once)):
         assert claim_numbers(ratio, one).n_runs == 1
-        assert judge(ratio, one, "x").reason == "one training run, of three at least; 3 are divided by it"
+        assert judge(ratio, one).reason == "one training run, of three at least; 3 are divided by it"
 
 
 def test_what_is_said_of_several_conditions_is_measured_again_with_each_seed(table):
@@ -453,7 +457,7 @@ def test_a_share_of_nothing_shows_none_and_decides_nothing(table):
     ],
 )
 def test_a_claim_is_about_a_missing_run_by_the_name_that_its_table_has(seeds, named):
-    (_, run) = parse_paper(content(), "small.toml").run
+    (_, run) = paper_of(content()).run
     missing = run.model_copy(update={"name": "sweeps/b", "seeds": seeds})
     assert is_about(claim(where={"run": named}), [missing])
     assert not is_about(claim(where={"run": "c"}), [missing])
@@ -486,7 +490,7 @@ def test_a_paper_on_one_run_of_two(runs):
     of_a = claim(id="of a", row=2, study="t", where={"run": "a", "metric": "mse_masked"}).model_dump()
     of_crash = claim(id="crash", study="x").model_dump()
     given = content(claim().model_dump(), scale, together, of_b, of_a, of_crash)
-    paper = parse_paper(given | {"study": [*given["study"], crash]}, "small.toml")
+    paper = paper_of(given | {"study": [*given["study"], crash]})
     seen = []
     found = reproduced(paper, runs=runs, progress=lambda *state: seen.append(state))
     # Each study on the run that is there, and on its untrained model.
@@ -545,7 +549,7 @@ def test_a_step_that_two_marks_mean_counts_under_both(runs, together):
     before = claim(id="before", where=where | {"ref": "0"})
     given = content(*(one.model_dump() for one in (by_number, by_mark, before)))
     study = given["study"][0] | {"at": ["0", "4", "last"], "together": together}
-    found = reproduced(parse_paper(given | {"study": [study, given["study"][1]]}, "small.toml"), runs=runs)
+    found = reproduced(paper_of(given | {"study": [study, given["study"][1]]}), runs=runs)
     number, mark, earlier = (
         {one.claim.id: one for one in found.outcomes}[name] for name in ("number", "mark", "before")
     )
@@ -557,7 +561,7 @@ def test_a_step_that_two_marks_mean_counts_under_both(runs, together):
 @pytest.mark.parametrize("at", [("last",), ("0", "last"), ("all",)])
 def test_a_table_that_names_steps_has_each_row_once(runs, at):
     """Claims of such tables ask for no mark; with each row twice, none of them had a verdict."""
-    paper = parse_paper(content(claim().model_dump()), "small.toml")
+    paper = paper_of(content(claim().model_dump()))
     (located,) = (one for one in locate_all(paper, "cpu", runs) if one.bases)
     job = jobs_of(paper, [located])[0]
     job = replace(job, study=job.study.model_copy(update={"at": at}))
@@ -569,7 +573,7 @@ def test_a_table_that_names_steps_has_each_row_once(runs, at):
 
 def test_what_reads_most_checkpoints_is_begun_first():
     """Or the process that has it goes on alone in the end. Jobs on one model stay together, in their order."""
-    paper = parse_paper(content(claim().model_dump()), "small.toml")
+    paper = paper_of(content(claim().model_dump()))
     located = [Located(run, run.name, {0: run.name}, {0: Path(run.name)}) for run in paper.run]
     first, second, both = jobs_of(paper, located)
     once = replace(first, study=first.study.model_copy(update={"at": ("4",)}))
@@ -581,7 +585,7 @@ def test_what_reads_most_checkpoints_is_begun_first():
 
 @pytest.mark.slow
 def test_fresh_processes_give_the_same(runs):
-    paper = parse_paper(content(claim().model_dump(), claim(id="u", row=2, study="t").model_dump()), "x")
+    paper = paper_of(content(claim().model_dump(), claim(id="u", row=2, study="t").model_dump()))
     alone, beside = (reproduced(paper, runs=runs, processes=processes) for processes in (1, 2))
     pandas.testing.assert_frame_equal(alone.frame(), beside.frame())
 
@@ -591,7 +595,7 @@ def test_runs_of_other_settings_are_other_conditions(runs):
     given = content(claim().model_dump())
     wide = {**given["run"][1], "name": "wide", "settings": SETTINGS | {"model.d_model": 16}}
     longer = {**given["run"][1], "name": "longer", "settings": SETTINGS | {"train.steps": 9, "train.seed": 2}}
-    paper = parse_paper(given | {"run": [*given["run"], wide, longer]}, "x")
+    paper = paper_of(given | {"run": [*given["run"], wide, longer]})
     found = reproduced(paper, runs=runs)
     assert [(each.run, each.verdict) for each in found.outcomes] == [("a", "undecided"), ("wide", "not run")]
     assert found.outcomes[0].reason.endswith("; without runs that are not measured: b, longer")
@@ -602,7 +606,7 @@ def test_a_run_that_nothing_can_be_tested_on_is_not_measured(runs):
     given["run"] = [given["run"][0] | {"untestable": "it has stalled"}]
     given["study"] = given["study"][:1]
     seen = []
-    found = reproduced(parse_paper(given, "x"), runs=runs, progress=lambda *state: seen.append(state))
+    found = reproduced(paper_of(given), runs=runs, progress=lambda *state: seen.append(state))
     (outcome,) = found.outcomes
     assert (outcome.verdict, outcome.reason, outcome.n_runs, seen) == (
         "not testable",
@@ -614,14 +618,14 @@ def test_a_run_that_nothing_can_be_tested_on_is_not_measured(runs):
 
 def test_the_untrained_model_is_that_before_the_first_step(runs, table):
     """Its number is that of step 0, whatever mark the claim is about."""
-    paper = parse_paper(content(claim(holds={"above": 0.0}).model_dump()), "x")
+    paper = paper_of(content(claim(holds={"above": 0.0}).model_dump()))
     found = reproduced(paper, runs=runs, rows=[1])
     (outcome,) = found.outcomes
     ((control, value),) = outcome.controls
     assert (control, value) == ("untrained", pytest.approx(row_of(table, "0")["value"]))
     assert outcome.reason.startswith("an untrained model passes too; one training run")
     none = claim(holds={"above": 0.0}, uncontrolled="it is so by definition").model_dump()
-    (outcome,) = reproduced(parse_paper(content(none), "x"), runs=runs, rows=[1]).outcomes
+    (outcome,) = reproduced(paper_of(content(none)), runs=runs, rows=[1]).outcomes
     # Its number is shown, and nothing said against the claim.
     assert outcome.controls == (("untrained", pytest.approx(row_of(table, "0")["value"])),)
     assert outcome.reason.startswith("one training run")
@@ -637,7 +641,7 @@ def test_an_untrained_model_is_made_once_for_all_studies_of_its_run(runs, monkey
     given["run"][1] |= {"role": "other"}
     given["study"].append(given["study"][0] | {"id": "u", "role": "other"})
     given["claim"].append(claim(id="other", study="u", controls=["untrained"]).model_dump())
-    paper = parse_paper(given, "x")
+    paper = paper_of(given)
     both = runs.parent / "both"
     train_missing(paper, runs=both)
     made = []
@@ -666,10 +670,10 @@ def test_what_a_trained_run_gives_goes_into_the_control_too(runs, table):
         "at": ["0"],
         "settings": {"source": "{trained}@4", "components": ["qkv+mlp+unembed"], "samples": 8},
     }
-    (outcome,) = reproduced(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
+    (outcome,) = reproduced(paper_of(given), runs=runs, rows=[1]).outcomes
     assert outcome.controls == (("untrained", pytest.approx(outcome.runs[0][1])),)
     itself = json.loads(json.dumps(given).replace("{trained}", "{run}"))
-    (outcome,) = reproduced(parse_paper(itself, "x"), runs=runs, rows=[1]).outcomes
+    (outcome,) = reproduced(paper_of(itself), runs=runs, rows=[1]).outcomes
     assert outcome.controls[0][1] != pytest.approx(outcome.runs[0][1])
 
 
@@ -680,7 +684,7 @@ def test_a_shuffled_run_stands_for_the_run_that_is_claimed_about(runs, table):
     )
     given["run"].append(given["run"][0] | {"role": "mixed"})
     given["study"][0] |= {"shuffled": "mixed"}
-    (outcome,) = reproduced(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
+    (outcome,) = reproduced(paper_of(given), runs=runs, rows=[1]).outcomes
     assert outcome.controls == (("shuffled", pytest.approx(row_of(table)["value"])),)
 
 
@@ -688,10 +692,10 @@ def test_an_earlier_checkpoint_of_the_run_that_should_not_pass(runs, table):
     given = content(
         claim(controls=["memorised"], where={"ref": "4", "metric": "mse_masked", "run": "a"}).model_dump()
     )
-    with pytest.raises(UserError, match="its study names no checkpoint that has memorised"):
-        parse_paper(given, "x")
+    with pytest.raises(ValueError, match="its study names no checkpoint that has memorised"):
+        paper_of(given)
     given["study"][0] |= {"memorised": "0"}
-    (outcome,) = reproduced(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
+    (outcome,) = reproduced(paper_of(given), runs=runs, rows=[1]).outcomes
     assert outcome.controls == (("memorised", pytest.approx(row_of(table, "0")["value"])),)
 
 
@@ -701,9 +705,9 @@ def test_every_shuffled_run_counts_where_fewer_runs_are_there(runs, table, tmp_p
     given["run"].append(given["run"][0] | mixed | {"name": "c", "seeds": "1,4"})
     given["study"][0] |= {"shuffled": "mixed"}
     shutil.copytree(runs / "a", tmp_path / "a")
-    paper = parse_paper(given, "x")
+    paper = paper_of(given)
     given["study"][0] |= {"role": "mixed"}
-    train_missing(parse_paper(given, "x"), runs=tmp_path, rows=[1])
+    train_missing(paper_of(given), runs=tmp_path, rows=[1])
     (outcome,) = reproduced(paper, runs=tmp_path, rows=[1]).outcomes
     shuffled = [f"{tmp_path}/c/seed-{seed}@4" for seed in (1, 4)]
     values = [row_of(experiments.ablation([ref], samples=8).frame)["value"] for ref in shuffled]
@@ -726,7 +730,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
             id="a-name-that-is-longer-than-its-column", row=2, study="t", holds={"above": 1e9}
         ).model_dump(),
     )
-    paper = parse_paper(given, "small.toml")
+    paper = paper_of(given)
     found = reproduced(paper, runs=runs)
     found.write(tmp_path / "out")
     rows = json.loads((tmp_path / "out/claims.json").read_text())
@@ -784,7 +788,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
 
 def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     """Verdicts need the file alone: the run may be gone. A number in it that is not the run's is found."""
-    paper = parse_paper(content(claim().model_dump()), "small.toml")
+    paper = paper_of(content(claim().model_dump()))
     records, folder = tmp_path / "records.jsonl", tmp_path / "runs"
     shutil.copytree(runs / "a", folder / "a")
     assert len(measure(paper, file=records, runs=folder, rows=[1]).records) == 2
@@ -809,14 +813,10 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     # Of a study that measures otherwise, and of a run with other settings, it is no record.
     other = json.loads(json.dumps(content(claim().model_dump())))
     other["study"][0]["settings"]["samples"] = 4
-    assert {each.verdict for each in reproduce(parse_paper(other, "x"), records=records).outcomes} == {
-        "not run"
-    }
+    assert {each.verdict for each in reproduce(paper_of(other), records=records).outcomes} == {"not run"}
     other = content(claim().model_dump())
     other["run"] = [{**each, "settings": each["settings"] | {"model.d_model": 16}} for each in other["run"]]
-    assert {each.verdict for each in reproduce(parse_paper(other, "x"), records=records).outcomes} == {
-        "not run"
-    }
+    assert {each.verdict for each in reproduce(paper_of(other), records=records).outcomes} == {"not run"}
     records.write_text("nothing\n")
     with pytest.raises(UserError, match="line 1: no record of a measurement"):
         reproduce(paper, records=records)
@@ -824,15 +824,13 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
 
 def test_a_rule_that_is_changed_shows(runs):
     rules = [claim(), claim(holds={"below": 2.0}), claim(log=True), claim(says="It stays as it is.")]
-    first, *others = [reproduced(parse_paper(content(each.model_dump()), "x"), runs=runs) for each in rules]
+    first, *others = [reproduced(paper_of(content(each.model_dump())), runs=runs) for each in rules]
     digests = [each.frame()["rule_digest"].tolist() for each in others]
     assert [each == first.frame()["rule_digest"].tolist() for each in digests] == [False, False, True]
 
 
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):
-    paper = parse_paper(
-        content(claim(where={"metric": "none"}).model_dump(), claim(id="u").model_dump()), "x"
-    )
+    paper = paper_of(content(claim(where={"metric": "none"}).model_dump(), claim(id="u").model_dump()))
     of_small(monkeypatch, paper)
     assert (
         main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path), "--measure", "--jobs", "1"])
@@ -857,7 +855,7 @@ def test_a_folder_with_another_run_is_refused(runs, changes, said):
     given = content(claim().model_dump())
     given["run"][0]["settings"] = SETTINGS | changes
     with pytest.raises(UserError, match="is not the run 'a' of the paper") as raised:
-        reproduced(parse_paper(given, "x"), runs=runs)
+        reproduced(paper_of(given), runs=runs)
     assert said in str(raised.value)
 
 
@@ -867,7 +865,7 @@ def altered(runs, place, alter):
     whole = json.loads((place / "a/run.json").read_text())
     alter(whole)
     (place / "a/run.json").write_text(json.dumps(whole))
-    return parse_paper(content(claim().model_dump()), "x")
+    return paper_of(content(claim().model_dump()))
 
 
 @pytest.mark.parametrize(
@@ -909,13 +907,13 @@ def test_a_run_without_a_config_is_refused_in_one_line(runs, tmp_path, config):
 def test_what_only_recorded_a_run_may_differ(runs):
     given = content(claim().model_dump())
     given["run"][0]["settings"] = SETTINGS | {"train.log_every": 2, "train.checkpoint_every": 2}
-    assert reproduced(parse_paper(given, "x"), runs=runs).outcomes[0].n_runs == 1
+    assert reproduced(paper_of(given), runs=runs).outcomes[0].n_runs == 1
 
 
 def test_seeds_that_are_listed_are_trained_and_read_one_by_one(runs, tmp_path):
     given = content(claim().model_dump())
     given["run"] = [{**given["run"][0], "seeds": "0,2"}]
-    paper = parse_paper(given, "x")
+    paper = paper_of(given)
     assert train_missing(paper, runs=tmp_path, rows=[1]) == [tmp_path / "a/seed-0", tmp_path / "a/seed-2"]
     assert [each.names for each in locate_all(paper, "cpu", tmp_path)] == [{0: "a/seed-0", 2: "a/seed-2"}]
     shutil.rmtree(tmp_path / "a/seed-2")
@@ -926,7 +924,7 @@ def test_seeds_that_are_listed_are_trained_and_read_one_by_one(runs, tmp_path):
 def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     given = content(claim().model_dump())
     given["run"] = [{**given["run"][0], "seeds": "0:2"}]
-    paper = parse_paper(given, "x")
+    paper = paper_of(given)
     folders = train_missing(paper, runs=tmp_path)
     assert folders == [tmp_path / "a/seed-0", tmp_path / "a/seed-1"]
     # Seed 0 is the run that was trained for the other tests.
@@ -941,7 +939,7 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     assert train_missing(paper, runs=tmp_path) == folders
     assert (folders[1] / weights).read_bytes() == trained
     found = reproduced(
-        parse_paper(given | {"claim": [claim(id="u", row=2, study="t", reduce="mean").model_dump()]}, "x"),
+        paper_of(given | {"claim": [claim(id="u", row=2, study="t", reduce="mean").model_dump()]}),
         runs=tmp_path,
     )
     (outcome,) = found.outcomes
