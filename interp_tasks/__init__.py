@@ -12,7 +12,13 @@ from interp_tasks.errors import check_system
 
 if TYPE_CHECKING:
     from interp_tasks import experiments
-    from interp_tasks.checkpoints import Checkpoint, load_checkpoint, load_checkpoints, save_checkpoint
+    from interp_tasks.checkpoints import (
+        Checkpoint,
+        import_checkpoint,
+        load_checkpoint,
+        load_checkpoints,
+        save_checkpoint,
+    )
     from interp_tasks.errors import UserError
     from interp_tasks.training import TrainConfig, train
 
@@ -20,6 +26,7 @@ _HOMES = {
     "Checkpoint": "interp_tasks.checkpoints",
     "TrainConfig": "interp_tasks.training",
     "UserError": "interp_tasks.errors",
+    "import_checkpoint": "interp_tasks.checkpoints",
     "load_checkpoint": "interp_tasks.checkpoints",
     "load_checkpoints": "interp_tasks.checkpoints",
     "save_checkpoint": "interp_tasks.checkpoints",
@@ -31,6 +38,7 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "experiments",
+    "import_checkpoint",
     "load_checkpoint",
     "load_checkpoints",
     "save_checkpoint",

@@ -15,6 +15,7 @@ from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 
 if TYPE_CHECKING:
+    from interp_tasks.checkpoints.foreign_weights import ImportedCheckpoint, import_checkpoint
     from interp_tasks.checkpoints.load import (
         Checkpoint,
         load_checkpoint,
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 
 _NEEDS_TORCH = {
     "Checkpoint": "load",
+    "ImportedCheckpoint": "foreign_weights",
     "ResumePoint": "run_folder",
     "RunFolder": "run_folder",
     "TrainingState": "training_state",
+    "import_checkpoint": "foreign_weights",
     "load_checkpoint": "load",
     "load_checkpoints": "load",
     "load_parameters": "load",
@@ -40,6 +43,7 @@ __all__ = [
     "MARKS",
     "Checkpoint",
     "Drop",
+    "ImportedCheckpoint",
     "ResolvedCheckpoint",
     "ResumePoint",
     "RunFolder",
@@ -47,6 +51,7 @@ __all__ = [
     "describe_run",
     "detect_drop",
     "find_marks",
+    "import_checkpoint",
     "load_checkpoint",
     "load_checkpoints",
     "load_parameters",

@@ -188,8 +188,8 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
     if not path.is_dir():
         if path.is_file():
             raise UserError(
-                f"{name} is a file, no run or checkpoint folder; load its weights into a HookedTransformer in Python, "
-                "and interp_tasks.save_checkpoint(FOLDER, model) makes one"
+                f"{name} is a file, no run or checkpoint folder: interp-run runs import {name} --out RUN makes a run "
+                "of weights"
             )
         raise UserError(f"no run or checkpoint folder {name!r}{_close_folder(path)}")
     steps = stored_steps(path)

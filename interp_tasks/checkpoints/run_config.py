@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.content import to_json
 from interp_tasks.checkpoints.meta import reached
 from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 from interp_tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks.base import Task
 
 FORMAT = 1
 _MISSING = "(not set)"
@@ -85,6 +88,16 @@ def run_json(
         opening["config"] = changed
     resumed = [*existing.get("resumed", []), {"at": now, **opening}]
     return {**existing, "config": config, "resumed": resumed}
+
+
+def declared_drop(task: Task) -> dict[str, Any]:
+    """Returns a task's drop metric and theoretical plateau (``None``: it has none) as plain JSON."""
+    metric = task.drop_metric
+    return {
+        "name": metric.name,
+        "direction": metric.direction,
+        "plateau": task.plateau_levels().get(metric.name),
+    }
 
 
 def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
+from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
@@ -320,9 +320,15 @@ def plan(named: Sequence[LabelledRef], examples: Examples, device: str = "cpu") 
 
 
 def trained_on(named: LabelledRef, task: Task | None) -> bool:
-    """Tells whether a checkpoint says that it was trained on a task, or on a mixture of which the task is a part."""
-    stored = named.resolved.task
-    return stored is not None and task in (stored, *stored.parts().values())
+    """Tells whether a checkpoint says that it was trained on a task, or on a mixture of which the task is a part.
+
+    Of imported weights the task may be known, and which of its inputs they were trained on not.
+    """
+    stored, run = named.resolved.task, named.resolved.run_path
+    if stored is None or task not in (stored, *stored.parts().values()):
+        return False
+    imported = {} if run is None else read_run(run).get("imported", {})
+    return not imported or bool(imported["own_split"])
 
 
 def tasks_of(named: Sequence[LabelledRef], examples: Examples) -> list[Task]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from interp_tasks.checkpoints.run_config import declared_drop
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Task
 
@@ -58,16 +59,6 @@ def processor() -> str:
     numbers = [f"{key} {named[key]}" for key in ("cpu family", "model") if key in named]
     name = named.get("model name") or platform.processor() or platform.machine()
     return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
-
-
-def declared_drop(task: Task) -> dict[str, Any]:
-    """Returns a task's drop metric and theoretical plateau (``None``: it has none) as plain JSON."""
-    metric = task.drop_metric
-    return {
-        "name": metric.name,
-        "direction": metric.direction,
-        "plateau": task.plateau_levels().get(metric.name),
-    }
 
 
 def command() -> str:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "runs": {
         "checkpoints": "List the checkpoints of a run, and where its drop lies.",
+        "import": "Make a run of weights that something else has trained: files of a HookedTransformer's state_dict.",
         "report": (
             "Show a run on one page: its training curve and drop, effects and attention of its heads at each "
             "checkpoint."
@@ -130,6 +131,7 @@ FUNCTIONS = {
     "cost": "cost:CostCommand",
     "data": "tasks:data",
     "checkpoints": "runs:checkpoints",
+    "import": "runs:import_weights",
     "report": "runs:report",
     "search": "search:Search",
     "zoo": "zoo:zoo",

@@ -1,4 +1,4 @@
-"""``interp-run runs checkpoints`` and ``runs report``."""
+"""``interp-run runs checkpoints``, ``runs import`` and ``runs report``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from interp_tasks.checkpoints import describe_run, resolve
+from interp_tasks.checkpoints.run_files import read_json
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import RUNS, ExampleOptions, PrintingOptions
 from interp_tasks.cli.output import FORMATS, write_and_show
@@ -19,6 +20,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.run_logs import check_run_name
 from interp_tasks.pages import check_writable_file
+from interp_tasks.settings import check_task_name, task_config
 
 
 def checkpoints(
@@ -56,6 +58,71 @@ def checkpoints(
 def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics of all answers together: ``accuracy`` without ``accuracy_2``, ``accuracy_3`` and so on."""
     return {name: value for name, value in metrics.items() if name.rpartition("_")[0] not in metrics}
+
+
+def import_weights(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A .pt, .pth or .safetensors file, or a folder of one for each step."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder.")],
+    printing: PrintingOptions,
+    task: Annotated[
+        str | None, typer.Option("--task", help="The task that the model was trained on.")
+    ] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting of the task, as in task.p=11. Repeat."),
+    ] = [],  # noqa: B006  (never changed)
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE.json", help="Fields of the model's HookedTransformerConfig."),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", help="Step of a single file.", show_default="in its name, or 0"),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="CSV or JSON Lines: step and metrics.")
+    ] = None,
+    own_split: Annotated[
+        bool, typer.Option("--own-split", help="It was trained on the inputs that the task trains on.")
+    ] = False,
+) -> None:
+    """Make a run of weights that something else has trained: files of a HookedTransformer's state_dict.
+
+    Sizes are read from the weights; what they do not tell (act_fn, normalization_type, attention_dir) comes from the
+    task or from --config. Prints the task's metrics, which tell whether the weights arrived as they were meant.
+    """
+    import tasks
+    from interp_tasks import import_checkpoint
+    from interp_tasks.checkpoints import load_checkpoint
+    from tasks import pool
+
+    printing.import_tasks()
+    fields = {} if config is None else read_json(config, "fields of a HookedTransformerConfig")
+    if task is not None:
+        check_task_name(task)
+    of_task = None if task is None else tasks.get(task, **task_config(task, settings))
+    rows = []
+    for each in import_checkpoint(
+        source, out, task=of_task, config=fields, step=step, log=log, own_split=own_split
+    ):
+        metrics: Mapping[str, Any] = {}
+        if of_task is not None:
+            model, batch = load_checkpoint(each.path).model, of_task.sample(256)
+            metrics = pool(of_task.metrics(model(batch.tokens), batch))
+        row: dict[str, Any] = {"run": str(out), "ref": f"{out}@{each.step}", "step": each.step}
+        rows.append({**row, "transposed": each.transposed, "zeros": each.zeros, "metrics": metrics})
+    if printing.format != "table":
+        print_rows(rows, printing.format, [])
+        return
+    for row in rows:
+        row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"]), **whole(row["metrics"])}
+    shown = ["ref", "transposed", "set to 0", *whole(rows[0]["metrics"])]
+    print_rows(rows, "table", shown)
 
 
 def report(

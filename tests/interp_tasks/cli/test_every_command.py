@@ -6,8 +6,10 @@ from importlib import resources
 
 import jsonschema
 import pytest
+import torch
 from transformer_lens import HookedTransformer
 
+import tasks
 from interp_tasks.checkpoints import load
 from interp_tasks.cli import main
 from interp_tasks.cli import options as cli_options
@@ -33,6 +35,7 @@ CALLS = {
     "tasks list": [""],
     "runs zoo": [""],
     "runs checkpoints": [f"--ckpt {RUN}"],
+    "runs import": ["w.pth --out run --task modular-addition --set task.p=5"],
     "tasks cost": ["modular-addition --rate 20", "matrix-completion --rate 20 --set train.grokfast=ema"],
     "tasks data": ["miiii --set task.p=11", "matrix-completion --samples 4"],
     "train": ["modular-addition --set task.p=5 --set train.steps=2 --seeds 0:2"],
@@ -85,6 +88,7 @@ OWN = {
     "tasks list": "preset",
     "runs zoo": "shipped",
     "runs checkpoints": "checkpoint",
+    "runs import": "imported",
     "tasks cost": "cost",
     "grid few.toml --dry-run": "unit",
     "runs search": "search",
@@ -105,6 +109,7 @@ def call(tmp_path, monkeypatch, capsys):
     """Run a command in a folder of its own; what it prints."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.toml").write_text(GRID)
+    torch.save(tasks.get("modular-addition", p=5).build_model().state_dict(), "w.pth")
 
     def run(command):
         assert main(command.split()) == 0, capsys.readouterr().err
@@ -195,9 +200,10 @@ def test_a_device_that_is_not_there_is_refused_before_any_work(command, tmp_path
     monkeypatch.setattr(HookedTransformer, "forward", work)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.toml").write_text(GRID)
+    torch.save(tasks.get("modular-addition", p=5).build_model().state_dict(), "w.pth")
     arguments = f"{command} {CALLS[command][-1]}".replace("--rate 20", "")
     assert main(f"{arguments} --device cuda:99".split()) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert re.fullmatch(r"interp-run: device 'cuda:99' is not available: this machine has cpu.*\n", said.err)
-    assert [file.name for file in tmp_path.iterdir()] == ["few.toml"]
+    assert [file.name for file in tmp_path.iterdir()] == ["few.toml", "w.pth"]

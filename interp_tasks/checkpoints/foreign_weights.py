@@ -1,0 +1,321 @@
+"""Makes a run of weights that something else has trained: state_dicts of a ``HookedTransformer``, one file a step."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from interp_tasks.checkpoints.architecture import config_to_json, model_from_json
+from interp_tasks.checkpoints.run_config import declared_drop
+from interp_tasks.checkpoints.run_files import checkpoint_folder, is_step
+from interp_tasks.checkpoints.run_folder import RunFolder
+from interp_tasks.checkpoints.save import save_checkpoint
+from interp_tasks.errors import UserError
+from interp_tasks.files import MAX_JSON, read_file
+from tasks.base import Task
+
+SUFFIXES = (".pt", ".pth", ".safetensors")
+#: Where training scripts keep the weights among other things.
+NESTED = ("model", "state_dict", "model_state_dict")
+#: What wrappers put before every name.
+WRAPPERS = ("module.", "_orig_mod.", "model.")
+#: Tensors of a HookedTransformer that are no parameters, and are built anew.
+BUFFERS = re.compile(r"(^|\.)(mask|IGNORE|rotary_sin|rotary_cos|alibi)$")
+#: How columns of a log begin that are of either split.
+_TRAIN, _VALIDATION = ("train",), ("test", "val", "valid", "validation")
+#: What weights do not tell.
+UNTOLD = ("act_fn", "normalization_type", "attention_dir")
+
+
+@dataclass(frozen=True)
+class ImportedCheckpoint:
+    """A checkpoint that was made of foreign weights.
+
+    Attributes:
+        path: the checkpoint folder.
+        transposed: the names of the parameters whose axes were stored in another order.
+        zeros: those that the file lacks, biases, which are 0.
+    """
+
+    path: Path
+    step: int
+    transposed: tuple[str, ...]
+    zeros: tuple[str, ...]
+
+
+def import_checkpoint(
+    source: str | Path,
+    out: str | Path,
+    *,
+    task: Task | None = None,
+    config: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    log: str | Path | None = None,
+    own_split: bool = False,
+) -> list[ImportedCheckpoint]:
+    """Makes a run folder of a ``HookedTransformer``'s weights that something else has trained; returns its checkpoints.
+
+    Sizes are read from the weights. Parameters may be stored with their axes in another order, as some training scripts
+    do (W_E as [d_model, d_vocab]); which were is in the result. A square one is taken as it is.
+
+    Args:
+        source: a state_dict (``.pt``, ``.pth``, which are read without running what is pickled in them, or
+            ``.safetensors``), or a folder of such files, each with its step in its name (``model_4000.pth``).
+        out: the run folder; of one that exists, ``source`` becomes further steps.
+        task: what the model was trained on; its models have what the weights do not tell.
+        config: fields of ``HookedTransformerConfig``, over those of the task: ``act_fn``, ``normalization_type`` and
+            ``attention_dir`` cannot be read from weights.
+        step: of a single file; default: the last number in its name, or 0.
+        log: a CSV file or JSON Lines with a column ``step`` (or ``epoch``) and metrics (``accuracy``, ``train_loss``);
+            with the metric of the task's drop among them, REFs such as ``@pre`` and ``@post`` work.
+        own_split: whether the model was trained on the inputs that the task trains on; otherwise measures that tell
+            training inputs from others ask which they were.
+
+    Raises:
+        UserError: in one line, for a file that holds something else, weights that are no such model's, or a setting
+            that is missing.
+    """
+    files = weight_files(Path(source), step)
+    lines = None if log is None else log_lines(Path(log))
+    states = {number: read_state(file) for number, file in files.items()}
+    last = max(states)
+    described = described_model(states[last], task, dict(config or {}), files[last])
+    imported = []
+    whole = {
+        "task": None if task is None else {"name": task.name, **task.model_dump(mode="json")},
+        "model": described,
+        "train": {},
+    }
+    info = {
+        "imported": {"source": str(source), "own_split": own_split},
+        "drop_metric": None if task is None else declared_drop(task),
+    }
+    with RunFolder.open(out, whole, info) as run:
+        for line in lines or []:
+            run.log(line)
+        for number, state in sorted(states.items()):
+            model = model_from_json(described, files[number])
+            transposed, zeros = fill(model, state, files[number])
+            path = save_checkpoint(checkpoint_folder(run.path, number), model, task, number)
+            imported.append(ImportedCheckpoint(path, number, transposed, zeros))
+    return imported
+
+
+def weight_files(source: Path, step: int | None) -> dict[int, Path]:
+    """Returns the files by their steps."""
+    if source.is_file():
+        if source.suffix not in SUFFIXES:
+            raise UserError(f"{source}: weights come as {', '.join(SUFFIXES)}")
+        return {step_in_name(source) or 0 if step is None else step: source}
+    if not source.is_dir():
+        raise UserError(f"no file or folder {str(source)!r}")
+    if (source / "config.json").is_file():
+        raise UserError(
+            f"{source} is a Hugging Face model's folder: use circuits on it in Python, "
+            "TransformerBridge.boot_transformers (docs/tutorials/hugging-face.md)"
+        )
+    found: dict[int, Path] = {}
+    for file in sorted(each for each in source.iterdir() if each.suffix in SUFFIXES):
+        number = step_in_name(file)
+        if number is None or number in found:
+            why = (
+                "has no step in its name"
+                if number is None
+                else f"is of step {number}, as {found[number].name} is"
+            )
+            raise UserError(f"{file} {why}: name files by their steps, such as model_4000{file.suffix}")
+        found[number] = file
+    if not found:
+        raise UserError(f"{source} holds no weights ({', '.join(SUFFIXES)})")
+    if step is not None:
+        raise UserError(f"step {step}: {source} is a folder, whose files say their steps by their names")
+    return found
+
+
+def step_in_name(file: Path) -> int | None:
+    numbers = re.findall(r"\d+", file.stem)
+    return int(numbers[-1]) if numbers else None
+
+
+def read_state(file: Path) -> dict[str, Tensor]:
+    """Returns the parameters in a file by their names in a ``HookedTransformer``, without buffers."""
+    content = read_file(file, "a model's weights")
+    try:
+        if file.suffix == ".safetensors":
+            state: Any = load_safetensors(content)
+        else:
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except UnpicklingError:
+        raise UserError(
+            f"{file} holds more than tensors, which would have to be run to be read: save model.state_dict()"
+        ) from None
+    except (SafetensorError, RuntimeError, KeyError, ValueError, EOFError) as error:
+        raise UserError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    if isinstance(state, Mapping):
+        state = next((state[name] for name in NESTED if isinstance(state.get(name), Mapping)), state)
+    if not isinstance(state, Mapping) or not any(isinstance(each, Tensor) for each in state.values()):
+        raise UserError(f"{file} holds no state_dict: save model.state_dict()")
+    for prefix in WRAPPERS:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): each for name, each in state.items()}
+    found = {name: each for name, each in state.items() if not BUFFERS.search(name)}
+    if "embed.W_E" not in found:
+        raise UserError(
+            f"{file} is no HookedTransformer's state_dict: it has {next(iter(state))} and no embed.W_E; a Hugging Face "
+            "model goes into a TransformerBridge (docs/tutorials/hugging-face.md)"
+        )
+    return found
+
+
+def described_model(
+    state: Mapping[str, Tensor], task: Task | None, config: dict[str, Any], file: Path
+) -> dict[str, Any]:
+    """Returns the config of the model that the weights are of, as a checkpoint stores it."""
+    untold = [name for name in UNTOLD if task is None and name not in config and told(state, name) is None]
+    if untold:
+        raise UserError(
+            f"{file} does not tell {', '.join(untold)}: give the task, or a config file such as "
+            '{"act_fn": "relu", "normalization_type": null, "attention_dir": "causal"}'
+        )
+    fields: dict[str, Any] = {}
+    if task is not None:
+        model = task.build_model()
+        fields = config_to_json(model.cfg, torch.float32)
+    fields |= {name: value for name in UNTOLD if (value := told(state, name)) is not None}
+    fields |= {"dtype": str(state["embed.W_E"].dtype).removeprefix("torch."), "init_weights": False}
+    return fields | sizes(state, file) | config
+
+
+def told(state: Mapping[str, Tensor], setting: str) -> Any:
+    """Returns what weights tell of a setting; ``None``: nothing."""
+    if setting == "normalization_type" and "blocks.0.ln1.w" in state:
+        return "LN" if "blocks.0.ln1.b" in state else "RMS"
+    if setting == "act_fn" and not any(".mlp." in name for name in state):
+        return "relu"  # of an MLP that there is not
+    return None
+
+
+def sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+    """Returns the sizes of the model that a state_dict is of, whatever the order of axes."""
+    layers = {int(name.split(".")[1]) for name in state if name.startswith("blocks.")}
+    try:
+        query, embedding = state["blocks.0.attn.W_Q"].shape, state["embed.W_E"].shape
+        key = state.get(
+            "blocks.0.attn.W_K", state.get("blocks.0.attn._W_K", state["blocks.0.attn.W_Q"])
+        ).shape
+        unembedding = state["unembed.W_U"].shape
+        # The width is what embedding and queries share; where both axes fit, they are as TransformerLens has them.
+        both = [size for size in (embedding[1], embedding[0]) if size in query[1:]]
+        d_model = query[1] if len(set(both)) > 1 and query[1] in both else both[0]
+        n_heads, d_head = query[0], query[2] if query[1] == d_model else query[1]
+    except (KeyError, IndexError) as error:
+        raise UserError(
+            f"{file} is no HookedTransformer's state_dict: {error} is missing or of another form"
+        ) from None
+    shapes = {"d_vocab": embedding, "d_vocab_out": unembedding}
+    for name, weight in (("d_mlp", "blocks.0.mlp.W_in"), ("n_ctx", "pos_embed.W_pos")):
+        shapes |= {name: state[weight].shape} if weight in state else {}
+    found = {}
+    for name, shape in shapes.items():
+        rows_first = name in (
+            "d_vocab",
+            "n_ctx",
+        )  # W_E and W_pos are [size, d_model], W_U and W_in [d_model, size]
+        width_last = shape[1] == d_model and (rows_first or shape[0] != d_model)
+        found[name] = shape[0] if width_last else shape[1]
+    return {
+        "n_layers": max(layers) + 1,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "d_head": d_head,
+        "attn_only": "d_mlp" not in found,
+        "gated_mlp": "blocks.0.mlp.W_gate" in state,
+        "n_key_value_heads": None if key[0] == n_heads else key[0],
+        **found,
+    }
+
+
+def fill(
+    model: HookedTransformer, state: Mapping[str, Tensor], file: Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Copies weights into a model in place; returns the names of those that were transposed, and of those set to 0."""
+    parameters = dict(model.named_parameters())
+    left = sorted(set(state) - set(parameters))
+    if left:
+        raise UserError(
+            f"{file} holds {left[0]}, which its model has no place for: say in config what the model is"
+        )
+    transposed, zeros = [], []
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if name not in state and name.rpartition(".")[2].startswith("b"):
+                parameter.zero_()
+                zeros.append(name)
+                continue
+            if name not in state:
+                raise UserError(f"{file} lacks {name}")
+            tensor = state[name]
+            arranged = fitting(tensor, tuple(parameter.shape), name)
+            if arranged is None:
+                raise UserError(
+                    f"{file}: {name} has shape {list(tensor.shape)}, where its model has {list(parameter.shape)}"
+                )
+            if arranged is not tensor:
+                transposed.append(name)
+            parameter.copy_(arranged)
+    return tuple(transposed), tuple(zeros)
+
+
+def fitting(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor | None:
+    """Returns a weight in the shape that a ``HookedTransformer`` has; ``None`` where no order of its axes fits."""
+    if tuple(tensor.shape) == shape:
+        return tensor
+    if tensor.ndim == len(shape) >= 2 and tuple(tensor.mT.shape) == shape:
+        return tensor.mT
+    if name.endswith("W_O") and tensor.ndim == 2 and tuple(tensor.shape) == (shape[2], shape[0] * shape[1]):
+        return tensor.mT.reshape(shape)
+    return None
+
+
+def log_lines(file: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a log, CSV or JSON Lines, as a run's log has them.
+
+    The split is told by the name of a column (``train_loss``, ``train/loss``, ``test_loss``, ``val_loss``); what names
+    none is of validation.
+    """
+    text = read_file(file, "a log, as CSV or JSON Lines", MAX_JSON).decode("utf-8", errors="replace")
+    try:
+        if file.suffix == ".csv":
+            rows: list[dict[str, Any]] = [
+                {name: json.loads(value) for name, value in row.items() if value}
+                for row in csv.DictReader(io.StringIO(text))
+            ]
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} is no CSV or JSON Lines of numbers: {error}") from None
+    lines = []
+    for number, row in enumerate(rows, start=1):
+        step = row.pop("step", row.pop("epoch", None))
+        if not is_step(step):
+            raise UserError(f"{file}, row {number}: no whole number in a column named step or epoch")
+        line: dict[str, Any] = {"step": step, "train": {}, "validation": {}}
+        for name, value in row.items():
+            of, _, metric = name.replace("/", "_").partition("_")
+            named = of in (*_TRAIN, *_VALIDATION) and metric
+            line["train" if named and of in _TRAIN else "validation"][metric if named else name] = value
+        lines.append(line)
+    return lines
