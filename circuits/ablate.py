@@ -4,9 +4,8 @@ Every function here returns an intervention: a frozen value that is independent 
 `run` or `sweep`. `heads` is a spec such as "all", "0.1, 2.3-5" or "L0H1", or a tuple of heads; 0-based
 throughout. `what` is heads (edited at z, so the attention output bias b_O stays), a site such as
 "mlp_out.1" or "z", or a layer number, for the layer's heads (z) and neurons (mlp_post)
-together, where output biases stay. `queries` limits an edit to some query positions: integers (negative ones
-count from the end) or a boolean mask [batch pos] with a row for every example of the run; `positions` is
-another name for it.
+together, where output biases stay. `positions` limits an edit to some query positions: integers (negative ones
+count from the end) or a boolean mask [batch pos] with a row for every example of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,13 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions import variants
-from circuits.interventions.arguments import read_heads, read_keys, read_place, read_queries, read_what
+from circuits.interventions.arguments import (
+    parse_query_positions,
+    read_heads,
+    read_keys,
+    read_place,
+    read_what,
+)
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.classes import ClassFit, RemoveClasses
 from circuits.interventions.edited_means import EditedMean
@@ -33,7 +38,15 @@ from circuits.model.inputs import Texts, read_given
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot, read_numbers
-from circuits.validate import is_whole, made_by, read_choice, read_indices, read_seed, read_tokens
+from circuits.validate import (
+    answers_former_names,
+    is_whole,
+    made_by,
+    read_choice,
+    read_indices,
+    read_seed,
+    read_tokens,
+)
 
 __all__ = [
     "all_but",
@@ -55,13 +68,14 @@ Tokens = Shaped[Tensor, "batch pos *input"]
 Inputs = Any
 
 
-def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any = None) -> Edit:
+@answers_former_names
+def uniform(heads: Any, keys: Any = None, *, positions: Any = None) -> Edit:
     """Makes attention uniform: pattern[batch, head, query, key] := 1 / (number of keys this query may see).
 
     The keys a query may see are read from the attention scores of the same pass (masked ones are minus
     infinity), so causal, bidirectional, local and padded attention are all respected. With `keys`
     (positions), attention is uniform over those of them that the query may see; a query that sees none of
-    them is an error, unless `queries` leaves it out. A query that sees no key at all (padding) keeps its
+    them is an error, unless `positions` leaves it out. A query that sees no key at all (padding) keeps its
     zero pattern.
 
     With every head of a bidirectional model on an n×n grid this is the uniform ablation of Gopalani et al.
@@ -69,12 +83,11 @@ def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any
     """
     caller = "ablate.uniform"
     places = read_heads(heads, "pattern", caller)
-    return Edit(caller, places, Uniform(read_keys(keys, caller)), read_queries(queries, positions, caller))
+    return Edit(caller, places, Uniform(read_keys(keys, caller)), parse_query_positions(positions, caller))
 
 
-def mean_pattern(
-    heads: Any, reference: Inputs, of: str = "unedited", *, queries: Any = None, positions: Any = None
-) -> Edit:
+@answers_former_names
+def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positions: Any = None) -> Edit:
     """Replaces each head's pattern by its mean over the `reference` examples [batch pos].
 
     Unlike `uniform` this keeps what a head does on average, position by position. With `of="edited"` and the
@@ -84,14 +97,14 @@ def mean_pattern(
     Args:
         of: the pass whose mean is taken: "unedited", the model without any edits; or "edited", a pass on the reference
             under this edit alone, so that a later layer's mean is over patterns that the means of earlier layers have
-            changed. The mean is over the whole reference, whatever the chunks. With "edited" a mask of `queries` per
+            changed. The mean is over the whole reference, whatever the chunks. With "edited" a mask of `positions` per
             example edits the reference, too, and needs as many rows as it has examples.
     """
     caller = "ablate.mean_pattern"
     places = read_heads(heads, "pattern", caller)
     tokens, query_positions = (
         read_given(reference, caller, "reference"),
-        read_queries(queries, positions, caller),
+        parse_query_positions(positions, caller),
     )
     if read_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
         return Edit(caller, places, Mean(tokens), query_positions)
@@ -102,7 +115,7 @@ def mean_pattern(
         and query_positions.shape != tokens.shape[:2]
     ):
         raise CircuitsError(
-            f'{caller}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of queries, '
+            f'{caller}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of positions, '
             f"{list(query_positions.shape)}, does not fit"
         )
     return Edit(
@@ -113,23 +126,24 @@ def mean_pattern(
     )
 
 
-def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
+@answers_former_names
+def zero(what: Any, *, positions: Any = None) -> Edit:
     """Sets activations to zero: z for heads, the activation itself for a site, z and mlp_post for a layer.
 
     At the site "scores" masked entries stay masked.
     """
     caller = "ablate.zero"
     places, optional = read_what(what, caller)
-    return Edit(caller, places, Zero(), read_queries(queries, positions, caller), optional)
+    return Edit(caller, places, Zero(), parse_query_positions(positions, caller), optional)
 
 
+@answers_former_names
 def mean(
     what: Any,
     reference: Inputs,
     over: str = "batch",
     *,
     reference_positions: Any = None,
-    queries: Any = None,
     positions: Any = None,
 ) -> Edit:
     """Replaces activations by their mean over the `reference` examples [batch pos], position by position.
@@ -150,16 +164,17 @@ def mean(
             f'{caller}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
             'use over="batch"'
         )
-    at = read_queries(None, reference_positions, f"{caller}, reference_positions")
+    at = parse_query_positions(reference_positions, f"{caller}, reference_positions")
     if at is not None and (over == "batch" or isinstance(at, Snapshot)):
         raise CircuitsError(
             f'{caller}: reference_positions= are whole numbers or a slice, and go with over="batch,pos"'
         )
     replacement = Mean(read_given(reference, caller, "reference"), over, at)
-    return Edit(caller, places, replacement, read_queries(queries, positions, caller), optional)
+    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
 
 
-def resample(what: Any, source: Inputs, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
+@answers_former_names
+def resample(what: Any, source: Inputs, seed: int = 0, *, positions: Any = None) -> Edit:
     """Replaces activations by another example's: row i takes row d(i) of `source` [batch pos].
 
     `source` has one row for every example of the run, usually the same tokens. d is one derangement of the
@@ -169,11 +184,12 @@ def resample(what: Any, source: Inputs, seed: int = 0, *, queries: Any = None, p
     caller = "ablate.resample"
     places, optional = read_what(what, caller)
     return Edit(
-        caller, places, _resampled(source, seed, caller), read_queries(queries, positions, caller), optional
+        caller, places, _resampled(source, seed, caller), parse_query_positions(positions, caller), optional
     )
 
 
-def noise(what: Any, scale: float, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
+@answers_former_names
+def noise(what: Any, scale: float, seed: int = 0, *, positions: Any = None) -> Edit:
     """Adds Gaussian noise of standard deviation `scale` to activations, at z to each head's output.
 
     Independent for every example, position and entry, drawn from `seed` for the whole batch: the same whatever the
@@ -184,9 +200,10 @@ def noise(what: Any, scale: float, seed: int = 0, *, queries: Any = None, positi
     if not isinstance(scale, int | float | np.number) or isinstance(scale, bool) or not 0 <= scale < np.inf:
         raise CircuitsError(f"{caller}: scale={scale!r}; give a standard deviation, at least 0")
     replacement = Noise(float(scale), read_seed(seed, caller))
-    return Edit(caller, places, replacement, read_queries(queries, positions, caller), optional)
+    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
 
 
+@answers_former_names
 def all_but(
     heads: Any,
     how: str = "mean",
@@ -194,7 +211,6 @@ def all_but(
     reference: Inputs = None,
     source: Inputs = None,
     seed: int = 0,
-    queries: Any = None,
     positions: Any = None,
 ) -> Edit:
     """Ablates every head of the model but these, at z: what is left is what these heads do by themselves.
@@ -218,9 +234,10 @@ def all_but(
         )
     others = replace(place, heads=replace(kept, others=True))
     replacement = _replacement(how, reference, source, seed, caller)
-    return Edit(caller, (others,), replacement, read_queries(queries, positions, caller))
+    return Edit(caller, (others,), replacement, parse_query_positions(positions, caller))
 
 
+@answers_former_names
 def neurons(
     layer: Any,
     neurons: Any,
@@ -229,7 +246,6 @@ def neurons(
     reference: Inputs = None,
     source: Inputs = None,
     seed: int = 0,
-    queries: Any = None,
     positions: Any = None,
 ) -> Edit:
     """Ablates neurons of one layer's MLP at mlp_post [batch pos d_mlp], after the activation function; b_out stays.
@@ -247,9 +263,10 @@ def neurons(
     if neurons is None:
         raise CircuitsError(f"{caller}: no neurons given")
     place = read_place(Site("mlp_post", layers[0]), None, caller, neurons)
-    return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
+    return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
 
+@answers_former_names
 def features(
     site: Any,
     features: Any,
@@ -258,7 +275,6 @@ def features(
     reference: Inputs = None,
     source: Inputs = None,
     seed: int = 0,
-    queries: Any = None,
     positions: Any = None,
 ) -> Edit:
     """Ablates features of the autoencoder that is spliced in at a site (`circuits.splice`); its error stays.
@@ -278,9 +294,10 @@ def features(
     given = read_place(site, None, caller).site
     named = given if given.kind.unit == "feature" else f"features.{given}"
     place = read_place(named, None, caller, features=features)
-    return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
+    return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
 
+@answers_former_names
 def frequencies(
     site: Any,
     keys: Any,
@@ -291,7 +308,6 @@ def frequencies(
     grid: Tokens,
     directions: str = "all",
     heads: Any = None,
-    queries: Any = None,
     positions: Any = None,
 ) -> Edit:
     """Removes an activation's Fourier components at some frequencies, or (`keep`) all others but the constant.
@@ -331,9 +347,10 @@ def frequencies(
     tokens = read_tokens(grid, caller, "grid")
     check_grid(tokens.tensor, components, caller)
     replacement = RemoveFrequencies(components, keep, tokens)
-    return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
+    return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
 
+@answers_former_names
 def classes(
     site: Any,
     classes: Any,
@@ -341,7 +358,6 @@ def classes(
     keep: bool = False,
     *,
     heads: Any = None,
-    queries: Any = None,
     positions: Any = None,
 ) -> Edit:
     """Removes the part of an activation that the example's class explains, or (`keep`) all but that part and the mean.
@@ -373,7 +389,7 @@ def classes(
     fit = ClassFit(tokens, Snapshot(kinds.long()))
     # Fitting now refuses kinds of classes that are not independent.
     _ = fit.contrasts
-    return Edit(caller, (place,), RemoveClasses(fit, keep), read_queries(queries, positions, caller))
+    return Edit(caller, (place,), RemoveClasses(fit, keep), parse_query_positions(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError, said
 from circuits.tensors import Snapshot, as_dense_tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_whole(number: Any, least: int | None = None) -> bool:
@@ -30,6 +34,23 @@ def refuse_removed(caller: str, given: Mapping[str, Any], instead: Mapping[str, 
     for name in given:
         advice = f"; {instead[name]}" if name in instead else ""
         raise CircuitsError(f"{caller}: no argument {name}={advice}")
+
+
+def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a public function: arguments by their former names are refused with a line that says what serves."""
+    parameters = inspect.signature(function).parameters
+    former = RENAMED | ({"queries": "it is positions= now"} if "positions" in parameters else {})
+    folder = function.__module__.split(".")[1]
+    caller = function.__name__ if folder == "interventions" else f"{folder}.{function.__name__}"
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, advice in former.items():
+            if name in kwargs:
+                raise CircuitsError(f"{caller}: no argument {name}=; {advice}")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def read_tokens(tokens: Any, caller: str, name: str) -> Snapshot:

@@ -20,7 +20,7 @@ from circuits.interventions.apply import Activations, run
 from circuits.interventions.base import Replacement
 from circuits.interventions.reference_runs import MeanOver
 from circuits.interventions.replacements import Zero
-from circuits.interventions.sources import at_own_positions, read_source
+from circuits.interventions.sources import align_mean, read_source
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts
@@ -123,9 +123,7 @@ class Measurement:
                 replacement = stored(activations, self.caller)
                 shared = replacement if len(source) == 1 else None
             if means:
-                replacement = stored(
-                    {hook: at_own_positions(x, prompts) for hook, x in means.items()}, self.caller
-                )
+                replacement = stored({hook: align_mean(x, prompts) for hook, x in means.items()}, self.caller)
             assert replacement is not None
             clean_output = self._output(prompts)
             kept = clean_output if self.metric.function is None else None

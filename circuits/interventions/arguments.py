@@ -97,11 +97,9 @@ def read_neurons(neurons: Any, caller: str, units: str = "neurons") -> tuple[tup
     return read_indices(neurons, caller, units) or (), size
 
 
-def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Span | Snapshot | None:
-    if queries is not None and positions is not None:
-        raise CircuitsError(f"{caller}: queries= and positions= are the same; give one")
-    given = positions if queries is None else queries
-    return parse_span(given, caller) or parse_positions(given, caller)
+def parse_query_positions(positions: Any, caller: str) -> Positions | Span | Snapshot | None:
+    """Returns the query positions of an edit: numbers, a slice or a mask [batch pos]; None for all."""
+    return parse_span(positions, caller) or parse_positions(positions, caller)
 
 
 def read_source_positions(

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place, read_queries
+from circuits.interventions.arguments import parse_query_positions, read_place
 from circuits.interventions.edits import Edit
 from circuits.interventions.replacements import Computed
-from circuits.validate import check_call
+from circuits.validate import answers_former_names, check_call
 
 
+@answers_former_names
 def edit(
     site: Any,
     fn: Any,
     heads: Any = None,
     positions: Any = None,
     *,
-    queries: Any = None,
     neurons: Any = None,
     features: Any = None,
 ) -> Edit:
@@ -32,4 +32,4 @@ def edit(
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
     check_call(fn, "edit: fn is given the activation alone", None)
     place = read_place(site, heads, "edit", neurons, features)
-    return Edit("edit", (place,), Computed(fn), read_queries(queries, positions, "edit"))
+    return Edit("edit", (place,), Computed(fn), parse_query_positions(positions, "edit"))

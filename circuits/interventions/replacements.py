@@ -306,7 +306,7 @@ class Uniform(Replacement):
                 query = int(fully_masked.any(0).any(0).nonzero()[0])
                 raise CircuitsError(
                     f"{label}: query {query} sees none of the keys {list(self.keys)}; "
-                    "name the queries to edit with queries="
+                    "name the queries to edit with positions="
                 )
         count = chosen.sum(-1, keepdim=True)
         # A query that sees no key at all (left padding) keeps the zero pattern that the model gives it.

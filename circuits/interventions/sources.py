@@ -48,7 +48,7 @@ def read_source(source: Any, base: Prompts, surface: HookedModel, how: Any, call
     return source
 
 
-def at_own_positions(mean: Tensor, prompts: Prompts) -> Tensor:
+def align_mean(mean: Tensor, prompts: Prompts) -> Tensor:
     """Returns means [1 pos ...] of own positions at those of each prompt: [batch pos ...], or [1 pos ...]."""
     if not prompts.padded and mean.shape[1] == prompts.shape[1]:
         return mean

@@ -85,7 +85,6 @@ def _names_itself(axis: str, item: Any) -> bool:
 
 _SINGULAR = {
     "positions": "position",
-    "queries": "position",
     "layers": "layer",
     "neurons": "neuron",
     "features": "feature",

@@ -40,7 +40,7 @@ class SiteKind:
 
     @property
     def query_axis(self) -> int:
-        """The axis that `queries=` and `positions=` select on: the query of a pattern, else the position."""
+        """The axis that `positions=` selects on: the query of a pattern, else the position."""
         return self.axes.index("query" if "query" in self.axes else "pos")
 
     @property

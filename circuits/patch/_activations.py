@@ -11,7 +11,12 @@ from torch import Tensor
 from circuits.circuit._names import find_input, find_node
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
-from circuits.interventions.arguments import read_place, read_queries, read_source_positions, read_what
+from circuits.interventions.arguments import (
+    parse_query_positions,
+    read_place,
+    read_source_positions,
+    read_what,
+)
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
@@ -28,16 +33,16 @@ from circuits.model.heads import (
 from circuits.model.inputs import is_encoding, read_given
 from circuits.model.sites import Site
 from circuits.tensors import Positions, Snapshot, Span, as_dense_tensor
-from circuits.validate import read_choice
+from circuits.validate import answers_former_names, read_choice
 
 
+@answers_former_names
 def activations(
     site: Any,
     source: Any,
     heads: Any = None,
     positions: Any = None,
     *,
-    queries: Any = None,
     neurons: Any = None,
     features: Any = None,
     source_positions: Any = None,
@@ -58,17 +63,17 @@ def activations(
     """
     caller = "patch.activations"
     place = read_place(site, heads, caller, neurons, features)
-    chosen = read_queries(queries, positions, caller)
+    chosen = parse_query_positions(positions, caller)
     return Edit(caller, (place,), _read_source(place, source, caller, chosen, source_positions), chosen)
 
 
+@answers_former_names
 def path(
     sender: Any,
     receiver: Any,
     source: Any,
     through: str | None = None,
     *,
-    queries: Any = None,
     positions: Any = None,
     source_positions: Any = None,
 ) -> Path:
@@ -88,8 +93,7 @@ def path(
             read as well: "2.3.q", "2.k1.v", "mlp1".
         source: as in `activations`.
         through: "mlps" or None, see above.
-        queries: the positions at which the sender is replaced; `positions` is another name. The direction is
-            source -> run.
+        positions: those at which the sender is replaced. The direction is source -> run.
         source_positions: as in `activations`.
     """
     caller = "patch.path"
@@ -105,7 +109,7 @@ def path(
     check_ends(place.site, [target.site for target in targets if target is not None])
     if through is not None:
         read_choice(through, ("mlps",), caller, "through")
-    chosen = read_queries(queries, positions, caller)
+    chosen = parse_query_positions(positions, caller)
     sender_edit = Edit(
         caller, (place,), _read_source(place, source, caller, chosen, source_positions), chosen
     )

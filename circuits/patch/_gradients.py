@@ -18,7 +18,7 @@ from circuits.interventions.arguments import read_source_positions
 from circuits.interventions.base import Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
-from circuits.interventions.sources import at_own_positions, read_source
+from circuits.interventions.sources import align_mean, read_source
 from circuits.model.blocks import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
@@ -163,7 +163,7 @@ class Pair:
         assert self.means is not None
         means = {hook: Reference(self.source, hook, Site(hook).kind, MeanOver()) for hook in hooks}
         self.means.fetch(means.values())
-        return {hook: at_own_positions(self.means[mean], self.base) for hook, mean in means.items()}
+        return {hook: align_mean(self.means[mean], self.base) for hook, mean in means.items()}
 
     def values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
         """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""

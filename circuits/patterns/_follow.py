@@ -18,7 +18,7 @@ from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval
 from circuits.tables import short_table
 from circuits.tensors import read_numbers
-from circuits.validate import RENAMED, refuse_removed
+from circuits.validate import answers_former_names
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Following:
         return tuple(Head(int(row.layer), int(row.head)) for row in sure.itertuples())
 
 
+@answers_former_names
 def follow(
     model: Any,
     tokens: Shaped[Tensor, "batch pos *input"] | Any,
@@ -57,13 +58,11 @@ def follow(
     before: Any,
     after: Any,
     *,
-    queries: Any = None,
     positions: Any = None,
     layers: Any = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
-    **removed: Any,
 ) -> Following:
     """Measures how often attention follows something that moves from one group of positions to another.
 
@@ -75,8 +74,7 @@ def follow(
             the largest sum of its attention, not the largest mean.
         after: integers [batch], the group that holds it in `other`; it differs from `before` in every pair, so that a
             head whose attention does not move scores 0.
-        queries: these only: positions, or a boolean mask [batch pos].
-        positions: another name for `queries`.
+        positions: these queries only: numbers, or a boolean mask [batch pos].
         layers: only these.
         seed: draws the bootstrap and the pairs of `unpaired`.
         draws: the number of bootstrap resamples.
@@ -85,8 +83,7 @@ def follow(
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
-    refuse_removed(caller, removed, RENAMED)
-    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
+    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, positions, seed, draws)
     count, length = pairs.prompts.shape[:2]
     of_key = _whole(groups, length, "groups", caller)
     group_before, group_after = (

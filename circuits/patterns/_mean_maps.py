@@ -14,7 +14,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.model.prompts import Prompts
 from circuits.patterns._read import PatternPass
-from circuits.validate import RENAMED, refuse_removed
+from circuits.validate import answers_former_names
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,26 +73,25 @@ class Maps:
         return attention_figure(self.mean, self.layers, labels or self.labels, titles or {}, figure_title)
 
 
+@answers_former_names
 def attention(
     model: Any,
     tokens: Shaped[Tensor, "batch pos *input"] | Any,
     layers: Any = None,
     *,
-    queries: Any = None,
     positions: Any = None,
     batch_size: int | None = None,
-    **removed: Any,
 ) -> Maps:
     """Computes every head's mean attention map in one pass; its memory does not grow with the number of examples.
 
     Args:
         tokens: ids [batch pos], or anything that `circuits.prompts` takes. Positions count in each prompt's own tokens.
         layers: only these.
-        queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the examples that select it.
+        positions: those of queries, numbers or a boolean mask [batch pos]; a query's row is the mean over the examples
+            that select it.
         batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
-    refuse_removed("patterns.attention", removed, RENAMED)
-    reading = PatternPass.read("patterns.attention", model, tokens, layers, queries, positions)
+    reading = PatternPass.read("patterns.attention", model, tokens, layers, positions)
     prompts = reading.prompts
     shape, length = (len(reading.layers), reading.surface.n_heads), prompts.shape[1]
     total = torch.zeros(*shape, length, length, dtype=torch.float64)

@@ -16,7 +16,7 @@ from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval, ratio
 from circuits.tables import short_table
-from circuits.validate import RENAMED, refuse_removed
+from circuits.validate import answers_former_names
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,17 @@ class Movement:
         return tuple(Head(int(row.layer), int(row.head)) for row in still.itertuples())
 
 
+@answers_former_names
 def movement(
     model: Any,
     tokens: Shaped[Tensor, "batch pos *input"] | Any,
     other: Shaped[Tensor, "batch pos *input"] | Any,
     *,
-    queries: Any = None,
     positions: Any = None,
     layers: Any = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
-    **removed: Any,
 ) -> Movement:
     """Measures how far each head's attention moves between `tokens` and `other`, paired row by row.
 
@@ -68,13 +67,12 @@ def movement(
     keys in both.
 
     Args:
-        queries: compare these only: positions, or a boolean mask [batch pos].
+        positions: compare these queries only: numbers, or a boolean mask [batch pos].
         layers: only these. seed also draws the bootstrap, of `draws` resamples.
         batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
-    refuse_removed(caller, removed, RENAMED)
-    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
+    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, positions, seed, draws)
     lengths = pairs.prompts.lengths
     if int(lengths.min()) < int(lengths.max()) and not pairs.surface.causal:
         raise CircuitsError(

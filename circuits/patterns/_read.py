@@ -13,7 +13,7 @@ from torch import Tensor
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_queries
+from circuits.interventions.arguments import parse_query_positions
 from circuits.interventions.replacements import derangement, visible
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
@@ -26,7 +26,7 @@ from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
 from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
-from circuits.validate import RENAMED, is_whole, read_indices, read_seed, refuse_removed
+from circuits.validate import answers_former_names, is_whole, read_indices, read_seed
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32
@@ -71,9 +71,8 @@ class Recorded:
             visitor(layer, self.patterns[layer][rows], self.seen[layer][rows])
 
 
-def record(
-    model: Any, tokens: Any, layers: Any = None, *, batch_size: int | None = None, **removed: Any
-) -> Recorded:
+@answers_former_names
+def record(model: Any, tokens: Any, layers: Any = None, *, batch_size: int | None = None) -> Recorded:
     """Runs a model once and keeps its attention patterns, for several functions of this module.
 
     What comes out is what the tokens give, without another forward pass. A recorded pattern takes one number of the
@@ -86,8 +85,7 @@ def record(
 
     Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
-    refuse_removed("patterns.record", removed, RENAMED)
-    reading = PatternPass.read("patterns.record", model, tokens, layers, None, None)
+    reading = PatternPass.read("patterns.record", model, tokens, layers, None)
     surface, prompts = reading.surface, reading.prompts
     patterns: dict[int, list[Tensor]] = {layer: [] for layer in reading.layers}
     seen: dict[int, list[Tensor]] = {layer: [] for layer in reading.layers}
@@ -120,16 +118,14 @@ class PatternPass:
     recorded: Recorded | None
 
     @classmethod
-    def read(
-        cls, caller: str, model: Any, tokens: Any, layers: Any, queries: Any, positions: Any
-    ) -> PatternPass:
+    def read(cls, caller: str, model: Any, tokens: Any, layers: Any, positions: Any) -> PatternPass:
         """Reads the arguments that all passes share."""
         surface = HookedModel.of(model)
         prompts, recorded = read_run(surface, tokens, caller)
         every = recorded.layers if recorded is not None and layers is None else layers
         chosen = read_layers(every, surface, caller)
         check_recorded(recorded, chosen, caller)
-        selected = selected_queries(surface, queries, positions, prompts, caller)
+        selected = selected_queries(surface, positions, prompts, caller)
         return cls(caller, surface, prompts, chosen, selected, recorded)
 
     @property
@@ -183,7 +179,6 @@ class PairedPass(PatternPass):
         tokens: Any,
         other: Any,
         layers: Any,
-        queries: Any,
         positions: Any,
         seed: Any,
         draws: Any,
@@ -192,7 +187,7 @@ class PairedPass(PatternPass):
         rows.
         """
         seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-        first = PatternPass.read(caller, model, tokens, layers, queries, positions)
+        first = PatternPass.read(caller, model, tokens, layers, positions)
         second, recorded = read_run(first.surface, other, caller)
         _check_pairs(first.prompts, second, caller)
         check_recorded(recorded, first.layers, caller)
@@ -338,18 +333,16 @@ def _check_pairs(one: Prompts, two: Prompts, caller: str) -> None:
         )
 
 
-def selected_queries(
-    surface: HookedModel, queries: Any, positions: Any, prompts: Prompts, caller: str
-) -> Tensor:
+def selected_queries(surface: HookedModel, positions: Any, prompts: Prompts, caller: str) -> Tensor:
     """Returns a mask, bool [batch pos], of the queries that count, each prompt's own tokens first."""
-    selected = _selected(queries, positions, prompts, caller)
+    selected = _selected(positions, prompts, caller)
     refuse_padding(surface, prompts, selected, caller)
     return prompts.in_order(selected & prompts.real) & prompts.reached
 
 
-def _selected(queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:
+def _selected(positions: Any, prompts: Prompts, caller: str) -> Tensor:
     """Returns a boolean mask [batch pos] of the queries to score."""
-    chosen = read_queries(queries, positions, caller)
+    chosen = parse_query_positions(positions, caller)
     batch, length = prompts.shape[:2]
     if chosen is None:
         return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
@@ -359,7 +352,7 @@ def _selected(queries: Any, positions: Any, prompts: Prompts, caller: str) -> Te
     mask = chosen.tensor.cpu()
     if tuple(mask.shape) not in ((length,), (batch, length)):
         raise CircuitsError(
-            f"{caller}: a mask of queries is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
+            f"{caller}: a mask of positions is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
             f"got {list(mask.shape)}"
         )
     return mask.expand(batch, -1)

@@ -19,7 +19,7 @@ from circuits.patterns._read import PatternPass, read_draws
 from circuits.patterns._templates import read_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
-from circuits.validate import RENAMED, check_batch_length, read_batch, read_seed, refuse_removed
+from circuits.validate import answers_former_names, check_batch_length, read_batch, read_seed
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,18 @@ class Scores:
         return _resampled(self.mass, self.chance, self.queries, self.seed, self.draws)
 
 
+@answers_former_names
 def scores(
     model: Any,
     tokens: Shaped[Tensor, "batch pos *input"] | Any,
     templates: Mapping[str, Any],
     *,
     batch: Any = None,
-    queries: Any = None,
     positions: Any = None,
     layers: Any = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
-    **removed: Any,
 ) -> Scores:
     """Scores every head against every template, in one pass.
 
@@ -96,7 +95,7 @@ def scores(
             on), or a function that returns one, `fn(tokens[rows])`, or `fn(batch[rows])` where `batch` is given (it has
             len() and takes a slice). Where prompts have padding, [query key] count positions in each prompt's own
             tokens, and [batch query key] is over the padded batch.
-        queries: score these only: positions, or a boolean mask [batch pos]. One of these is scored against a
+        positions: score these queries only: numbers, or a boolean mask [batch pos]. One of these is scored against a
             template only if it may see a key of it.
         layers: only these.
         seed: the seed of the bootstrap.
@@ -104,8 +103,7 @@ def scores(
         batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
-    refuse_removed(caller, removed, RENAMED)
-    reading = PatternPass.read(caller, model, tokens, layers, queries, positions)
+    reading = PatternPass.read(caller, model, tokens, layers, positions)
     prompts, heads = reading.prompts, reading.heads
     tokens = prompts.tokens
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)

@@ -77,7 +77,7 @@ class Metric:
         """Returns the metric of a model and prompts, with the positions it reads; refuses what does not fit."""
         what = f"{caller}, positions"
         if positions is None:
-            positions, what = own_positions(self.function), f"{caller}, read_positions of the metric"
+            positions, what = positions_read_by(self.function), f"{caller}, read_positions of the metric"
         positions = parse_positions(positions, what)
         if isinstance(positions, Snapshot):
             raise CircuitsError(
@@ -225,7 +225,7 @@ def read_metric(metric: Any, has_batch: bool) -> None:
         pass  # built in C, without a signature: calling it will tell
 
 
-def own_positions(metric: Any) -> Any:
+def positions_read_by(metric: Any) -> Any:
     """Returns the positions that a metric says it reads, itself or through the object whose method it is; None: all."""
     owner = getattr(metric, "__self__", None)
     return getattr(metric, "read_positions", getattr(owner, "read_positions", None))

@@ -12,7 +12,7 @@ from interp_tasks.measurement.heads.edits import (
     HEADS_HELP,
     KEYS,
     MODE,
-    QUERIES,
+    POSITIONS,
     HeadEdit,
     choices,
     read_specs,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@experiment("Intervene", says={"mode": None, "keys": None, "queries": "all"}, metrics=metrics_of_task)
+@experiment("Intervene", says={"mode": None, "keys": None, "positions": "all"}, metrics=metrics_of_task)
 def ablation(
     refs: str | Sequence[str],
     heads: Annotated[
@@ -34,7 +34,7 @@ def ablation(
     ] = "all",
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
-    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
+    positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
     **options: Unpack[Options],
 ) -> Result:
     """Ablate attention heads, by default with uniform attention, and see which metrics move.
@@ -50,7 +50,7 @@ def ablation(
             ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
             (``resample``). Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
-        queries: edit only here: positions, or a boolean mask of the task's examples by name
+        positions: edit only here: positions, or a boolean mask of the task's examples by name
             (``"hidden"``, ``"observed"``).
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
@@ -61,7 +61,7 @@ def ablation(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    specs, edit = read_specs(heads), HeadEdit.read(mode, keys, queries)
+    specs, edit = read_specs(heads), HeadEdit.read(mode, keys, positions)
 
     return measure(
         "ablation",
@@ -70,6 +70,6 @@ def ablation(
         lambda subject: swept(subject, edit.on(subject, choices(specs, subject.sizes)), edit.name),
         config={"heads": [str(spec) for spec in specs], **edit.describe()},
         notes=edit.notes,
-        parts=ModelParts(specs, positions=edit.positions),
+        parts=ModelParts(specs, positions=edit.positions_by_option),
         check=edit.check,
     )

@@ -17,7 +17,7 @@ from interp_tasks.measurement.heads.classes import head_classes_held_out
 from interp_tasks.measurement.heads.edits import (
     KEYS,
     MODE,
-    QUERIES,
+    POSITIONS,
     HeadEdit,
     by_layer,
     every_head,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     says={
         "mode": None,
         "keys": None,
-        "queries": "all",
+        "positions": "all",
         "by_class": False,
         "least": 0,
         "random": 0,
@@ -52,7 +52,7 @@ def heads(
     refs: str | Sequence[str],
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
-    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
+    positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
     groups: Annotated[
         Mapping[str, str] | Sequence[str],
         typer.Option(
@@ -88,7 +88,7 @@ def heads(
         refs: one or several REFs; all see the same examples.
         mode: what is done to the heads, as in :func:`ablation`.
         keys: see ``mode``.
-        queries: see ``mode``.
+        positions: see ``mode``.
         groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
         by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
             examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
@@ -107,7 +107,7 @@ def heads(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    edit = HeadEdit.read(mode, keys, queries)
+    edit = HeadEdit.read(mode, keys, positions)
     named = read_groups(groups)
     check_controls(by_class or bool(named), by_class, least, random, random_size)
 
@@ -164,7 +164,7 @@ def heads(
         notes=edit.notes,
         parts=ModelParts(
             list(named.values()),
-            positions=edit.positions,
+            positions=edit.positions_by_option,
             fewer_heads={"least": least, "random-size": random_size or 0},
         ),
         check=edit.check,

@@ -16,14 +16,14 @@ from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
 from interp_tasks.measurement.heads.edits import (
     HEADS_HELP,
-    QUERIES,
+    POSITIONS,
     check_within,
     choices,
-    positions,
     read_specs,
+    select_positions,
 )
 from interp_tasks.measurement.model_parts import ModelParts
-from interp_tasks.measurement.options import called, check_queries, has_heads
+from interp_tasks.measurement.options import called, has_heads, parse_positions
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.source_checkpoints import (
@@ -51,7 +51,7 @@ NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 @experiment(
     "Intervene",
-    says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False},
+    says={"source": None, "site": None, "heads": None, "positions": "all", "by_class": False},
     metrics=metrics_of_task,
 )
 def patch(
@@ -71,7 +71,7 @@ def patch(
         typer.Option("--heads", metavar="SPEC", help=HEADS_HELP, show_default="all, where there are heads"),
         list[str],
     ] = None,
-    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
+    positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
     by_class: Annotated[
         bool, typer.Option("--by-class", help="A row more for each class of heads, by what they attend to.")
     ] = False,
@@ -91,7 +91,7 @@ def patch(
         site: ``"z"`` (every layer at once), ``"z.1"``, ``"resid_pre.1"``, ...; a list: rows for each.
         heads: at sites that have heads, ``"all"`` (the default), ``"each"``, ``"each-layer"`` or a spec; a list: a row
             each.
-        queries: patch only here: positions, or a boolean mask of the task's examples by name.
+        positions: patch only here: positions, or a boolean mask of the task's examples by name.
         by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
@@ -104,7 +104,7 @@ def patch(
     """
     sites = check_sites(site, heads is not None)
     specs = read_specs("all" if heads is None else heads)
-    chosen_queries = check_queries(queries)
+    at = parse_positions(positions)
     examples = Examples.of(options)
     if by_class and examples.tokens is not None:
         raise UserError(NO_CLASSES)
@@ -115,8 +115,8 @@ def patch(
     loaded: list[Any] = []
 
     def check(planned: PendingCheckpoint) -> None:
-        positions(planned, chosen_queries)
-        check_within(planned, "--positions", chosen_queries)
+        select_positions(planned, at)
+        check_within(planned, "--positions", at)
         if checkpoint is None:
             source_examples(planned, source)
 
@@ -139,9 +139,9 @@ def patch(
             for label, chosen in (selected(chosen_site, specs, subject.sizes) | site_classes).items():
                 row = label if label and len(sites) == 1 else f"{chosen_site} {label}".strip()
                 variants[row] = patches.activations(
-                    chosen_site, given, chosen, queries=positions(subject, chosen_queries)
+                    chosen_site, given, chosen, positions=select_positions(subject, at)
                 )
-                names[row] = called(chosen_site, {"queries": chosen_queries, "source": source})
+                names[row] = called(chosen_site, {"positions": at, "source": source})
         if subject.task is None or other is None:
             return swept(subject, variants, names)
         both = Both(subject.batch, other)
@@ -156,11 +156,11 @@ def patch(
             "source": source if checkpoint is None else checkpoint.resolved.ref,
             "site": sites,
             "heads": None if heads is None else [str(spec) for spec in specs],
-            "queries": chosen_queries or "all",
+            "positions": at or "all",
             "by_class": by_class,
         },
         notes=notes(source, checkpoint, judged=checkpoint is None and examples.tokens is None),
-        parts=ModelParts(specs, sites, positions={"--positions": chosen_queries}),
+        parts=ModelParts(specs, sites, positions={"--positions": at}),
         check=check,
     )
 

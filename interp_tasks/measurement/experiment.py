@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
+
+from interp_tasks.errors import UserError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,7 +81,22 @@ def experiment(
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__name__.replace("_", "-")
+        function = _answers_queries(function)
         EXPERIMENTS[name] = Experiment(name, function, group, says or {}, samples, metrics)
         return function
 
     return register
+
+
+def _answers_queries(function: Callable[P, R]) -> Callable[P, R]:
+    """Returns the function; one that takes positions answers ``queries=``, their name in 0.2, with that of now."""
+    if "positions" not in signature(function).parameters:
+        return function
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "queries" in kwargs:
+            raise UserError(f"{function.__name__}: no argument queries=; it is positions= now")
+        return function(*args, **kwargs)
+
+    return call

@@ -8,11 +8,11 @@ from typing import Any
 from interp_tasks.measurement.experiment import EXPERIMENTS
 
 #: Settings whose option has another name.
-OPTIONS = {"sites": "site", "templates": "template", "queries": "positions"}
+OPTIONS = {"sites": "site", "templates": "template"}
 
 
 def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
-    """Returns settings for a header, ``["mode uniform", "queries hidden"]``; of joined results those they share.
+    """Returns settings for a header, ``["mode uniform", "positions hidden"]``; of joined results those they share.
 
     Args:
         config: of a :class:`Result`.

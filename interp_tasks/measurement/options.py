@@ -122,7 +122,7 @@ def check_positions(option: str, spec: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
+def parse_positions(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
     """Returns ``None`` for all, positions, or the name of a mask of the task's examples (``hidden``)."""
     if not isinstance(spec, str):
         return tuple(spec)
@@ -167,7 +167,7 @@ def check_seed(seed: int) -> None:
 
 
 def called(name: str, limits: Mapping[str, Any]) -> str:
-    """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
+    """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; positions=hidden)``."""
     parts = [
         f"{limit}={given if isinstance(given, (str, int)) else ','.join(map(str, given))}"
         for limit, given in limits.items()

@@ -126,9 +126,9 @@ def test_uniform_over_keys(model, tokens, by_hand, assert_same):
 
 
 def test_a_query_that_sees_none_of_the_keys_is_an_error_unless_left_out(causal, tokens):
-    with pytest.raises(CircuitsError, match=r"query 0 sees none of the keys \[3\].*queries="):
+    with pytest.raises(CircuitsError, match=r"query 0 sees none of the keys \[3\].*positions="):
         run(causal, tokens, ablate.uniform("all", keys=[3]))
-    _, cache = run(causal, tokens, ablate.uniform("all", keys=[3], queries=[3, 4, 5]), cache=["pattern.0"])
+    _, cache = run(causal, tokens, ablate.uniform("all", keys=[3], positions=[3, 4, 5]), cache=["pattern.0"])
     assert bool((cache["pattern.0"][:, :, 3:, 3] == 1).all())
     with pytest.raises(CircuitsError, match="no position 6: the run has positions 0-5"):
         run(causal, tokens, ablate.uniform("all", keys=[6]))
@@ -143,7 +143,7 @@ def test_queries_as_positions_and_as_a_mask_per_example(model, tokens, by_hand, 
         return x
 
     expected = by_hand(model, tokens, lambda s, at, x: at_positions(x) if s == "pattern" else x)
-    assert_same(run(model, tokens, ablate.uniform("all", queries=[1, -1])), expected, clean)
+    assert_same(run(model, tokens, ablate.uniform("all", positions=[1, -1])), expected, clean)
     assert_same(run(model, tokens, ablate.uniform("all", positions=torch.tensor([1, 5]))), expected, clean)
 
     mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -152,9 +152,9 @@ def test_queries_as_positions_and_as_a_mask_per_example(model, tokens, by_hand, 
         return torch.where(mask[:, None, :, None], uniform_pattern(model, x), x)
 
     expected = by_hand(model, tokens, lambda s, at, x: where_masked(x) if s == "pattern" else x)
-    assert_same(run(model, tokens, ablate.uniform("all", queries=mask)), expected, clean)
+    assert_same(run(model, tokens, ablate.uniform("all", positions=mask)), expected, clean)
     with pytest.raises(CircuitsError, match=r"\[8, 6\].*\[3, 6\]"):
-        run(model, tokens[:3], ablate.uniform("all", queries=mask))
+        run(model, tokens[:3], ablate.uniform("all", positions=mask))
 
 
 def test_mean_pattern(model, tokens, other_tokens, by_hand, assert_same):
@@ -193,7 +193,7 @@ def test_mean_pattern_within_the_edited_pass(model, tokens, other_tokens, by_han
     heads = (
         "all" if kept != "head" else "+".join(f"{layer}.{h}" for layer in range(last + 1) for h in (0, 1, 3))
     )
-    options = {"queries": rows} if kept == "queries" else {}
+    options = {"positions": rows} if kept == "queries" else {}
     reference = torch.cat([other_tokens, other_tokens.flip(1)])[:8]
     edited = ablate.mean_pattern(heads, reference, of="edited", **options)
     assert_same(run(model, tokens, edited), expected(tokens, reference, rows), model(tokens))
@@ -240,7 +240,7 @@ def test_the_means_of_all_layers_are_of_one_edited_pass(model, tokens, monkeypat
 
 
 def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
-    other, mean = ablate.zero("mlp_out.0", queries=[1]), ablate.mean_pattern("all", tokens, of="edited")
+    other, mean = ablate.zero("mlp_out.0", positions=[1]), ablate.mean_pattern("all", tokens, of="edited")
     if "mlp_out" not in HookedModel.of(model).site_names():
         pytest.skip("it has no MLP")
     with intervene(model, mean):
@@ -254,7 +254,7 @@ def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
 def test_a_mask_that_does_not_fit_the_edited_reference_is_refused(tokens):
     mask = torch.ones(3, 6, dtype=torch.bool)
     with pytest.raises(CircuitsError, match=r'of="edited" edits the reference, \[8, 6\].*\[3, 6\]'):
-        ablate.mean_pattern("all", tokens, of="edited", queries=mask)
+        ablate.mean_pattern("all", tokens, of="edited", positions=mask)
     with pytest.raises(CircuitsError, match="of="):
         ablate.mean_pattern("all", tokens, of="its own")
 
@@ -365,7 +365,7 @@ def test_noise_has_its_scale_and_is_the_same_whatever_the_batch_size(model, toke
     assert not torch.allclose(added(ablate.noise("0.0, 0.2", 0.5, seed=4)), found)
     if model.cfg.n_layers == 1:
         return  # It has attention alone.
-    mlp = added(ablate.noise("mlp_out.1", 0.5, seed=3, queries=[2]), "mlp_out.1")
+    mlp = added(ablate.noise("mlp_out.1", 0.5, seed=3, positions=[2]), "mlp_out.1")
     assert mlp[:, 2].all()
     assert not mlp[:, [0, 1, 3]].any()
     variants = {"0.1": ablate.noise("0.1", 0.3), "all": ablate.noise("all", 0.1, seed=1)}

@@ -473,7 +473,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
 
         return (
             kind,
-            ablate.uniform(spec(heads), keys, queries=queries),
+            ablate.uniform(spec(heads), keys, positions=queries),
             Pattern({layer: at(those) for layer, those in heads.items()}),
         )
     if kind == "mean_pattern":
@@ -485,7 +485,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
             lab.forward(tokens_of(other), [meaning] if of == "edited" else [], kept)
             mean = kept["pattern", layer].mean(0)
             meaning.at["pattern", layer] = replaced("pattern", lambda x, m=mean: m, queries, heads[layer])
-        return kind, ablate.mean_pattern(spec(heads), tokens_of(other), of, queries=queries), meaning
+        return kind, ablate.mean_pattern(spec(heads), tokens_of(other), of, positions=queries), meaning
     if kind == "all_but":
         heads = some_heads(lab, rng)
         how, order = rng.choice(["zero", "mean", "resample"]), deranged(other)
@@ -500,7 +500,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
             "mean": {"reference": tokens_of(other)},
             "resample": {"source": tokens_of(other), "seed": other},
         }
-        return kind, ablate.all_but(spec(heads), how, **extra.get(how, {}), queries=queries), meaning
+        return kind, ablate.all_but(spec(heads), how, **extra.get(how, {}), positions=queries), meaning
     if kind == "features":
         (site, layer), those = rng.choice([*lab.autoencoders]), rng.sample(range(FEATURES), 2)
         clean, order = lab.clean(other)[f"features.{site}", layer], deranged(other)
@@ -512,7 +512,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
         }
         return (
             kind,
-            ablate.features(Site(site, layer), those, how, **extra.get(how, {}), queries=queries),
+            ablate.features(Site(site, layer), those, how, **extra.get(how, {}), positions=queries),
             Writing(
                 {
                     (f"features.{site}", layer): replaced(
@@ -535,11 +535,11 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
             }[kind]
             meaning[site, layer] = replaced(site, new, queries, heads)
         made = {
-            "zero": lambda: ablate.zero(what, queries=queries),
+            "zero": lambda: ablate.zero(what, positions=queries),
             "mean": lambda: ablate.mean(
-                what, tokens_of(other), "batch,pos" if pooled else "batch", queries=queries
+                what, tokens_of(other), "batch,pos" if pooled else "batch", positions=queries
             ),
-            "resample": lambda: ablate.resample(what, tokens_of(other), seed=other, queries=queries),
+            "resample": lambda: ablate.resample(what, tokens_of(other), seed=other, positions=queries),
         }[kind]()
         return kind, made, Writing(meaning)
     if kind == "neurons":
@@ -553,7 +553,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
         }
         return (
             kind,
-            ablate.neurons(layer, those, how, **extra.get(how, {}), queries=queries),
+            ablate.neurons(layer, those, how, **extra.get(how, {}), positions=queries),
             Writing(
                 {("mlp_post", layer): replaced("mlp_post", lambda x: new.double(), queries, None, those)}
             ),
@@ -619,7 +619,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
         return (
             kind,
             patch.activations(
-                Site(site, layer), tokens_of(other, 1 if one else BATCH), given, queries=queries
+                Site(site, layer), tokens_of(other, 1 if one else BATCH), given, positions=queries
             ),
             Writing({(site, layer): replaced(site, lambda x: source, queries, heads)}),
         )
@@ -627,7 +627,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
         function = rng.choice([shift, bend])
         return (
             kind,
-            edit(Site(site, layer), function, given, queries=queries),
+            edit(Site(site, layer), function, given, positions=queries),
             Writing({(site, layer): replaced(site, function, queries, heads)}),
         )
     if kind in ("frequencies", "classes"):
@@ -639,7 +639,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
             table = torch.stack([clean[one == CLASSES].mean(0) for one in range(PERIOD)])
             row = {tuple(tokens.tolist()): int(one) for tokens, one in zip(GRID, CLASSES, strict=True)}
             share = torch.stack([table[row[tuple(one.tolist())]] for one in TOKENS]) - clean.mean(0)
-            made = ablate.classes(Site(site, layer), CLASSES, GRID, keep, heads=given, queries=queries)
+            made = ablate.classes(Site(site, layer), CLASSES, GRID, keep, heads=given, positions=queries)
         else:
             design = torch.cat([torch.ones(len(GRID), 1).double(), waves(GRID, 1, summed)], 1)
             found = torch.linalg.lstsq(design, clean.flatten(1)).solution[1:]
@@ -649,7 +649,7 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
                 grid=GRID,
                 directions="sum" if summed else "all",
                 heads=given,
-                queries=queries,
+                positions=queries,
             )
         if keep:
             return (
@@ -696,7 +696,7 @@ def path(lab: Lab, rng: random.Random, queries: Any, other: int) -> tuple[str, A
     mlps = "mlps" if rng.random() < 0.2 else None
     return (
         "path",
-        patch.path(sender, receiver, tokens_of(other), mlps, queries=queries),
+        patch.path(sender, receiver, tokens_of(other), mlps, positions=queries),
         Edges({end: {place: new} for end in ends}, mlps == "mlps"),
     )
 

@@ -56,7 +56,7 @@ def test_queries_limit_it_and_the_output_bias_stays(both, tokens, by_hand, asser
     mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(1)) < 0.5
     for queries, chosen in (([0, -1], torch.tensor([True, *[False] * 4, True]).expand(8, 6)), (mask, mask)):
         expected = by_hand(both, tokens, at(1, lambda x, c=chosen: torch.where(c[..., None], 0, x)))
-        found = run(both, tokens, ablate.neurons(1, CHOSEN, queries=queries))
+        found = run(both, tokens, ablate.neurons(1, CHOSEN, positions=queries))
         assert_same(found, expected, by_hand(both, tokens))
     _, seen = run(both, tokens, ablate.neurons(0, range(24)), cache=["mlp_out.0"])
     bias = next(

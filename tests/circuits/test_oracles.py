@@ -182,7 +182,7 @@ def test_uniform_and_zero_under_a_mask_per_query(model, twin, tokens):
             ("uniform", ablate.uniform, "pattern", even),
             ("zero", ablate.zero, "z", zero),
         ):
-            given[f"{name} {layer}.{head}"] = make(f"{layer}.{head}", queries=mask)
+            given[f"{name} {layer}.{head}"] = make(f"{layer}.{head}", positions=mask)
             output = by_hooks(twin, tokens, f"blocks.{layer}.attn.hook_{hook}", by_hand)
             expected[f"{name} {layer}.{head}"] = per_example(output).mean().item()
     frame = sweep(model, tokens, given, metric=per_example, draws=1, flips=1).frame

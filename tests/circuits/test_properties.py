@@ -198,27 +198,29 @@ def make(recipe: Recipe, name: str) -> Any:
     kind, *rest = recipe
     if kind == "uniform":
         heads, keys, queries = rest
-        return ablate.uniform(what_of(heads), keys, queries=queries_of(queries))
+        return ablate.uniform(what_of(heads), keys, positions=queries_of(queries))
     if kind == "mean_pattern":
         heads, seed, queries = rest
-        return ablate.mean_pattern(what_of(heads), reference=tokens_of(seed, 3), queries=queries_of(queries))
+        return ablate.mean_pattern(
+            what_of(heads), reference=tokens_of(seed, 3), positions=queries_of(queries)
+        )
     if kind == "zero":
         what, queries = rest
-        return ablate.zero(what_of(what), queries=queries_of(queries))
+        return ablate.zero(what_of(what), positions=queries_of(queries))
     if kind == "mean":
         what, seed, over, queries = rest
-        return ablate.mean(what_of(what), tokens_of(seed, 3), over, queries=queries_of(queries))
+        return ablate.mean(what_of(what), tokens_of(seed, 3), over, positions=queries_of(queries))
     if kind == "resample":
         what, source, seed, queries = rest
-        return ablate.resample(what_of(what), tokens_of(source), seed, queries=queries_of(queries))
+        return ablate.resample(what_of(what), tokens_of(source), seed, positions=queries_of(queries))
     if kind == "patch":
         (site, layer, heads), seed, one, queries = rest
         source = tokens_of(seed, 1 if one else BATCH)
-        return patch.activations(Site(site, layer), source, heads, queries=queries_of(queries))
+        return patch.activations(Site(site, layer), source, heads, positions=queries_of(queries))
     if kind == "edit":
         (site, layer, heads), in_place, queries = rest
         function = shifted_in_place if in_place else scaled
-        return edit(Site(site, layer), function, heads, queries=queries_of(queries))
+        return edit(Site(site, layer), function, heads, positions=queries_of(queries))
     if kind == "permute":
         return permute.positions(rest[0])
     if kind == "transplant":
@@ -231,7 +233,7 @@ def make(recipe: Recipe, name: str) -> Any:
             "mean": {"reference": tokens_of(seed, 3)},
             "resample": {"source": tokens_of(seed)},
         }
-        return ablate.neurons(layer, neurons, how, **clean[how], queries=queries_of(queries))
+        return ablate.neurons(layer, neurons, how, **clean[how], positions=queries_of(queries))
     if kind == "frequencies":
         (site, layer, heads), keep, directions, queries = rest
         return ablate.frequencies(
@@ -239,11 +241,11 @@ def make(recipe: Recipe, name: str) -> Any:
             grid=GRID,
             directions=directions,
             heads=heads,
-            queries=queries_of(queries),
+            positions=queries_of(queries),
         )
     assert kind == "path"
     heads, through, seed, queries = rest
-    return patch.path(what_of(heads), "output", tokens_of(seed), through, queries=queries_of(queries))
+    return patch.path(what_of(heads), "output", tokens_of(seed), through, positions=queries_of(queries))
 
 
 @st.composite

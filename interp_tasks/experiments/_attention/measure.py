@@ -30,7 +30,7 @@ from interp_tasks.measurement.heads.classes import (
     run_once,
 )
 from interp_tasks.measurement.model_parts import ModelParts
-from interp_tasks.measurement.options import check_queries
+from interp_tasks.measurement.options import parse_positions
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, PendingCheckpoint
@@ -51,7 +51,7 @@ class AttentionResult(Result):
     """A :class:`Result` with the mean attention maps behind it, by REF.
 
     Attributes:
-        maps: the mean map of every head; of all queries, whatever ``queries`` were scored.
+        maps: the mean map of every head; of all queries, whatever ``positions`` were scored.
         classes: the class of every head.
     """
 
@@ -94,7 +94,7 @@ class AttentionResult(Result):
         ).strip()
 
 
-@experiment(says={"templates": "all", "queries": READ, "threshold": THRESHOLD, "mask": None, "moves": True})
+@experiment(says={"templates": "all", "positions": READ, "threshold": THRESHOLD, "mask": None, "moves": True})
 def attention(
     refs: str | Sequence[str],
     templates: Annotated[
@@ -104,7 +104,7 @@ def attention(
         ),
         list[str],
     ] = (),
-    queries: Annotated[
+    positions: Annotated[
         str | Sequence[int],
         typer.Option(
             "--positions",
@@ -139,7 +139,7 @@ def attention(
         templates: names of templates that the task declares in ``attention_templates()``, or ``"identity"``,
             ``"previous"``, ``"first"``, ``"duplicate"`` (earlier positions with the query's token) and ``"induction"``
             (those right after them), which need no task. Default: all of the task's, without a task those five.
-        queries: score these: ``"read"``, the positions whose output the task reads, ``"all"``, positions, or a
+        positions: score these: ``"read"``, the positions whose output the task reads, ``"all"``, positions, or a
             boolean mask of the task's examples by name (``"hidden"``, ``"observed"``).
         threshold: of ``circuits.patterns.classify``.
         mask: one mask for all examples, as the task's ``with_mask(batch, mask)`` reads it: of matrix completion
@@ -163,20 +163,20 @@ def attention(
         UserError, TaskError, CircuitsError: in one line.
     """
     template_names = [templates] if isinstance(templates, str) else list(templates)
-    chosen_queries = check_queries(queries)
+    at = parse_positions(positions)
     check_threshold(threshold)
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
     def check(planned: PendingCheckpoint) -> None:
-        check_scored(under(planned, mask), template_names, chosen_queries)
+        check_scored(under(planned, mask), template_names, at)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import patterns
 
         subject = under(subject, mask)
         recorded = run_once(subject, subject.tokens)
-        head_classes = classify_heads(subject, template_names, chosen_queries, threshold, recorded, moves)
+        head_classes = classify_heads(subject, template_names, at, threshold, recorded, moves)
         ref = str(subject.labels["ref"])
         maps[ref] = patterns.attention(subject.model, recorded)
         classes[ref] = head_classes.classes
@@ -189,12 +189,12 @@ def attention(
         measure_checkpoint,
         config={
             "templates": template_names or "all",
-            "queries": chosen_queries or "all",
+            "positions": at or "all",
             "threshold": threshold,
             "mask": mask,
             "moves": moves,
         },
-        parts=ModelParts(positions={"--positions": chosen_queries}),
+        parts=ModelParts(positions={"--positions": at}),
         check=check,
     )
     return AttentionResult.of(
@@ -264,13 +264,13 @@ def table(head_classes: HeadClasses) -> pandas.DataFrame:
         (row["layer"], row["head"]): row["class"] for row in head_classes.classes.frame.to_dict("records")
     }
     heads = list(zip(frame["layer"], frame["head"], strict=True))
-    alone = isinstance(head_classes.queries, (list, tuple)) and len(head_classes.queries) == 1
+    alone = isinstance(head_classes.positions, (list, tuple)) and len(head_classes.positions) == 1
     frame = frame.assign(
         variant=[f"{layer}.{head}" for layer, head in heads],
         intervention=[of_head[head] for head in heads],
     )
     return pandas.concat([frame, counts(head_classes), distribution(head_classes)], ignore_index=True).assign(
-        site="pattern", position=head_classes.queries[0] if alone else None, engine="naive"
+        site="pattern", position=head_classes.positions[0] if alone else None, engine="naive"
     )
 
 

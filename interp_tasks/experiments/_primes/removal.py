@@ -139,7 +139,7 @@ class Removals:
             edits = [ablate.classes("embed", kinds, tokens) for kinds in digits]
             self.add(KINDS[0], name, edits, len(self.inputs.axes) * (q - 1))
             forms = [self.inputs.form(answer.coefficients, q, order) for order in (None, orders)]
-            edits = [ablate.classes(site, kinds, tokens, queries=read) for kinds in forms]
+            edits = [ablate.classes(site, kinds, tokens, positions=read) for kinds in forms]
             self.add(KINDS[1], name, edits, q - 1)
 
     def add_directions(self) -> None:

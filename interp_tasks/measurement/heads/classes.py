@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads.edits import check_within, positions
+from interp_tasks.measurement.heads.edits import check_within, select_positions
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, PendingCheckpoint
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HeadClasses:
 
     Attributes:
         possible: the templates that may be classes.
-        queries: those looked at, as ``circuits`` takes them.
+        positions: those looked at, as ``circuits`` takes them.
     """
 
     scores: Scores
@@ -46,7 +46,7 @@ class HeadClasses:
     possible: tuple[str, ...]
     moves: Mapping[str, Movement]
     followed: Mapping[str, Following]
-    queries: Any
+    positions: Any
 
     def best(self) -> Float[numpy.ndarray, " head"]:
         """Returns each head's score, corrected for chance, for its best template; no threshold is used."""
@@ -74,7 +74,7 @@ class HeadClasses:
 def classify_heads(
     subject: LoadedCheckpoint,
     names: Sequence[str] = (),
-    queries: str | tuple[int, ...] | None = READ,
+    positions: str | tuple[int, ...] | None = READ,
     threshold: float = THRESHOLD,
     recorded: Any = None,
     moving: bool = True,
@@ -90,8 +90,8 @@ def classify_heads(
     """
     from circuits import patterns
 
-    chosen = chosen_queries(subject, queries)
-    shared = {"queries": chosen, "seed": subject.seed}
+    chosen = scored_positions(subject, positions)
+    shared = {"positions": chosen, "seed": subject.seed}
     templates = chosen_templates(subject, names)
     own = run_once(subject, subject.tokens) if recorded is None else recorded
     scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
@@ -106,7 +106,7 @@ def classify_heads(
         among = {name: () for name, rule in rules.items() if rule.static}
     classes = patterns.classify(scores, threshold, unless=unless, among=among)
     possible = tuple(name for name in templates if name not in unless.values())
-    followed = measure_relocations(subject, queries) if moving else {}
+    followed = measure_relocations(subject, positions) if moving else {}
     return HeadClasses(scores, classes, possible, moves, followed, chosen)
 
 
@@ -172,17 +172,17 @@ def chosen_templates(
     return {name: known[name] for name in dict.fromkeys(names or declared)}
 
 
-def chosen_queries(
-    subject: LoadedCheckpoint | PendingCheckpoint, queries: str | tuple[int, ...] | None
+def scored_positions(
+    subject: LoadedCheckpoint | PendingCheckpoint, positions: str | tuple[int, ...] | None
 ) -> Any:
     """Returns the queries to score, as ``circuits`` takes them."""
-    if queries != READ:
-        return positions(subject, queries)
+    if positions != READ:
+        return select_positions(subject, positions)
     return None if subject.task is None else list(subject.task.read_positions)
 
 
 def check_scored(
-    planned: PendingCheckpoint, names: Sequence[str], queries: str | tuple[int, ...] | None
+    planned: PendingCheckpoint, names: Sequence[str], positions: str | tuple[int, ...] | None
 ) -> None:
     """Refuses templates and queries that a checkpoint's examples do not have.
 
@@ -190,8 +190,8 @@ def check_scored(
         UserError: in one line.
     """
     chosen_templates(planned, names)
-    chosen_queries(planned, queries)
-    check_within(planned, "--positions", queries)
+    scored_positions(planned, positions)
+    check_within(planned, "--positions", positions)
 
 
 def changed_examples(subject: LoadedCheckpoint) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def changed_examples(subject: LoadedCheckpoint) -> dict[str, Any]:
 
 
 def measure_relocations(
-    subject: LoadedCheckpoint, queries: str | tuple[int, ...] | None
+    subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None
 ) -> dict[str, Following]:
     """Measures whether attention follows the things that the task moves; a mask of queries is that before the move."""
     from circuits import patterns
@@ -221,7 +221,7 @@ def measure_relocations(
             pairs.groups,
             pairs.source,
             pairs.target,
-            queries=chosen_queries(before, queries),
+            positions=scored_positions(before, positions),
             seed=subject.seed,
         )
     return shares

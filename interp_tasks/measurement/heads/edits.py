@@ -19,7 +19,7 @@ from interp_tasks.measurement.options import (
     check_choice,
     check_groups,
     check_keys,
-    check_queries,
+    parse_positions,
     united,
 )
 from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
 
 #: Mode -> its edit of some heads: called with ``circuits.ablate``, the heads, the edit, the positions and the subject.
 ABLATIONS: dict[str, Callable[[Any, tuple[Head, ...], HeadEdit, Any, LoadedCheckpoint], Intervention]] = {
-    "uniform": lambda ablate, heads, edit, at, subject: ablate.uniform(heads, keys=edit.keys, queries=at),
+    "uniform": lambda ablate, heads, edit, at, subject: ablate.uniform(heads, keys=edit.keys, positions=at),
     "mean_pattern": lambda ablate, heads, edit, at, subject: ablate.mean_pattern(
-        heads, reference=subject.tokens, queries=at
+        heads, reference=subject.tokens, positions=at
     ),
     "edited_mean_pattern": lambda ablate, heads, edit, at, subject: ablate.mean_pattern(
-        heads, subject.tokens, of="edited", queries=at
+        heads, subject.tokens, of="edited", positions=at
     ),
-    "zero": lambda ablate, heads, edit, at, subject: ablate.zero(heads, queries=at),
-    "mean": lambda ablate, heads, edit, at, subject: ablate.mean(heads, reference=subject.tokens, queries=at),
+    "zero": lambda ablate, heads, edit, at, subject: ablate.zero(heads, positions=at),
+    "mean": lambda ablate, heads, edit, at, subject: ablate.mean(
+        heads, reference=subject.tokens, positions=at
+    ),
     "resample": lambda ablate, heads, edit, at, subject: ablate.resample(
-        heads, subject.tokens, subject.seed, queries=at
+        heads, subject.tokens, subject.seed, positions=at
     ),
 }
 HEADS_HELP = "all, each (a row per head), each-layer, or heads such as 0.1+2.3-5. Repeat for rows."
@@ -48,7 +50,7 @@ WORDS = ("all", EACH, EACH_LAYER)
 #: Options of the experiments that edit heads.
 MODE = typer.Option("--mode", help=", ".join(ABLATIONS) + ".")
 KEYS = typer.Option("--keys", metavar="0,1", help="With uniform: attend to these positions only.")
-QUERIES = typer.Option(
+POSITIONS = typer.Option(
     "--positions", metavar="WHERE", help="Edit at: all, hidden, observed, or positions such as 0,3."
 )
 
@@ -62,29 +64,29 @@ class HeadEdit:
             ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
             (``resample``). Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
-        queries: edit only here: positions, or a mask of the task's examples by name; ``None``: everywhere.
+        positions: edit only here: positions, or a mask of the task's examples by name; ``None``: everywhere.
     """
 
     mode: str
     keys: tuple[int, ...] | None
-    queries: str | tuple[int, ...] | None
+    positions: str | tuple[int, ...] | None
 
     @classmethod
-    def read(cls, mode: str, keys: Any, queries: Any) -> HeadEdit:
+    def read(cls, mode: str, keys: Any, positions: Any) -> HeadEdit:
         """Reads an edit from the options that users give.
 
         Raises:
             UserError: in one line.
         """
         mode = check_choice("--mode", mode, tuple(ABLATIONS))
-        return cls(mode, check_keys(keys, mode), check_queries(queries))
+        return cls(mode, check_keys(keys, mode), parse_positions(positions))
 
     @property
     def name(self) -> str:
-        return called(self.mode, {"keys": self.keys, "queries": self.queries})
+        return called(self.mode, {"keys": self.keys, "positions": self.positions})
 
     def describe(self) -> dict[str, Any]:
-        return {"mode": self.mode, "keys": self.keys, "queries": self.queries or "all"}
+        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or "all"}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -96,9 +98,9 @@ class HeadEdit:
         )
 
     @property
-    def positions(self) -> dict[str, str | tuple[int, ...] | None]:
+    def positions_by_option(self) -> dict[str, str | tuple[int, ...] | None]:
         """Returns the positions of each option that names some."""
-        return {"--positions": self.queries, "--keys": self.keys}
+        return {"--positions": self.positions, "--keys": self.keys}
 
     def check(self, planned: PendingCheckpoint) -> None:
         """Refuses positions that a checkpoint's examples do not have.
@@ -106,15 +108,15 @@ class HeadEdit:
         Raises:
             UserError: in one line.
         """
-        positions(planned, self.queries)
-        for option, given in self.positions.items():
+        select_positions(planned, self.positions)
+        for option, given in self.positions_by_option.items():
             check_within(planned, option, given)
 
     def on(self, subject: LoadedCheckpoint, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
         """Returns the edit of each choice of heads, by its label."""
         from circuits import ablate
 
-        make, at = ABLATIONS[self.mode], positions(subject, self.queries)
+        make, at = ABLATIONS[self.mode], select_positions(subject, self.positions)
         return {label: make(ablate, heads, self, at, subject) for label, heads in chosen.items()}
 
 
@@ -255,24 +257,26 @@ def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
     return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 
 
-def positions(subject: LoadedCheckpoint | PendingCheckpoint, queries: str | tuple[int, ...] | None) -> Any:
+def select_positions(
+    subject: LoadedCheckpoint | PendingCheckpoint, positions: str | tuple[int, ...] | None
+) -> Any:
     """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
 
     ``observed`` is the complement of ``hidden``.
     """
-    if not isinstance(queries, str):
-        return queries
+    if not isinstance(positions, str):
+        return positions
     extras = {} if subject.batch is None else subject.batch.extras
     masks = {key: mask for key, mask in extras.items() if is_mask(mask, subject)}
     if "hidden" in masks:
         masks.setdefault("observed", ~masks["hidden"])
-    if queries not in masks:
+    if positions not in masks:
         named = "".join(f"{key}, " for key in masks)
         raise UserError(
-            f"--positions {queries!r}: the examples of {subject.name} have no such mask; "
+            f"--positions {positions!r}: the examples of {subject.name} have no such mask; "
             f"write all, {named}or positions such as 0,3"
         )
-    return masks[queries]
+    return masks[positions]
 
 
 def is_mask(mask: Any, subject: LoadedCheckpoint | PendingCheckpoint) -> bool:

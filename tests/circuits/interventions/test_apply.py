@@ -234,7 +234,7 @@ def test_two_models_at_once(make_model, tokens):
 TOKENS = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(4))
 POOL = [
     ablate.uniform("all"),
-    ablate.uniform("0.1,1.2", keys=[0], queries=[2, 3]),
+    ablate.uniform("0.1,1.2", keys=[0], positions=[2, 3]),
     ablate.zero("0.1"),
     ablate.zero("mlp_out.1"),
     ablate.mean("1.0-1", reference=TOKENS),
@@ -288,10 +288,10 @@ def test_any_nesting_with_some_failing_leaves_nothing(blocks, fail):
 
 def test_a_mask_of_positions_is_held_to_the_length_of_the_run(model, tokens, assert_same):
     mask = torch.tensor([True, False, False, True, False, False])
-    by_numbers = run(model, tokens, ablate.zero("all", queries=[0, 3]))
-    assert_same(run(model, tokens, ablate.zero("all", queries=mask)), by_numbers, model(tokens))
+    by_numbers = run(model, tokens, ablate.zero("all", positions=[0, 3]))
+    assert_same(run(model, tokens, ablate.zero("all", positions=mask)), by_numbers, model(tokens))
     with pytest.raises(CircuitsError, match=r"the mask is \[pos\] = \[3\], the run has 6 positions"):
-        run(model, tokens, ablate.zero("all", queries=mask[:3]))
+        run(model, tokens, ablate.zero("all", positions=mask[:3]))
 
 
 def test_a_mask_by_its_place_is_seen_on_every_class(family, make_model, tokens, other_tokens):

@@ -331,12 +331,12 @@ def test_a_mask_of_numbers_is_not_taken_for_the_numbers_0_and_1(causal, tokens, 
     """Wherever positions, keys, neurons or examples can be given as numbers or as a mask."""
     target = torch.arange(8.0).expand(6, 8).T.clone()
     for call in (
-        lambda: ablate.uniform("0.0", queries=given),
+        lambda: ablate.uniform("0.0", positions=given),
         lambda: ablate.zero("0.0", positions=given),
         lambda: ablate.uniform("0.0", keys=given),
-        lambda: patch.path("0.0", "1.0", tokens, queries=given),
+        lambda: patch.path("0.0", "1.0", tokens, positions=given),
         lambda: sweep(causal, tokens, {"a": ablate.zero("0.0")}, positions=given),
-        lambda: patterns.attention(causal, tokens, queries=given),
+        lambda: patterns.attention(causal, tokens, positions=given),
         lambda: probe.linear(causal, tokens, target, positions=given),
         lambda: probe.linear(causal, tokens, target, test=given),
         lambda: ablate.neurons(0, given),
@@ -351,7 +351,7 @@ def test_a_mask_of_numbers_is_not_taken_for_the_numbers_0_and_1(causal, tokens, 
 
 @pytest.mark.parametrize("given", [np.array([[0, 1], [1, 0]]), torch.ones(8, 6, dtype=torch.uint8)])
 def test_a_mask_of_numbers_for_each_example(given):
-    for call in (lambda: ablate.zero("0.0", queries=given), lambda: ablate.uniform("0.0", keys=given)):
+    for call in (lambda: ablate.zero("0.0", positions=given), lambda: ablate.uniform("0.0", keys=given)):
         with pytest.raises(
             CircuitsError, match="one list for all examples, a mask of each example's is boolean"
         ):
@@ -360,17 +360,19 @@ def test_a_mask_of_numbers_for_each_example(given):
 
 def test_of_two_positions_an_array_could_be_a_mask(causal, tokens):
     """A list of int is positions, whatever the length; an array may be, where the run is longer."""
-    short, both = tokens[:, :2], ablate.zero("0.0", queries=[0, 1])
-    assert ablate.zero("0.0", queries=np.array([0, 1])) == both
+    short, both = tokens[:, :2], ablate.zero("0.0", positions=[0, 1])
+    assert ablate.zero("0.0", positions=np.array([0, 1])) == both
     assert bool((run(causal, short, both) == run(causal, short, ablate.zero("0.0"))).all())
     for given in (np.array([0, 1]), torch.tensor([1, 0])):
-        run(causal, tokens, ablate.zero("0.0", queries=given), ablate.uniform("0.1", keys=given))
-        for one in (ablate.zero("0.0", queries=given), ablate.uniform("0.1", keys=given)):
+        run(causal, tokens, ablate.zero("0.0", positions=given), ablate.uniform("0.1", keys=given))
+        for one in (ablate.zero("0.0", positions=given), ablate.uniform("0.1", keys=given)):
             with pytest.raises(CircuitsError, match="2 numbers that are all 0 or 1 can be read as a mask"):
                 run(causal, short, one)
         with pytest.raises(CircuitsError, match="can be read as a mask"):
-            patterns.attention(causal, short, queries=given)
-    run(causal, tokens, ablate.zero("0.0", queries=np.array([1])), ablate.zero("0.0", queries=np.uint8(1)))
+            patterns.attention(causal, short, positions=given)
+    run(
+        causal, tokens, ablate.zero("0.0", positions=np.array([1])), ablate.zero("0.0", positions=np.uint8(1))
+    )
 
 
 # Each takes heads, and tokens where it needs some.

@@ -15,7 +15,7 @@ TOKENS = torch.arange(12).reshape(3, 4)
 def build_all(tokens=TOKENS):
     return [
         ablate.uniform("all"),
-        ablate.uniform("0.1", keys=[0, 1], queries=[-1]),
+        ablate.uniform("0.1", keys=[0, 1], positions=[-1]),
         ablate.mean_pattern("0.1", reference=tokens),
         ablate.zero("0.1,1.0"),
         ablate.zero("mlp_out.1"),
@@ -26,7 +26,7 @@ def build_all(tokens=TOKENS):
         patch.activations("z", source=tokens, heads="0.1", positions=[2]),
         patch.activations("resid_post.0", source={"blocks.0.hook_resid_post": tokens.double()}),
         edit("z", torch.zeros_like, heads="0.0"),
-        ablate.zero("0.1", queries=tokens > 4),
+        ablate.zero("0.1", positions=tokens > 4),
     ]
 
 
@@ -122,7 +122,7 @@ def test_bad_positions(given):
         (lambda: ablate.zero("resid_mid.x"), "no site"),
         (lambda: edit("resid_mid", torch.zeros_like, heads="0.1"), "no head axis"),
         (lambda: edit("z", 3), "function"),
-        (lambda: ablate.zero("0.1", queries=[0], positions=[0]), "give one"),
+        (lambda: ablate.zero("0.1", queries=[0]), "positions="),
         (lambda: ablate.mean("all", reference=TOKENS, over="pos"), "'batch', 'batch,pos'"),
         (lambda: ablate.mean("pattern", reference=TOKENS, over="batch,pos"), "mix queries"),
         (lambda: ablate.mean("all", reference=TOKENS[:0]), r"a tensor \[batch pos\]"),

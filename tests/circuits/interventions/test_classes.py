@@ -57,14 +57,14 @@ def test_several_kinds_are_removed_as_least_squares_fits_them(small):
 
 
 def test_both_engines_agree_and_the_edit_is_described(small):
-    edits = {"5": ablate.classes("attn_out.0", NUMBER % 5, EXAMPLES, queries=[2])}
+    edits = {"5": ablate.classes("attn_out.0", NUMBER % 5, EXAMPLES, positions=[2])}
     tables = [
         sweep(small, EXAMPLES, edits, engine=engine, batch_size=10).frame for engine in ("naive", "auto")
     ]
     assert tables[0]["value"].tolist() == pytest.approx(tables[1]["value"].tolist(), abs=1e-6)
     assert edits["5"].describe()["value"] == "classes"
-    assert edits["5"] == ablate.classes("attn_out.0", NUMBER % 5, EXAMPLES, queries=[2])
-    assert edits["5"] != ablate.classes("attn_out.0", NUMBER % 3, EXAMPLES, queries=[2])
+    assert edits["5"] == ablate.classes("attn_out.0", NUMBER % 5, EXAMPLES, positions=[2])
+    assert edits["5"] != ablate.classes("attn_out.0", NUMBER % 3, EXAMPLES, positions=[2])
 
 
 def test_masked_scores_stay_masked(small):

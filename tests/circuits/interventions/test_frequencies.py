@@ -123,7 +123,7 @@ def test_several_layers_heads_and_queries(small, by_hand, assert_same):
         x[:, -1, heads] -= part[:, -1, heads]
         return x
 
-    given = ablate.frequencies("z", [2], [0, 1], 7, grid=grid, heads="0.1-2,1.0", queries=[-1])
+    given = ablate.frequencies("z", [2], [0, 1], 7, grid=grid, heads="0.1-2,1.0", positions=[-1])
     assert_same(run(model, tokens, given), by_hand(model, tokens, edited), clean)
     mask = torch.zeros(12, 3, dtype=torch.bool)
     mask[::2, 2] = True
@@ -132,7 +132,7 @@ def test_several_layers_heads_and_queries(small, by_hand, assert_same):
         part = known["mlp_post", at][1][tokens[:, 0], tokens[:, 1]] if s == "mlp_post" else 0
         return torch.where(mask[..., None], x - part, x) if s == "mlp_post" else x
 
-    given = ablate.frequencies("mlp_post", [2], [0, 1], 7, grid=grid, queries=mask)
+    given = ablate.frequencies("mlp_post", [2], [0, 1], 7, grid=grid, positions=mask)
     assert_same(run(model, tokens, given), by_hand(model, tokens, where), clean)
 
 

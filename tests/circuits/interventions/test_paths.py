@@ -179,7 +179,7 @@ def test_a_mask_per_example_in_a_sweep_with_chunks(deep, tokens, other_tokens, t
         for (place, x), own in zip(theirs.items(), activations(by_hand, deep, tokens).values(), strict=True)
     }
     variants = {
-        "masked": patch.path("z.0", "2.2", other_tokens, queries=mask),
+        "masked": patch.path("z.0", "2.2", other_tokens, positions=mask),
         "one": patch.path("z.0", "2.2", other_tokens[:1]),
     }
     one = {place: x[:1].expand_as(x) for place, x in theirs.items()}
@@ -577,19 +577,19 @@ def test_a_stream_of_every_layer_is_no_receiver(other_tokens):
 
 
 def test_an_edge_cut_at_different_positions(deep, tokens, other_tokens, assert_same):
-    parts = [patch.path("0.1", "2.1", other_tokens, queries=[at]) for at in range(6)]
+    parts = [patch.path("0.1", "2.1", other_tokens, positions=[at]) for at in range(6)]
     whole = run(deep, tokens, patch.path("0.1", "2.1", other_tokens))
     assert_same(run(deep, tokens, *parts), whole, run(deep, tokens, *parts[1:]))
     mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(3)) < 0.5
-    parts = [patch.path("0.1", "2.1", other_tokens, queries=one) for one in (mask, ~mask)]
+    parts = [patch.path("0.1", "2.1", other_tokens, positions=one) for one in (mask, ~mask)]
     assert_same(run(deep, tokens, *parts), whole, run(deep, tokens, parts[1]))
     for one, two in (([0], [-6]), (mask, [0]), (mask, mask), (None, [0])):
         with pytest.raises(CircuitsError, match="is cut twice"):
             run(
                 deep,
                 tokens,
-                patch.path("0.1", "2.1", other_tokens, queries=one),
-                patch.path("0.1", "2.1", tokens, queries=two),
+                patch.path("0.1", "2.1", other_tokens, positions=one),
+                patch.path("0.1", "2.1", tokens, positions=two),
             )
 
 
@@ -673,7 +673,7 @@ def test_no_pass_but_the_run_itself(deep, tokens, other_tokens):
         ({"receiver": "1.x"}, "cannot read '1.x' as a head"),
         ({"through": "heads"}, "through='heads'; choose from 'mlps'"),
         ({"source": 3}, "source must be texts, lists of ids or a tensor"),
-        ({"queries": [0], "positions": [1]}, "queries= and positions= are the same"),
+        ({"queries": [0]}, "no argument queries=; it is positions= now"),
     ],
 )
 def test_faults_are_one_line(tokens, arguments, message):

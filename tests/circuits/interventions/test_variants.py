@@ -40,7 +40,6 @@ def test_names(causal):
         ("heads", [(0, 1)], ["(0, 1)"]),
         ("positions", np.arange(2), ["position 0", "position 1"]),
         ("positions", [-1, (0, 2)], ["position -1", "position 0+position 2"]),
-        ("queries", range(1), ["position 0"]),
         ("layers", torch.arange(2).tolist(), ["layer 0", "layer 1"]),
         ("layer", [1], ["layer 1"]),
         ("keys", [2], ["key 2"]),
@@ -86,8 +85,8 @@ def test_each_calls_a_number_a_layer_only_where_it_is_one(causal):
         (lambda number: ablate.uniform(f"{number}.0"), ["layer 0", "layer 1"]),
         (lambda number: transplant.weights(causal, "qkv", layers=number), ["layer 0", "layer 1"]),
         (lambda number: ablate.neurons(1, number), ["0", "1"]),
-        (lambda number: ablate.uniform("1.0", queries=number), ["0", "1"]),
-        (lambda number: ablate.zero("resid_post.0", queries=number), ["0", "1"]),
+        (lambda number: ablate.uniform("1.0", positions=number), ["0", "1"]),
+        (lambda number: ablate.zero("resid_post.0", positions=number), ["0", "1"]),
     ):
         assert list(ablate.each(make, range(2))) == names
 
@@ -143,7 +142,7 @@ def test_per_head_layer_component_and_key_in_one_sweep(causal, tokens):
         **grid(ablate.uniform, {"heads": heads("all", causal)}),
         **ablate.each(ablate.zero, [0, 1]),
         **grid(transplant.weights, {"components": ["qkv", "mlp"], "layers": range(2)}, source=donor),
-        **grid(ablate.uniform, {"heads": ["1.0"], "queries": [-1], "keys": range(2)}),
+        **grid(ablate.uniform, {"heads": ["1.0"], "positions": [-1], "keys": range(2)}),
         **grid(permute.draws, {"count": [2]}),
     }
     frame = sweep(causal, tokens, given, metric=metric).frame

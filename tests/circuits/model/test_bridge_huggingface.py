@@ -205,7 +205,7 @@ def test_attention_that_the_wrapped_module_computes(hf_model, name, attention, s
     base = prompts(model, rows, side=side)
     edits = [
         ablate.uniform("0.1"),
-        ablate.uniform("1.2", keys=[0, 1], queries=[-1]),
+        ablate.uniform("1.2", keys=[0, 1], positions=[-1]),
         edit("scores", lambda x: 0.5 * x, heads="1.0"),
         ablate.zero("0.2"),
     ]

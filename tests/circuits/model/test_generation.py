@@ -141,11 +141,11 @@ CASES = {
     ),
     "zero": lambda m, s: (ablate.zero("0.1, 0.2"), at(("z", 0), lambda x: x[:, :, 1:3].zero_())),
     "uniform, new queries": lambda m, s: (
-        ablate.uniform("all", queries="new"),
+        ablate.uniform("all", positions="new"),
         lambda site, layer, x: _uniform(x) if site == "pattern" else x,
     ),
     "uniform over keys": lambda m, s: (
-        ablate.uniform("1.0", keys=[0, -1], queries=range(PROMPT, PROMPT + 3)),
+        ablate.uniform("1.0", keys=[0, -1], positions=range(PROMPT, PROMPT + 3)),
         at(("pattern", 1), _uniform_over_keys),
     ),
     "a patch of the prompt": lambda m, s: (
@@ -307,7 +307,7 @@ PADDED_CASES = {
     "zero": lambda m, s, side: _everywhere(ablate.zero("0.1, 1.2", positions=[1, 3])),
     "uniform": lambda m, s, side: _everywhere(ablate.uniform("all")),
     "uniform over keys": lambda m, s, side: _everywhere(
-        ablate.uniform("1.0", keys=[0, -1], queries=slice(-1, 4))
+        ablate.uniform("1.0", keys=[0, -1], positions=slice(-1, 4))
     ),
     "one mean for all": lambda m, s, side: _everywhere(
         ablate.mean("mlp_out.1", prompts(m, s, side), over="batch,pos")

@@ -178,8 +178,8 @@ def every_edit(model, rows, others, side, other_side):
         ),
         "uniform": (ablate.uniform("0.1, 1.2"), lambda row: ablate.uniform("0.1, 1.2")),
         "uniform over keys": (
-            ablate.uniform("0.1", keys=[0, 1], queries=[0, 1]),
-            lambda row: ablate.uniform("0.1", keys=[0, 1], queries=[0, 1]),
+            ablate.uniform("0.1", keys=[0, 1], positions=[0, 1]),
+            lambda row: ablate.uniform("0.1", keys=[0, 1], positions=[0, 1]),
         ),
         "function": (
             edit("q.1", torch.sin, positions=[-2]),
@@ -198,8 +198,8 @@ def every_edit(model, rows, others, side, other_side):
             lambda row: patch.activations("pattern", others[row][None], heads="0.1, 1.0"),
         ),
         "patch scores": (
-            patch.activations("scores.0", source, queries=[-1]),
-            lambda row: patch.activations("scores.0", others[row][None], queries=[-1]),
+            patch.activations("scores.0", source, positions=[-1]),
+            lambda row: patch.activations("scores.0", others[row][None], positions=[-1]),
         ),
         "path": (
             patch.path("0.1", ("q", "1.2"), source),
@@ -703,7 +703,7 @@ def test_patterns(model, side):
         ]
         expected = sum(one.mass[head].sum() for one in each) / sum(one.queries[head].sum() for one in each)
         assert found.frame["score"][head] == pytest.approx(expected, rel=1e-10)
-    by_last = patterns.attention(model, made, queries=[-1]).mean
+    by_last = patterns.attention(model, made, positions=[-1]).mean
     last = torch.zeros(2, 4, 7, 7, dtype=torch.float64)
     for one in alone:
         length = one.shape[-1]
@@ -924,8 +924,8 @@ def test_all_but_is_the_complement(family, make_model, tokens, other_tokens):
         ("mean", {"reference": other_tokens}),
         ("resample", {"source": tokens, "seed": 4}),
     ):
-        found = ablate.all_but("0.1, 1.0, 1.3", how, queries=[1, 2], **given)
-        expected = getattr(ablate, how)(listed, queries=[1, 2], **given)
+        found = ablate.all_but("0.1, 1.0, 1.3", how, positions=[1, 2], **given)
+        expected = getattr(ablate, how)(listed, positions=[1, 2], **given)
         assert torch.equal(run(model, tokens, found), run(model, tokens, expected))
         assert found.describe()["places"][0]["heads"] == {"all but": ["0.1", "1.0", "1.3"]}
         assert "all but 0.1,1.0,1.3" in found.label
@@ -1241,7 +1241,7 @@ def test_attention_that_moves_between_prompts_of_unequal_length(model, side):
     queries = torch.zeros(one.shape, dtype=torch.bool)
     for row in range(4):
         queries[row, one.real[row].nonzero().flatten()[1:]] = True
-    for first, given in ((0, {}), (1, {"queries": queries})):
+    for first, given in ((0, {}), (1, {"positions": queries})):
         for size in (None, 1):
             frame = patterns.movement(model, one, two, seed=2, batch_size=size, **FEW_DRAWS, **given).frame
             for row in frame.itertuples():

@@ -228,7 +228,7 @@ def test_inside_blocks_of_every_kind_it_is_of_the_model_outside_of_them(
     few = torch.zeros(tokens.shape, dtype=torch.bool)
     few[3:5, 2:] = True
     blocks = (
-        (ablate.uniform("0.1", queries=few), edit("resid_pre.1", lambda x: 3 * x)),
+        (ablate.uniform("0.1", positions=few), edit("resid_pre.1", lambda x: 3 * x)),
         (patch.path("0.2", ("q", "1.0"), other_tokens), permute.positions(3)),
         (transplant.weights(donor, ["qkv", "mlp"]), ablate.mean("mlp_out.0", other_tokens)),
     )

@@ -77,7 +77,7 @@ def test_scores_of_every_shape_against_loops(model, tokens, mask, seen):
     may_see = np.ones((8, LENGTH, LENGTH), bool)
     if model.cfg.attention_dir == "causal":
         may_see = np.tril(may_see)
-    found = patterns.scores(model, tokens, templates, queries=~mask)
+    found = patterns.scores(model, tokens, templates, positions=~mask)
     assert len(found.frame) == len(expected) * 4 * 3
     for row in found.frame.itertuples():
         keys = templates[row.template].expand(8, -1, -1).numpy()
@@ -207,19 +207,19 @@ def test_templates_that_depend_on_the_batch(grid, tokens, mask):
 
 def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
     templates = {"before": patterns.previous(LENGTH), "marked": patterns.marked(mask)}
-    edits = ablate.uniform("0.0", queries=mask)
+    edits = ablate.uniform("0.0", positions=mask)
     with intervene(model, edits):
-        whole = patterns.scores(model, tokens, templates, queries=mask)
-        maps = patterns.attention(model, tokens, queries=mask)
-        moved = patterns.movement(model, tokens, other_tokens, queries=mask).frame
+        whole = patterns.scores(model, tokens, templates, positions=mask)
+        maps = patterns.attention(model, tokens, positions=mask)
+        moved = patterns.movement(model, tokens, other_tokens, positions=mask).frame
         for size in (1, 3, 1000):
-            found = patterns.scores(model, tokens, templates, queries=mask, batch_size=size)
+            found = patterns.scores(model, tokens, templates, positions=mask, batch_size=size)
             np.testing.assert_allclose(found.mass, whole.mass, rtol=0, atol=1e-12)
             np.testing.assert_allclose(found.chance, whole.chance, rtol=0, atol=1e-12)
-            again = patterns.attention(model, tokens, queries=mask, batch_size=size)
+            again = patterns.attention(model, tokens, positions=mask, batch_size=size)
             torch.testing.assert_close(again.mean, maps.mean, rtol=0, atol=1e-12)
             torch.testing.assert_close(again.diffuseness, maps.diffuseness, rtol=0, atol=1e-12)
-            frame = patterns.movement(model, tokens, other_tokens, queries=mask, batch_size=size).frame
+            frame = patterns.movement(model, tokens, other_tokens, positions=mask, batch_size=size).frame
             np.testing.assert_allclose(frame["distance"], moved["distance"], rtol=0, atol=1e-12)
 
 
@@ -230,8 +230,10 @@ def test_what_was_recorded_gives_what_the_tokens_give_and_runs_once(model, token
 
     def measured(one, two):
         return [
-            patterns.scores(model, one, {"identity": patterns.identity(tokens.shape[1])}, queries=mask).frame,
-            patterns.movement(model, one, two, queries=mask, layers=[model.cfg.n_layers - 1]).frame,
+            patterns.scores(
+                model, one, {"identity": patterns.identity(tokens.shape[1])}, positions=mask
+            ).frame,
+            patterns.movement(model, one, two, positions=mask, layers=[model.cfg.n_layers - 1]).frame,
             patterns.follow(model, one, two, groups, here, there).frame,
         ], patterns.attention(model, one)
 
@@ -491,7 +493,7 @@ def test_what_follows_is_counted_by_loops(model, tokens, other_tokens, mask, see
     before = torch.from_numpy(attended(before_by[0])[:, 0, 5])
     after = torch.from_numpy(attended(after_by[0])[:, 0, 5])
     after = torch.where(after == before, (after + 1) % 3, after)
-    found = patterns.follow(model, tokens, other_tokens, GROUPS, before, after, queries=mask, seed=2).frame
+    found = patterns.follow(model, tokens, other_tokens, GROUPS, before, after, positions=mask, seed=2).frame
     order = derangement(8, 2)
     for row in found.itertuples():
         here, there = attended(before_by[row.layer])[:, row.head], attended(after_by[row.layer])[:, row.head]
@@ -541,7 +543,7 @@ def test_a_head_that_follows_and_those_that_do_not(grid, tokens):
 def test_mean_maps_are_the_means_of_a_forward_by_hand(model, tokens, mask, seen):
     expected = seen(model, tokens)
     everywhere = patterns.attention(model, tokens)
-    some = patterns.attention(model, tokens, queries=mask)
+    some = patterns.attention(model, tokens, positions=mask)
     chosen = mask.numpy()[:, None, :, None]
     assert everywhere.layers == tuple(expected)
     assert (everywhere.n, everywhere.mean.dtype) == (8, torch.float64)
@@ -563,7 +565,7 @@ def test_mean_maps_are_the_means_of_a_forward_by_hand(model, tokens, mask, seen)
 
 
 def test_layers_and_queries_of_maps(causal, tokens):
-    maps = patterns.attention(causal, tokens, layers=1, queries=[0, -1])
+    maps = patterns.attention(causal, tokens, layers=1, positions=[0, -1])
     whole = patterns.attention(causal, tokens)
     assert maps.layers == (1,)
     assert maps.mean[0, :, 1:-1].isnan().all()
@@ -572,13 +574,13 @@ def test_layers_and_queries_of_maps(causal, tokens):
     with pytest.raises(CircuitsError, match=r"no map of head 0\.0: there are layers 1 and heads 0-3"):
         maps.of((0, 0))
     # Query 0 of a causal model sees one key: there is no telling how diffuse its attention is.
-    assert patterns.attention(causal, tokens, queries=0).diffuseness.isnan().all()
+    assert patterns.attention(causal, tokens, positions=0).diffuseness.isnan().all()
 
 
 def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, mask, seen):
     one, two = seen(model, tokens), seen(model, other_tokens)
     order = derangement(8, 4).numpy()
-    found = patterns.movement(model, tokens, other_tokens, queries=mask, seed=4, draws=300).frame
+    found = patterns.movement(model, tokens, other_tokens, positions=mask, seed=4, draws=300).frame
     weights = np.random.default_rng([4, 1]).multinomial(8, np.full(8, 1 / 8), size=300)
     counts = mask.numpy().sum(1)
     for row in found.itertuples():
@@ -633,7 +635,7 @@ def test_attention_as_a_function_of_two_operands(grid):
     """Each example's own score, on the grid of inputs, is a p×p picture per head."""
     inputs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
     inputs = torch.cat([inputs, torch.full((25, 1), 10)], 1)
-    found = patterns.scores(grid, inputs, {"a": patterns.constant(3, 0)}, queries=2)
+    found = patterns.scores(grid, inputs, {"a": patterns.constant(3, 0)}, positions=2)
     pictures = found.per_example("a").reshape(-1, 5, 5)
     from circuits import cache
 
@@ -759,8 +761,8 @@ REFUSED = {
     "templates: text": ({"templates": {"a": "row"}}, "a function of the tokens, got str"),
     "templates: function": ({"templates": {"a": lambda rows: rows}}, "template 'a': .* got int64"),
     "layers": ({"layers": 2}, "no layer 2: the model has layers 0-1"),
-    "queries": ({"queries": 6}, "no position 6"),
-    "mask": ({"queries": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
+    "positions": ({"positions": 6}, "no position 6"),
+    "mask": ({"positions": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
     "batch": ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
     "batches": ({"batch": (torch.ones(8), torch.ones(8))}, "batch has 2; of several tensors make .*Dataset"),
     "batch_size": ({"batch_size": 0}, "batch_size=0"),

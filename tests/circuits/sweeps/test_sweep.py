@@ -46,7 +46,7 @@ def variants(model, tokens, other_tokens, mask):
         **ablate.each(ablate.uniform, heads("all", model)),
         "resample": ablate.resample("all", source=other_tokens, seed=2),
         "both": (ablate.mean("0.1", reference=other_tokens), ablate.zero("attn_out.0", positions=[3])),
-        "masked": ablate.zero("all", queries=mask),
+        "masked": ablate.zero("all", positions=mask),
         "patch": patch.activations("resid_pre.0", source=other_tokens, positions=[1]),
         "nothing": edit("z", lambda z: z, heads="0.0"),
     }
@@ -238,7 +238,7 @@ def test_outputs_outside_the_declared_positions_are_nan(causal, tokens):
 
 def test_inside_a_block_the_outer_edits_are_part_of_both_sides(causal, tokens, other_tokens):
     mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(6)) < 0.5
-    outer, inner = ablate.zero("0.1", queries=mask), ablate.mean("1.1", reference=other_tokens)
+    outer, inner = ablate.zero("0.1", positions=mask), ablate.mean("1.1", reference=other_tokens)
     with intervene(causal, outer):
         result = sweep(causal, tokens, {"x": inner}, metric=lambda output: output[:, -1, 0], batch_size=3)
     row = result.frame.iloc[0]
@@ -262,7 +262,7 @@ def test_a_metric_may_run_the_model_itself_on_other_examples(causal, tokens, oth
     mask = torch.ones(5, 6, dtype=torch.bool)
 
     def metric(output):
-        return output[:, -1, 0] + run(causal, other_tokens[:5], ablate.zero("0.1", queries=mask))[0, -1, 0]
+        return output[:, -1, 0] + run(causal, other_tokens[:5], ablate.zero("0.1", positions=mask))[0, -1, 0]
 
     chunked = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=metric, batch_size=3).frame
     whole = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=metric).frame

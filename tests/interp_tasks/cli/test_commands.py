@@ -339,11 +339,11 @@ def test_options_of_every_command_reach_the_experiment(call):
     rows = found("permute", "--draws", "3")
     assert [row["draw"] for row in rows if row["metric"] == "mse_all"] == [None, 0, 1, 2]
     rows = found("patch", "--source", "negated", "--heads", "each", "--positions", "0,3")
-    assert {row["intervention"] for row in rows} == {"z(queries=0,3; source=negated)"}
+    assert {row["intervention"] for row in rows} == {"z(positions=0,3; source=negated)"}
     assert {row["variant"] for row in rows} == {"0.0", "0.1", "1.0", "1.1"}
     assert {row["metric"] for row in rows} >= {"mse_masked", "mse_masked (source)"}
     rows = found("heads", "--mode", "mean", "--positions", "observed", "--group", "a=0.0+1.1")
-    assert {row["intervention"] for row in rows} == {"mean(queries=observed)"}
+    assert {row["intervention"] for row in rows} == {"mean(positions=observed)"}
     assert "a" in {row["variant"] for row in rows}
     rows = found("lens")
     assert {row["intervention"] for row in rows} == {"read-out", "without direct"}

@@ -60,9 +60,9 @@ def test_one_head_and_some_queries_only(task, models, folders, by_hand):
         pattern[:, 1] = torch.where(hidden[:, :, None], torch.tensor(1 / 9), pattern[:, 1])
         return pattern
 
-    result = ablation(folders[0], heads="1.1", queries="hidden", samples=N, seed=SEED)
+    result = ablation(folders[0], heads="1.1", positions="hidden", samples=N, seed=SEED)
     assert measured(result.frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS[1:]), rel=1e-6)
-    assert set(result.frame["intervention"]) == {"uniform(queries=hidden)"}
+    assert set(result.frame["intervention"]) == {"uniform(positions=hidden)"}
     assert set(result.frame["layer"]) == {1}
     assert set(result.frame["head"]) == {1}
 
@@ -80,7 +80,7 @@ def test_observed_is_where_nothing_is_hidden(task, models, folders, by_hand):
     def edit(pattern, hook):
         return torch.where(observed[:, None, :, None], torch.tensor(1 / 9), pattern)
 
-    frame = ablation(folders[0], queries="observed", samples=N, seed=SEED).frame
+    frame = ablation(folders[0], positions="observed", samples=N, seed=SEED).frame
     assert measured(frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS), rel=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders,
         return edited
 
     site = "pattern" if mode == "uniform" or "pattern" in mode else "z"
-    found = ablation(folders[0], heads="1.0-1", mode=mode, queries="4", samples=N, seed=SEED)
+    found = ablation(folders[0], heads="1.0-1", mode=mode, positions="4", samples=N, seed=SEED)
     expected = by_hand(models[0], task, edit, [f"blocks.1.attn.hook_{site}"])
     assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
     everywhere = ablation(folders[0], heads="1.0-1", mode=mode, samples=N, seed=SEED)
@@ -265,7 +265,7 @@ def test_bad_requests_are_refused_in_one_line(folders):
         ({"heads": []}, "no heads given"),
         ({"mode": "unifrom"}, "choose uniform"),
         ({"mode": "zero", "keys": "0"}, "--keys goes with --mode uniform"),
-        ({"queries": "shown"}, "hidden, observed"),
+        ({"positions": "shown"}, "hidden, observed"),
         ({"samples": 0}, "at least one"),
         ({"split": "tets"}, "choose train"),
         ({"device": "cuda:99"}, "this machine has cpu"),
@@ -284,8 +284,8 @@ def test_specifications():
         check_positions("--keys", "1;2")
     with pytest.raises(UserError, match="counted from 0"):
         check_positions("--keys", "٣")
-    assert called("uniform", {"keys": (0, 1), "queries": "hidden"}) == "uniform(keys=0,1; queries=hidden)"
-    assert called("zero", {"keys": None, "queries": (2,)}) == "zero(queries=2)"
+    assert called("uniform", {"keys": (0, 1), "positions": "hidden"}) == "uniform(keys=0,1; positions=hidden)"
+    assert called("zero", {"keys": None, "positions": (2,)}) == "zero(positions=2)"
     assert called("positions", {"draws": 20}) == "positions(draws=20)"
 
 

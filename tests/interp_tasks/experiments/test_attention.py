@@ -72,9 +72,9 @@ def in_template(name, hidden, query, key):
     }[name]
 
 
-@pytest.mark.parametrize("queries", ["read", "hidden"])
-def test_scores_are_what_loops_over_the_cache_give(task, models, folders, queries):
-    result = attention(folders, queries=queries, samples=N, seed=SEED)
+@pytest.mark.parametrize("positions", ["read", "hidden"])
+def test_scores_are_what_loops_over_the_cache_give(task, models, folders, positions):
+    result = attention(folders, positions=positions, samples=N, seed=SEED)
     hidden = task.sample(N, seed=SEED).extras["hidden"].numpy()
     for step, model in enumerate(models):
         found = cached(model, task.sample(N, seed=SEED).tokens)
@@ -88,7 +88,7 @@ def test_scores_are_what_loops_over_the_cache_give(task, models, folders, querie
             for example in range(N):
                 for query in range(9):
                     keys = [key for key in range(9) if in_template(row.metric, hidden[example], query, key)]
-                    if keys and (queries == "read" or hidden[example, query]):
+                    if keys and (positions == "read" or hidden[example, query]):
                         mass += found[row.layer][example, row.head, query, keys].sum()
                         chance += len(keys) / 9
                         count += 1
@@ -119,7 +119,7 @@ def test_the_class_of_a_head_is_that_of_its_scores(task, models, folders):
     result = attention(folders[0], samples=N, seed=SEED, threshold=0.02)
     batch = task.sample(N, seed=SEED)
     scores = patterns.scores(
-        models[0], batch.tokens, task.attention_templates(), batch=batch, seed=SEED, queries=range(9)
+        models[0], batch.tokens, task.attention_templates(), batch=batch, seed=SEED, positions=range(9)
     )
     unless = {"masked_row": "row_observed_elsewhere", "observed_copy": "identity_in_hidden_rows"}
     classes = patterns.classify(scores, 0.02, unless=unless)
@@ -255,7 +255,7 @@ def test_page_has_the_maps_of_every_checkpoint(call, task, models, folders, tmp_
 
 REFUSED = {
     "template": (["--template", "diagonal"], ["'diagonal'", "identity", "longest_column"]),
-    "queries": (["--positions", "visible"], ["'visible'", "hidden, observed"]),
+    "positions": (["--positions", "visible"], ["'visible'", "hidden, observed"]),
     "threshold": (["--threshold", "0"], ["--threshold 0", "above 0 and at most 1"]),
     "threshold above": (["--threshold", "1.5"], ["--threshold 1.5"]),
     "position": (["--positions", "9"], ["no position 9", "0-8"]),
@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_one_line(call, folders, name):
     assert len(err.strip().splitlines()) == 1
     for word in words:
         assert word in err
-    argument = {"--template": "templates", "--positions": "queries", "--threshold": "threshold"}[options[0]]
+    argument = {"--template": "templates", "--positions": "positions", "--threshold": "threshold"}[options[0]]
     value = float(options[1]) if argument == "threshold" else options[1]
     with pytest.raises((UserError, CircuitsError)):
         attention(folders[0], samples=8, **{argument: value})

@@ -176,10 +176,10 @@ def test_all_heads_patched_under_one_mask_give_hidden_entries_of_the_other_run(
     minus = task.batch(-batch.targets, batch.extras["hidden"])
     other = pooled(models[0](minus.tokens), minus)["mse_masked"]
     for queries in ("all", "hidden"):
-        frame = patch(folders[0], "negated", queries=queries, samples=N, seed=SEED).frame
+        frame = patch(folders[0], "negated", positions=queries, samples=N, seed=SEED).frame
         assert values(frame, "all", suffix=" (source)")["mse_masked"] == pytest.approx(other, rel=1e-5)
     # Those that are judged can.
-    for settings, row in (({"queries": "observed"}, "all"), ({"heads": "each-layer"}, "layer 1")):
+    for settings, row in (({"positions": "observed"}, "all"), ({"heads": "each-layer"}, "layer 1")):
         frame = patch(folders[0], "negated", samples=N, seed=SEED, **settings).frame
         assert values(frame, row, suffix=" (source)")["mse_masked"] != pytest.approx(other, rel=1e-3)
 
@@ -220,7 +220,7 @@ def test_patch_from_another_example(models, folders, batch, pooled):
 
 def test_patch_from_another_checkpoint_at_some_queries(models, folders, batch, pooled):
     frame = patch(
-        folders[0], folders[1], "pattern", ["0.1+1.0"], queries="hidden", samples=N, seed=SEED
+        folders[0], folders[1], "pattern", ["0.1+1.0"], positions="hidden", samples=N, seed=SEED
     ).frame
     cache = cached(models[1], batch.tokens)
     hidden = batch.extras["hidden"]
@@ -236,21 +236,21 @@ def test_patch_from_another_checkpoint_at_some_queries(models, folders, batch, p
     output = hooked(models[0], batch.tokens, [(names[0], edit(1)), (names[1], edit(0))])
     assert values(frame, "0.1+1.0") == pytest.approx(pooled(output, batch), rel=1e-5)
     assert set(frame["metric"]) == set(METRICS)
-    assert set(frame["intervention"]) == {f"pattern(queries=hidden; source={folders[1]})"}
+    assert set(frame["intervention"]) == {f"pattern(positions=hidden; source={folders[1]})"}
     each = patch(folders[0], folders[1], "z.1", "each", samples=N).frame
     assert list(dict.fromkeys(each["variant"])) == ["1.0", "1.1"]
 
 
 def test_heads_alone_in_layers_together_and_in_groups(folders):
     groups = {"mixed": "0.1+1.0"}
-    frame = heads(folders[0], "zero", queries="observed", groups=groups, samples=N, seed=SEED).frame
+    frame = heads(folders[0], "zero", positions="observed", groups=groups, samples=N, seed=SEED).frame
     names = ["0.0", "0.1", "1.0", "1.1", "layer 0", "layer 1", "all", "mixed"]
     assert list(dict.fromkeys(frame["variant"])) == names
     specs = ["0.0", "0.1", "1.0", "1.1", "0.0-1", "1.0-1", "all", "0.1+1.0"]
-    same = ablation(folders[0], specs, "zero", queries="observed", samples=N, seed=SEED).frame
+    same = ablation(folders[0], specs, "zero", positions="observed", samples=N, seed=SEED).frame
     for name, spec in zip(names, specs, strict=True):
         assert values(frame, name) == values(same, spec)
-    assert set(frame["intervention"]) == {"zero(queries=observed)"}
+    assert set(frame["intervention"]) == {"zero(positions=observed)"}
     assert heads(folders[0], groups=["mixed = 0.1 + 1.0"], samples=4).config["groups"] == groups
 
 

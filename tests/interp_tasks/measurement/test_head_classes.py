@@ -230,7 +230,7 @@ def test_ratios_are_rows_of_their_own(by_class):
 
 def test_a_group_of_ones_own_beside_the_classes(capsys):
     result = heads(
-        POST, by_class=True, groups={"mine": "0.0+2.1"}, mode="mean_pattern", queries="hidden", samples=8
+        POST, by_class=True, groups={"mine": "0.0+2.1"}, mode="mean_pattern", positions="hidden", samples=8
     )
     assert list(dict.fromkeys(result.frame["variant"]))[-2:] == ["all", "mine"]
     with pytest.raises(UserError, match="--group row: there is a class of that name"):

@@ -121,7 +121,7 @@ def test_classes_are_those_that_attention_finds(task, refs):
             weight[0, :2, :2] = 20 * torch.eye(2)
     found = RunEnd("", "cpu", _checkpoint=subject.checkpoint).classes(subject)
     assert [(head.layer, head.head) for head in found.get("identity", ())] == [(0, 0)]
-    assert set(found) <= set(classify_heads(subject, queries=None).possible)
+    assert set(found) <= set(classify_heads(subject, positions=None).possible)
 
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
