@@ -38,7 +38,7 @@ def test_both_have_one_version():
 
 def test_the_changelog_begins_with_this_version():
     lines = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
-    heading = next(line for line in lines if line.startswith("## "))
+    heading = next(line for line in lines if line.startswith("## ") and line != "## Unreleased")
     assert heading.split()[1] == circuits.__version__
 
 

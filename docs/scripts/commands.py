@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from interp_tasks.cli.app import GROUPS, program
 
-MATRIX, MODULAR = "matrix-completion", "modular-arithmetic"
+MATRIX, MODULAR = "matrix-completion/index.md", "modular-arithmetic/index.md"
+GENERALISATION, PRIMES, NEURONS = (
+    f"{MODULAR}#{anchor}"
+    for anchor in (
+        "when-do-answers-generalise",
+        "does-each-prime-have-a-circuit-of-its-own",
+        "what-is-each-neuron",
+    )
+)
+ALGORITHM, PLATEAU = (
+    f"{MATRIX}#{anchor}"
+    for anchor in ("is-it-a-known-algorithm", "where-is-the-plateau-and-when-does-it-end")
+)
 #: Command -> where it is described.
 PAGES = {
     **{
@@ -12,30 +24,30 @@ PAGES = {
         for name in ("ablation", "heads", "transplant", "patch", "permute", "circuit", "lens")
     },
     **{name: f"#{name}" for name in ("probe", "fourier", "attention")},
-    "matrix algorithm": f"{MATRIX}/algorithms.md",
-    "matrix baseline": f"{MATRIX}/baselines.md",
-    "matrix copying": f"{MATRIX}/copying.md",
-    "matrix decoding": f"{MATRIX}/autoregressive.md",
-    "matrix embeddings": f"{MATRIX}/embeddings.md",
-    "matrix influence": f"{MATRIX}/influence.md",
-    "matrix ood": f"{MATRIX}/out-of-distribution.md",
-    "matrix order": f"{MATRIX}/order.md",
-    "modular detector": f"{MODULAR}/generalisation.md#the-remainders-as-a-prime-detector",
-    "modular generalisation": f"{MODULAR}/generalisation.md",
-    "modular gradients": f"{MODULAR}/neurons.md#gradients",
-    "modular neurons": f"{MODULAR}/neurons.md",
-    "modular prime-order": f"{MODULAR}/shared-circuits.md#what-the-order-of-generalisation-follows",
-    "modular primes": f"{MODULAR}/shared-circuits.md",
-    "modular progress": f"{MODULAR}/progress-measures.md",
-    "modular weights": f"{MODULAR}/embeddings.md",
-    "runs curve": f"{MATRIX}/training-dynamics.md",
-    "runs drops": f"{MATRIX}/training-dynamics.md",
+    "matrix algorithm": ALGORITHM,
+    "matrix baseline": ALGORITHM,
+    "matrix copying": f"{MATRIX}#does-the-model-copy-what-it-is-given",
+    "matrix decoding": f"{MATRIX}#other-forms-of-the-task",
+    "matrix embeddings": f"{MATRIX}#how-are-embeddings-arranged",
+    "matrix influence": f"{MATRIX}#which-observed-entries-move-which-hidden-ones",
+    "matrix ood": f"{MATRIX}#what-about-other-matrices",
+    "matrix order": f"{MATRIX}#what-moves-first",
+    "modular detector": GENERALISATION,
+    "modular generalisation": GENERALISATION,
+    "modular gradients": NEURONS,
+    "modular neurons": NEURONS,
+    "modular prime-order": GENERALISATION,
+    "modular primes": PRIMES,
+    "modular progress": f"{MODULAR}#is-the-answer-made-of-fourier-components-and-since-when",
+    "modular weights": f"{MODULAR}#how-are-embeddings-arranged",
+    "runs curve": PLATEAU,
+    "runs drops": PLATEAU,
     "runs report": "report.md",
     "runs zoo": "shipped-models.md",
     "runs checkpoints": "checkpoints.md",
     "runs search": "search.md",
     "tasks list": "training.md",
-    "tasks data": f"{MODULAR}/data.md",
+    "tasks data": f"{MODULAR}#what-does-guessing-get",
     "tasks cost": "training.md#what-a-run-costs",
     "train": "training.md",
     "grid": "grids.md",

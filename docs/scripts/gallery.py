@@ -14,7 +14,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from circuits import ablate, fourier, heads, patterns, plots, sweep
+from circuits import ablate, fourier, grid, heads, patch, patterns, plots, sweep
 from circuits.figures.layout import untitled
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.pages import Figure, Page
@@ -36,6 +36,7 @@ class Shown:
     shows: str
     makes: str
     draw: Callable[[], Any]
+    scale: float = SCALE
 
 
 def batch_of(ref: str) -> tuple[Any, Any]:
@@ -63,6 +64,26 @@ def diffuseness() -> Any:
 def spectrum() -> Any:
     found = fourier.spectrum(load_checkpoint(f"{ADDITION}@post").model.W_E[:113])
     return plots.spectrum(found, fourier.key_frequencies(found, "of-largest"))
+
+
+def patched() -> Any:
+    """Returns whose answer the model of addition gives, by site and position of the patch."""
+    checkpoint, batch = batch_of(f"{ADDITION}@post")
+    other = batch.tokens.roll(1, 0)
+
+    def own_answer(output: Any, batch: Any) -> Any:
+        return (output[:, 2].argmax(-1) == batch.tokens[:, :2].sum(1) % 113).float()
+
+    axes = {"site": ["embed", "resid_mid.0", "resid_post.0"], "positions": [0, 1, 2]}
+    variants = grid(patch.activations, axes, source=other)
+    return sweep(checkpoint.model, batch.tokens, variants, metric=own_answer, batch=batch).plot()
+
+
+def smallest_circuit() -> Any:
+    (found,) = experiments.circuit(
+        f"{ADDITION}@post", samples=256, method="exact", curve=False
+    ).circuits.values()
+    return found.plot()
 
 
 def curves() -> Any:
@@ -99,6 +120,18 @@ FIGURES = {
         "Each checkpoint runs with the query, key and value weights of another; the diagonal is unedited. 64 matrices.",
         f"interp-run transplant {EXCHANGED} --samples {SAMPLES} --plot",
         of(experiments.transplant, MARKS, MARKS, samples=SAMPLES),
+    ),
+    "patch": Shown(
+        "Activations patched by site and position",
+        "Share of sums that addition still answers for its own operands: attention moves both to the position of =.",
+        "sweep(model, tokens, grid(patch.activations, axes, source=other), ...).plot()",
+        patched,
+    ),
+    "circuit": Shown(
+        "A circuit",
+        "The 13 of 23 edges that addition modulo 113 needs: embeddings, four heads, MLP, output.",
+        'circuit.read("addition.json").plot()',
+        smallest_circuit,
     ),
     "attention": Shown(
         "Attention maps",
@@ -141,6 +174,7 @@ FIGURES = {
         "Values (coloured by size) lie along a curve; positions form groups by column (a colour and mark each).",
         f"interp-run matrix embeddings --ckpt {MARKS[-1]} --samples {SAMPLES} --plot",
         of(experiments.embeddings, MARKS[-1], samples=SAMPLES),
+        scale=1.0,
     ),
     "probe": Shown(
         "Linear probes",
@@ -171,7 +205,9 @@ def main(names: list[str]) -> None:
         for name in names or FIGURES:
             figure = untitled(FIGURES[name].draw())
             written = Page("", [Figure(figure)]).write(Path(folder) / f"{name}.html")
-            window = browser.new_page(viewport={"width": WIDTH, "height": 700}, device_scale_factor=SCALE)
+            window = browser.new_page(
+                viewport={"width": WIDTH, "height": 700}, device_scale_factor=FIGURES[name].scale
+            )
             window.set_default_timeout(120_000)
             window.goto(written.as_uri(), wait_until="domcontentloaded")
             window.wait_for_selector(".main-svg")

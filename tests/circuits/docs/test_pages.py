@@ -10,21 +10,15 @@ from tests.pages import CIRCUITS, EXAMPLE_MODEL, files, folder, run_page
 
 __all__ = ["folder"]
 
-# They build a HookedTransformer themselves, or show its names; `large-sweeps` needs Dask.
+# They build a HookedTransformer themselves, or load one that ships; `large-sweeps` needs Dask.
 OF_HOOKED_TRANSFORMER = {
-    "engine",
     "fourier",
     "frequencies",
-    "generation",
     "index",
     "large-sweeps",
     "own-module",
-    "patch-screening",
     "probe",
-    "sites",
-    "transplant",
     "traps",
-    "troubleshooting",
 }
 PAGES = sorted(page.stem for page in CIRCUITS.glob("*.md"))
 
