@@ -45,6 +45,7 @@ PAGES = {
     "runs report": "report.md",
     "runs zoo": "shipped-models.md",
     "runs checkpoints": "checkpoints.md",
+    "runs import": "checkpoints.md#weights-from-elsewhere",
     "runs search": "search.md",
     "tasks list": "training.md",
     "tasks data": f"{MODULAR}#what-does-guessing-get",

@@ -74,15 +74,13 @@ def patched() -> Any:
     def own_answer(output: Any, batch: Any) -> Any:
         return (output[:, 2].argmax(-1) == batch.tokens[:, :2].sum(1) % 113).float()
 
-    axes = {"site": ["embed", "resid_mid.0", "resid_post.0"], "positions": [0, 1, 2]}
+    axes = {"site": ["resid_pre.0", "resid_mid.0", "resid_post.0"], "positions": [0, 1, 2]}
     variants = grid(patch.activations, axes, source=other)
     return sweep(checkpoint.model, batch.tokens, variants, metric=own_answer, batch=batch).plot()
 
 
 def smallest_circuit() -> Any:
-    (found,) = experiments.circuit(
-        f"{ADDITION}@post", samples=256, method="exact", curve=False
-    ).circuits.values()
+    (found,) = experiments.circuit(f"{ADDITION}@post", samples=512, curve=False).circuits.values()
     return found.plot()
 
 
@@ -123,7 +121,7 @@ FIGURES = {
     ),
     "patch": Shown(
         "Activations patched by site and position",
-        "Share of sums that addition still answers for its own operands: attention moves both to the position of =.",
+        "Change of the share of sums answered for the run's own operands: attention moves both to the position of =.",
         "sweep(model, tokens, grid(patch.activations, axes, source=other), ...).plot()",
         patched,
     ),
@@ -211,7 +209,7 @@ def main(names: list[str]) -> None:
             window.set_default_timeout(120_000)
             window.goto(written.as_uri(), wait_until="domcontentloaded")
             window.wait_for_selector(".main-svg")
-            window.add_style_tag(content=".modebar, h1 { display: none !important; }")
+            window.add_style_tag(content=".modebar, .updatemenu-container, h1 { display: none !important; }")
             target = FOLDER / f"{name}.png"
             window.locator(".plot").screenshot(path=target)
             window.close()

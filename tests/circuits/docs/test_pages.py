@@ -10,7 +10,7 @@ from tests.pages import CIRCUITS, EXAMPLE_MODEL, files, folder, run_page
 
 __all__ = ["folder"]
 
-# They build a HookedTransformer themselves, or load one that ships; `large-sweeps` needs Dask.
+# They build a HookedTransformer, name its weights or load one that ships; `large-sweeps` needs Dask.
 OF_HOOKED_TRANSFORMER = {
     "fourier",
     "frequencies",
@@ -18,6 +18,7 @@ OF_HOOKED_TRANSFORMER = {
     "large-sweeps",
     "own-module",
     "probe",
+    "transplant",
     "traps",
 }
 PAGES = sorted(page.stem for page in CIRCUITS.glob("*.md"))
