@@ -114,7 +114,6 @@ def test_the_trained_model_knows_hidden_entries_better_with_depth_and_an_untrain
 
 
 def test_an_untrained_model_keeps_operands_that_training_throws_away():
-    """The numbers of docs/commands.md."""
     frame = probe(ADDITION, targets=["a", "b", "sum"]).frame
     untrained = "untrained model"
     found = {
