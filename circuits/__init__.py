@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from circuits.errors import CircuitsError
     from circuits.interventions.apply import Activations, cache, intervene, run
     from circuits.interventions.base import Intervention
-    from circuits.interventions.custom import edit
+    from circuits.interventions.edits import edit
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import DirectAttribution, Lens, lens
     from circuits.model.check import check
     from circuits.model.heads import Head, KeyValueGroup, heads
-    from circuits.model.inputs import prompts
-    from circuits.model.prompts import Prompts
+    from circuits.model.prompts import Prompts, prompts
     from circuits.model.sites import Site
     from circuits.model.supported import unchecked
     from circuits.sae import splice
@@ -118,13 +117,13 @@ _HOMES = {
     "check": "circuits.model.check",
     "compare": "circuits.sweeps.sweep",
     "draws": "circuits.interventions.variants",
-    "edit": "circuits.interventions.custom",
+    "edit": "circuits.interventions.edits",
     "grid": "circuits.interventions.variants",
     "heads": "circuits.model.heads",
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",
     "logit_difference": "circuits.sweeps.logit_difference",
-    "prompts": "circuits.model.inputs",
+    "prompts": "circuits.model.prompts",
     "run": "circuits.interventions.apply",
     "splice": "circuits.sae",
     "sweep": "circuits.sweeps.sweep",

@@ -20,22 +20,20 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions import variants
-from circuits.interventions.arguments import (
+from circuits.interventions.base import Intervention, Replacement
+from circuits.interventions.edited_means import EditedMean
+from circuits.interventions.edits import (
+    Edit,
     parse_query_positions,
     read_heads,
     read_keys,
     read_place,
     read_what,
 )
-from circuits.interventions.base import Intervention, Replacement
-from circuits.interventions.classes import ClassFit, RemoveClasses
-from circuits.interventions.edited_means import EditedMean
-from circuits.interventions.edits import Edit
-from circuits.interventions.frequencies import DIRECTIONS, FourierComponents, RemoveFrequencies, check_grid
+from circuits.interventions.fitted import DIRECTIONS, ClassFit, FourierComponents, FourierGrid, RemoveFitted
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
-from circuits.model.inputs import Texts, read_given
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, Texts, read_given
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot, read_numbers
 from circuits.validate import (
@@ -344,10 +342,8 @@ def frequencies(
     )
     if not isinstance(keep, bool):
         raise CircuitsError(f"{caller}: keep={keep!r}; give True or False")
-    tokens = read_tokens(grid, caller, "grid")
-    check_grid(tokens.tensor, components, caller)
-    replacement = RemoveFrequencies(components, keep, tokens)
-    return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
+    design = FourierGrid(read_tokens(grid, caller, "grid"), components)
+    return Edit(caller, (place,), RemoveFitted(design, keep), parse_query_positions(positions, caller))
 
 
 @answers_former_names
@@ -389,7 +385,7 @@ def classes(
     fit = ClassFit(tokens, Snapshot(kinds.long()))
     # Fitting now refuses kinds of classes that are not independent.
     _ = fit.contrasts
-    return Edit(caller, (place,), RemoveClasses(fit, keep), parse_query_positions(positions, caller))
+    return Edit(caller, (place,), RemoveFitted(fit, keep), parse_query_positions(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,11 +51,11 @@ def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
             if hook in new:
                 raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
             new[hook] = splice
-    with exclusive(surface.model), spliced(surface.model, new, lambda: renew(surface)):
+    with exclusive(surface.model), spliced(surface.model, new, lambda: reinstall_hooks(surface)):
         yield model
 
 
-def renew(surface: HookedModel) -> None:
+def reinstall_hooks(surface: HookedModel) -> None:
     reinstall(surface.model, surface.on_forward)
 
 
@@ -104,8 +104,12 @@ def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
         size *= length or 0
     weight = next(surface.model.parameters())
     zeros = torch.zeros(1, 1, size, device=surface.device, dtype=weight.dtype)
-    features = _tried(autoencoder.encode, autoencoder.like(zeros), f"{what}: encode")
-    back = _tried(autoencoder.decode, features, f"{what}: decode")
+    try:
+        with torch.no_grad():
+            features = autoencoder.encode(autoencoder.like(zeros))
+            back = autoencoder.decode(features)
+    except Exception as error:
+        raise CircuitsError(f"{what} fails on x {list(zeros.shape)}: {str(error).splitlines()[0]}") from error
     if features.ndim != 3 or features.shape[:2] != (1, 1) or back.shape != zeros.shape:
         raise CircuitsError(
             f"{what}: encode gives {list(features.shape)} and decode {list(back.shape)} for x {list(zeros.shape)}; "
@@ -120,14 +124,3 @@ def _weights(sae: Any) -> Iterator[Tensor]:
 
 def _dtype(sae: Any) -> torch.dtype | None:
     return next((weight.dtype for weight in _weights(sae) if weight.is_floating_point()), None)
-
-
-def _tried(function: Callable[[Tensor], Any], x: Tensor, what: str) -> Tensor:
-    try:
-        with torch.no_grad():
-            result = function(x)
-    except Exception as error:
-        raise CircuitsError(f"{what} fails on x {list(x.shape)}: {str(error).splitlines()[0]}") from error
-    if not isinstance(result, Tensor):
-        raise CircuitsError(f"{what} returns {type(result).__name__}, not a tensor")
-    return result

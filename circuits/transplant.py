@@ -185,43 +185,22 @@ def _is_equal_buffer(buffer: Tensor | None, value: Tensor) -> bool:
 
 def _refuse_shared(label: str, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuses tied weights: one parameter under two names, or two that share memory."""
-    spans = {name: _span(parameter) for name, parameter in parameters.items()}
     for name in names:
-        device, start, end = spans[name]
-        for other, (where, first, last) in spans.items():
-            apart = other == name or where != device or max(start, first) >= min(end, last)
-            # The q, k and v of GPT-2's bridge are columns of one matrix: the memory of one lies between the others'.
-            if not apart and _share_memory(parameters[name], parameters[other]):
-                one, two = (
-                    parameter_name for parameter_name in parameters if parameter_name in (name, other)
-                )
+        for other in parameters:
+            if other != name and _share_memory(parameters[name], parameters[other]):
+                one, two = (each for each in parameters if each in (name, other))
                 raise CircuitsError(
                     f"{label}: {one} and {two} are one parameter, or share its memory; transplant neither of them"
                 )
 
 
-def _span(parameter: Tensor) -> tuple[torch.device, int, int]:
-    """Returns the device and the addresses of the first entry and of the end of the last."""
-    steps = zip(parameter.shape, parameter.stride(), strict=True)
-    entries = 1 + sum((size - 1) * step for size, step in steps) if parameter.numel() else 0
-    start = parameter.data_ptr()
-    return parameter.device, start, start + entries * parameter.element_size()
-
-
 def _share_memory(one: Tensor, other: Tensor) -> bool:
-    """Tells whether two tensors have an entry in common, of which `_span` says that they may."""
-    start = min(one.data_ptr(), other.data_ptr())
-    length = max(_span(one)[2], _span(other)[2]) - start
-    # numpy compares addresses alone: this memory is never read, and so never taken.
-    memory = np.empty(length, np.uint8)
-    views = [
-        np.ndarray(
-            tuple(tensor.shape),
-            np.dtype((np.void, tensor.element_size())),
-            memory,
-            tensor.data_ptr() - start,
-            tuple(step * tensor.element_size() for step in tensor.stride()),
-        )
-        for tensor in (one, other)
-    ]
-    return bool(np.shares_memory(*views))
+    """Tells whether two tensors have an entry in common; the q, k and v of GPT-2's bridge, columns of one matrix, have
+    none.
+    """
+    storage = one.untyped_storage()
+    if storage.data_ptr() != other.untyped_storage().data_ptr() or not one.numel() or not other.numel():
+        return False
+    taken = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool)
+    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())

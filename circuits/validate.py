@@ -87,29 +87,14 @@ def read_batch(batch: Any, caller: str) -> Any:
             f"{caller}: batch has len() and takes a slice of rows; got {type(batch).__name__}"
             + (f"; {_SEVERAL}" if isinstance(batch, Mapping) else "")
         )
-    if isinstance(batch, tuple | list) and len(batch) > 1 and _are_square(batch):
-        # Each would be taken for the row of one example, where it may be one value for each of them.
-        raise CircuitsError(
-            f"{caller}: batch is {len(batch)} tensors of {len(batch)} rows each, rows or columns of examples; give "
-            "torch.stack(batch) if each is of one example, list(zip(*batch)) if each has a row for every example"
-        )
     return batch
 
 
 def check_batch_length(batch: Any, examples: int, caller: str) -> None:
     """Refuses a batch that has not a row for each example."""
     if len(batch) != examples:
-        parts = batch if isinstance(batch, tuple | list) else ()
-        several = [part for part in parts if isinstance(part, np.ndarray | Tensor) and part.ndim]
-        hint = f"; {_SEVERAL}" if several and all(len(part) == examples for part in several) else ""
+        hint = f"; {_SEVERAL}" if isinstance(batch, tuple | list) else ""
         raise CircuitsError(f"{caller}: tokens have {examples} examples, batch has {len(batch)}{hint}")
-
-
-def _are_square(parts: Iterable[Any]) -> bool:
-    parts = list(parts)
-    return all(
-        isinstance(part, np.ndarray | Tensor) and part.ndim > 0 and len(part) == len(parts) for part in parts
-    )
 
 
 def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
@@ -146,47 +131,17 @@ def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> s
 
 
 def made_by(
-    make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] | None = None
+    make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
 ) -> Any:
-    """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments.
-
-    Args:
-        arguments: what the caller passes on (None: it passes nothing on, so that a refusal does not ask for more).
-    """
+    """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments."""
     if not callable(make):
         raise CircuitsError(f"{caller}: make must be a function that returns an intervention, got {make!r}")
-    pairs = tuple(arguments or ())
+    pairs = tuple(arguments)
     named = dict(pairs)
     if len(named) < len(pairs):
         raise CircuitsError(f"{caller}: an axis is given as an argument, too")
-    try:
-        check_call(make, caller, *items, **named)
-    except CircuitsError:
-        if arguments is None or not (missing := _missing(make, items, named)):
-            raise
-        # Of the inputs of a run it can be said what they are; of others only that they are needed.
-        given = ", ".join(f"{name}={'tokens' if of_inputs else '...'}" for name, of_inputs in missing.items())
-        called = getattr(make, "__name__", repr(make))
-        raise CircuitsError(
-            f"{caller}: {called} needs {' and '.join(missing)}: pass {given} to {caller}"
-        ) from None
+    check_call(make, caller, *items, **named)
     return make(*items, **named)
-
-
-def _missing(function: Any, items: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, bool]:
-    """Returns the arguments that a call still needs: name -> whether it is a run's inputs."""
-    try:
-        signature = inspect.signature(function)
-        given = signature.bind_partial(*items, **named).arguments
-    except (ValueError, TypeError):
-        return {}
-    return {
-        name: parameter.annotation == "Inputs"
-        for name, parameter in signature.parameters.items()
-        if name not in given
-        and parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
 
 
 def check_call(function: Any, caller: str, /, *items: Any, **named: Any) -> None:

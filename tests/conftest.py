@@ -47,7 +47,6 @@ LONG = {
         *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("induction", "pair_balance")),
     ),
     "circuits/fourier/test_fourier": ("noise_",),
-    "circuits/model/test_prompts": ("sweep",),
     "circuits/patch/test_screen": (
         *(
             f"edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones[{kind}"
@@ -56,7 +55,6 @@ LONG = {
         "edges_are_derivatives_along_paths_by_hand[bi",
         "integrated_edges_against_passes_by_hand[bi",
     ),
-    "circuits/test_combinations": ("",),
     "circuits/test_properties": ("nothing_is_left_behind",),
     "interp_tasks/cli/test_commands": ("beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",),
     "interp_tasks/cli/test_every_command": (
@@ -157,9 +155,7 @@ RARE = (
 )
 #: A product of features with kinds of bridges is run where bridges are all there is, beside transformer-lens 4; beside
 #: 3.9 these files are: what a bridge is, and every place of every kind of model against a forward by hand.
-BRIDGES_HERE = tuple(
-    f"tests/circuits/model/test_{name}.py" for name in ("bridge", "families", "site_table", "surface")
-)
+BRIDGES_HERE = tuple(f"tests/circuits/model/test_{name}.py" for name in ("bridge", "families", "site_table"))
 
 
 def is_of_a_rare_kind(item: pytest.Item) -> bool:

@@ -14,7 +14,7 @@ from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Node, Where
 from circuits.errors import CircuitsError
 from circuits.interventions.base import (
     ActivationEdit,
-    Cut,
+    EdgePatch,
     HookContext,
     Intervention,
     Receiver,
@@ -25,8 +25,7 @@ from circuits.interventions.reference_runs import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
 from circuits.interventions.sources import HOW
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import is_encoding, read_given
-from circuits.model.prompts import broadcast_mask
+from circuits.model.prompts import broadcast_mask, is_encoding, read_given
 from circuits.model.sites import KINDS, Site
 from circuits.tensors import Snapshot, as_dense_tensor, select_positions
 from circuits.validate import read_choice
@@ -64,7 +63,7 @@ class CircuitEdit(Intervention):
     replacement: Replacement
     keep: bool
 
-    def plan(self, surface: HookedModel) -> tuple[ActivationEdit | Cut, ...]:
+    def plan(self, surface: HookedModel) -> tuple[ActivationEdit | EdgePatch, ...]:
         replacement = self.replacement.on(surface)
         replacement.check(surface, self.label)
         graph, kind = Graph.of(surface), self.circuit.kind
@@ -146,12 +145,12 @@ class _Steps:
             )
         return self._senders[node, at]
 
-    def cuts(self, layer: Layer) -> list[Cut]:
+    def cuts(self, layer: Layer) -> list[EdgePatch]:
         """Returns the cuts of edges into a layer: one for all heads from which a sender is cut off alike."""
         number = self._surface.n_layers - 1 if layer.layer is None else layer.layer
         hook, kind = Site(layer.site, number).hook(), KINDS[layer.site]
         grouped = self._surface.has_groups(kind)
-        cuts: list[Cut] = []
+        cuts: list[EdgePatch] = []
         for node, edges in layer.edges:
             heads_by_where: dict[Where, list[int | None]] = {}
             for head, edge in zip(layer.heads, edges, strict=True):
@@ -161,7 +160,9 @@ class _Steps:
             for at, heads in heads_by_where.items():
                 named = tuple(head for head in heads if head is not None) or None
                 cuts.append(
-                    Cut(self._label, self.sender(node, at), Receiver(hook, kind, number, named, grouped))
+                    EdgePatch(
+                        self._label, self.sender(node, at), Receiver(hook, kind, number, named, grouped)
+                    )
                 )
         return cuts
 

@@ -22,8 +22,7 @@ from circuits.interventions.reference_runs import MeanOver
 from circuits.interventions.replacements import Zero
 from circuits.interventions.sources import align_mean, read_source
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, read_prompts
 from circuits.model.sites import Site
 from circuits.model.state import inside_block
 from circuits.statistics import bootstrap, ratio

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.base import ActivationEdit, Cut, Step, WeightEdit
+from circuits.interventions.base import ActivationEdit, EdgePatch, Step, WeightEdit
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.reference_runs import References
 from circuits.model.blocks import interruptible
@@ -86,7 +86,7 @@ def first_block(plan: Sequence[Step], surface: HookedModel) -> int:
     for step in plan:
         if isinstance(step, WeightEdit):
             raise NotStacked("it edits weights")
-        if isinstance(step, Cut):
+        if isinstance(step, EdgePatch):
             raise NotStacked("it cuts paths")
         starts += [_block_of(hook, surface) for hook in (step.hook, *step.replacement.reads(step).values())]
     return min(starts)

@@ -37,15 +37,15 @@ def at_columns_of_run(
     source: Tensor, current: Tensor, context: HookContext, what: str, pooled: bool = False
 ) -> Tensor:
     """Returns the part of a source, or of a reference, at the columns of the run; refuses other shapes."""
-    write, window = context.write, context.window
-    if window.open and source.ndim == current.ndim:
+    write, decode_step = context.write, context.decode_step
+    if decode_step.open and source.ndim == current.ndim:
         axis = write.kind.query_axis
         if not pooled:
-            here = torch.arange(window.start, window.start + current.shape[axis])[None]
+            here = torch.arange(decode_step.start, decode_step.start + current.shape[axis])[None]
             refuse_beyond(here, torch.tensor([source.shape[axis]]), current, context, what)
-            source = columns_at(source, axis, window.start, current.shape[axis], 0.0)
+            source = columns_at(source, axis, decode_step.start, current.shape[axis], 0.0)
         if "key" in write.kind.axes:
-            first = window.start + current.shape[axis] - current.shape[-1]
+            first = decode_step.start + current.shape[axis] - current.shape[-1]
             key_axis, masked = write.kind.axes.index("key"), _masked(write)
             source = columns_at(source, key_axis, first, current.shape[-1], masked)
     _same_shape(source, current, write, what, pooled)
@@ -87,10 +87,10 @@ def source_mask(prompts: Prompts, order: Tensor | None = None) -> Tensor | None:
 
 def run_mask(context: HookContext, current: Tensor) -> Tensor:
     """Returns the mask of the run and of what came before it, [batch pos], all true where it has no padding."""
-    window = context.window
-    if window.real is not None:
-        return window.real.to(current.device)
-    length = window.start + current.shape[context.write.kind.query_axis]
+    decode_step = context.decode_step
+    if decode_step.real is not None:
+        return decode_step.real.to(current.device)
+    length = decode_step.start + current.shape[context.write.kind.query_axis]
     return torch.ones(len(current), length, dtype=torch.bool, device=current.device)
 
 
@@ -117,8 +117,8 @@ def source_rows(
         at: positions of the source that go, in order, to those of the edit; None: all go to the same positions.
         advice: what to do where the two have prompts of unequal length.
     """
-    kind, write, window = context.write.kind, context.write, context.window
-    if at is None and mask is None and window.real is None:
+    kind, write, decode_step = context.write.kind, context.write, context.decode_step
+    if at is None and mask is None and decode_step.real is None:
         return same_columns(source, current, context)
     real = run_mask(context, current)
     length, what = source.shape[kind.query_axis], f"the source {list(source.shape)}"
@@ -130,8 +130,8 @@ def source_rows(
     source_real = source_real.to(current.device)
     if at is None:
         here, there = real.sum(1), source_real.sum(1).expand(len(real))
-        if window.open:
-            refuse_beyond(window.own(current.shape[kind.query_axis]), there, current, context, "source")
+        if decode_step.open:
+            refuse_beyond(decode_step.own(current.shape[kind.query_axis]), there, current, context, "source")
         elif bool((here != there).any()):
             row = int((here != there).nonzero()[0])
             raise CircuitsError(
@@ -152,7 +152,11 @@ def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) 
     Args:
         given: the columns of the source that are named, for each row of the whole batch or for all.
     """
-    write, window, length = context.write, context.window, current.shape[context.write.kind.query_axis]
+    write, decode_step, length = (
+        context.write,
+        context.decode_step,
+        current.shape[context.write.kind.query_axis],
+    )
     if len(given) > 1:
         numbers = torch.arange(len(given))
         given = [given[int(row)] for row in (numbers if context.rows is None else numbers[context.rows])]
@@ -160,7 +164,7 @@ def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) 
     of_row = [given[row if len(given) > 1 else 0].to(current.device) for row in range(len(current))]
     if isinstance(write.positions, tuple):
         targets = [
-            window.selected((position,), length, write.label).to(current.device).expand_as(columns)
+            decode_step.selected((position,), length, write.label).to(current.device).expand_as(columns)
             for position in write.positions
         ]
         counts = [len(write.positions)] * len(current)
@@ -171,7 +175,7 @@ def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) 
         )
         edited = edited.expand(shape)
         # A mask is over the prompt, whose positions have come in the first run.
-        counts = [] if window.start else edited.sum(1).tolist()
+        counts = [] if decode_step.start else edited.sum(1).tolist()
         order = edited.long().cumsum(1) - 1
         targets = [edited & (order == number) for number in range(max(counts, default=0))]
     for row, count in enumerate(counts):

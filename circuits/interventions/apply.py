@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, Cut, Intervention, Receiver, Step, WeightEdit
-from circuits.interventions.cuts.blocks import cutting, renew
-from circuits.interventions.edges import check_cuts
+from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver, Step, WeightEdit
+from circuits.interventions.cuts.hooks import cutting, reinstall_hooks
 from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
+from circuits.interventions.paths import check_cuts
 from circuits.interventions.reference_runs import Reference, References
 from circuits.model.blocks import UninterruptedBlock, exclusive, model_block
 from circuits.model.generation import unreached, watching
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
-from circuits.model.inputs import read_prompts
 from circuits.model.insertions import reinstall
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, read_prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.state import editing, replaced, state_of
@@ -49,7 +48,7 @@ def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
                 )
             )
         plan += intervention.plan(surface)
-    if cuts := [step for step in plan if isinstance(step, Cut)]:
+    if cuts := [step for step in plan if isinstance(step, EdgePatch)]:
         if surface.spliced:
             raise CircuitsError(
                 f"{cuts[0].label}: paths are not supported while an autoencoder is spliced in"
@@ -114,7 +113,7 @@ def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
     """Yields the clean passes that a plan needs."""
     for step in plan:
         if not isinstance(step, WeightEdit):
-            write = step.sender if isinstance(step, Cut) else step
+            write = step.sender if isinstance(step, EdgePatch) else step
             yield from write.replacement.references(write).values()
 
 
@@ -123,7 +122,7 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
-    cuts = [step for step in plan if isinstance(step, Cut)]
+    cuts = [step for step in plan if isinstance(step, EdgePatch)]
     state = state_of(surface.model)
     call = ForwardPass(surface, references, state)
     fired = [0] * len(writes)
@@ -150,23 +149,23 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
         received = stack.enter_context(cutting(surface, cuts, call))
         if not cuts:
             # Cuts of blocks around this one see what its edits leave.
-            renew(surface)
+            reinstall_hooks(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     counts: list[tuple[str, ActivationEdit | Receiver, int]] = [
         *((write.label, write, count) for write, count in zip(writes, fired, strict=True)),
         *((cut.label, cut.receiver, int(cut.receiver.hook in received)) for cut in cuts),
     ]
-    silent = call.missed - call.reached
-    counts += [(cut.label, cut.sender, 0) for cut in cuts if id(cut.sender) in silent]
+    unapplied = call.missed - call.reached
+    counts += [(cut.label, cut.sender, 0) for cut in cuts if id(cut.sender) in unapplied]
     for label, place, count in counts:
         if count == 0:
             raise CircuitsError(_never_applied_message(surface, label, place, runs.count, call))
     for write in writes:
-        late = unreached(write.positions, call.windows.end) if call.windows.end else None
+        late = unreached(write.positions, call.generation.end) if call.generation.end else None
         if late is not None:
             raise CircuitsError(
-                f"{write.label}: no position {late}: the model generated up to position {call.windows.end - 1}"
+                f"{write.label}: no position {late}: the model generated up to position {call.generation.end - 1}"
             )
 
 
@@ -177,7 +176,7 @@ def _never_applied_message(
     if runs == 0:
         return f"{label}: the model was not run inside the block"
     if id(write) in call.missed:
-        end = f" up to position {call.windows.end - 1}," if call.windows.end else ""
+        end = f" up to position {call.generation.end - 1}," if call.generation.end else ""
         return f"{label}: none of its positions came in {runs} run(s),{end} so nothing was edited"
     others = [name for name in surface.site_names() if name != write.kind.name]
     return (
@@ -225,7 +224,7 @@ class _Runs:
     `ForwardPass`.
     """
 
-    def __init__(self, call: ForwardPass, writes: list[ActivationEdit], cuts: list[Cut]) -> None:
+    def __init__(self, call: ForwardPass, writes: list[ActivationEdit], cuts: list[EdgePatch]) -> None:
         self.count = 0
         self._call, self._writes, self._cuts = call, writes, cuts
 
@@ -246,7 +245,7 @@ class _Runs:
             self._refuse_cuts()
 
     def _refuse_cuts(self) -> None:
-        if self._cuts and self._call.frame.window.open:
+        if self._cuts and self._call.frame.decode_step.open:
             raise CircuitsError(
                 f"{self._cuts[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )

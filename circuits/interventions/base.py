@@ -35,13 +35,13 @@ class HookContext:
     tokens: Tensor | None  # the model's inputs; None where only a part of the model was called
     rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
     total: int | None
-    window: DecodeStep = WHOLE  # the positions of the run
+    decode_step: DecodeStep = WHOLE  # the positions of the run
     causal: bool = True  # whether queries see no keys behind them
 
     @property
     def mask(self) -> Tensor | None:
         """The mask of this call's padding, bool [batch pos], true at tokens; None where there is none."""
-        return self.window.mask
+        return self.decode_step.mask
 
     def number(self, row: int) -> int:
         """Returns the number in the whole batch of a row of this call."""
@@ -85,11 +85,6 @@ class RunContext(Protocol):
         """Returns `compute()`, computed once in this run for all replacements that share `key`."""
 
 
-def refuse_padded_run(run: RunContext, caller: str) -> None:
-    if run.mask is not None:
-        raise CircuitsError(f"{caller}: the run has padding, the examples it was fitted on have none")
-
-
 class Replacement(ABC):
     """A replacement for an activation."""
 
@@ -115,7 +110,7 @@ class Replacement(ABC):
         return None
 
     #: Whether it does what it says in runs that go on from earlier ones, with a key-value cache too.
-    while_generating: ClassVar[bool] = False
+    cache_safe: ClassVar[bool] = False
 
     #: The direction of a patch, for tables.
     direction: ClassVar[str | None] = None
@@ -145,7 +140,7 @@ class ActivationEdit:
     masked_score: float | None = None
 
     def selected(
-        self, current: Tensor, rows: slice | Tensor | None, total: int | None, window: DecodeStep = WHOLE
+        self, current: Tensor, rows: slice | Tensor | None, total: int | None, decode_step: DecodeStep = WHOLE
     ) -> Tensor:
         """Returns the boolean mask of the entries to replace; it broadcasts to `current`. Padding stays."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
@@ -156,28 +151,28 @@ class ActivationEdit:
                 mask = mask & _along(along, axis, current.ndim)
         axis = self.kind.query_axis
         length = current.shape[axis]
-        if window.mask is not None:
-            mask = mask & broadcast_mask(window.mask.to(current.device), axis, current.ndim)
+        if decode_step.mask is not None:
+            mask = mask & broadcast_mask(decode_step.mask.to(current.device), axis, current.ndim)
         if isinstance(self.positions, Snapshot):
             given = self.positions.tensor.to(current.device)
-            whole = window.of_mask(given, length)
+            whole = decode_step.of_mask(given, length)
             if given.ndim == 1:
                 if whole is None:
                     raise CircuitsError(
                         f"{self.label}: the mask is [pos] = {list(given.shape)}, the run has "
-                        f"{window.prompt or length} positions"
+                        f"{decode_step.prompt or length} positions"
                     )
                 return mask & _along(whole, axis, current.ndim)
             batch = current.shape[0] if total is None else total
             if whole is None or len(whole) != batch:
                 raise CircuitsError(
                     f"{self.label}: the mask is [batch pos] = {list(given.shape)}, "
-                    f"the run is {[batch, window.prompt or length]}"
+                    f"the run is {[batch, decode_step.prompt or length]}"
                 )
             whole = whole if rows is None else whole[rows]
             mask = mask & broadcast_mask(whole, axis, current.ndim)
         elif self.positions is not None:
-            here = window.selected(self.positions, length, self.label).to(current.device)
+            here = decode_step.selected(self.positions, length, self.label).to(current.device)
             mask = mask & (_along if here.ndim == 1 else broadcast_mask)(here, axis, current.ndim)
         return mask
 
@@ -208,7 +203,7 @@ class Receiver:
 
 
 @dataclass(frozen=True)
-class Cut:
+class EdgePatch:
     """Edges from one sender to some receivers, which read the sender's replacement instead of its output in the run.
 
     All cuts of a run act together (`cuts`).
@@ -221,7 +216,7 @@ class Cut:
 
 
 #: One step of a planned intervention.
-Step = ActivationEdit | WeightEdit | Cut
+Step = ActivationEdit | WeightEdit | EdgePatch
 
 
 class Intervention(ABC):

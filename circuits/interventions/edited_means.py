@@ -24,7 +24,7 @@ class EditedMean(Mean):
     is the one that this replacement belongs to; no other edit is on in that pass.
     """
 
-    while_generating = False
+    cache_safe = False
 
     name: str = ""
     places: tuple[Any, ...] = ()
@@ -59,8 +59,8 @@ class EarlierLayers(Edits):
     def functions(
         self, surface: HookedModel, references: References, rows: slice, prompts: Prompts
     ) -> list[tuple[str, Function]]:
-        # A separate state, so that the edits of the blocks around this pass stay silent.
+        # A separate state, so that the edits of the blocks around this pass do nothing.
         call = ForwardPass(surface, references, State(rows=rows, total=len(prompts)))
         if prompts.padded:
-            call.frame.window = replace(WHOLE, real=prompts.real[rows].to(surface.device))
+            call.frame.decode_step = replace(WHOLE, real=prompts.real[rows].to(surface.device))
         return [(write.hook, writer(write, call)) for write in self.writes(surface)]

@@ -16,8 +16,7 @@ from circuits.interventions.reference_runs import References
 from circuits.interventions.replacements import Computed
 from circuits.model.generation import WHOLE, DecodeStep, GenerationState, cache_of, past_length, under_way
 from circuits.model.hooked_model import HookedModel, is_text
-from circuits.model.inputs import mask_of_model, mask_of_tokenizer
-from circuits.model.prompts import own_positions
+from circuits.model.prompts import mask_of_model, mask_of_tokenizer, own_positions
 from circuits.model.state import State, assert_weights_unchanged
 from circuits.tensors import Span
 
@@ -79,7 +78,7 @@ class RunState:
     given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
     whole: bool = False  # whether the whole model was called
-    window: DecodeStep = WHOLE
+    decode_step: DecodeStep = WHOLE
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -94,7 +93,7 @@ class ForwardPass:
     state: State
     # The first one stands for a part of the model that was called alone.
     _frames: list[RunState] = field(default_factory=lambda: [RunState()])
-    windows: GenerationState = field(default_factory=GenerationState)
+    generation: GenerationState = field(default_factory=GenerationState)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
     #: The senders of cuts, by id, that some run reached at a position of theirs.
@@ -114,7 +113,7 @@ class ForwardPass:
 
     @property
     def mask(self) -> Tensor | None:
-        return self.frame.window.mask
+        return self.frame.decode_step.mask
 
     def begin(
         self, writes: Sequence[ActivationEdit], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -134,7 +133,7 @@ class ForwardPass:
         """Starts a run whose inputs are unknown, but for these arguments of its first block."""
         self._frames[:] = [RunState(kwargs)]
         self._follow(kwargs, kwargs.get("resid_pre"))
-        if self.frame.window.real is not None:
+        if self.frame.decode_step.real is not None:
             for write in writes:
                 if write.layer is None and _depends_on_positions(write):
                     raise CircuitsError(
@@ -146,15 +145,17 @@ class ForwardPass:
     def _follow(self, kwargs: Mapping[str, Any], inputs: Tensor | None, outermost: bool = True) -> None:
         real = mask_of(self.surface, kwargs, inputs)
         if not outermost:
-            self.frame.window = replace(WHOLE, real=real)
+            self.frame.decode_step = replace(WHOLE, real=real)
             return
         length = None if inputs is None else inputs.shape[1]
-        self.frame.window = self.windows.next(self.surface.model, kwargs, length, self.frame.whole, real)
+        self.frame.decode_step = self.generation.next(
+            self.surface.model, kwargs, length, self.frame.whole, real
+        )
 
     def _prepare(self, writes: Sequence[ActivationEdit]) -> None:
-        odd = unusual(self.frame.given, self.frame.window.real)
+        odd = unusual(self.frame.given, self.frame.decode_step.real)
         for write in writes:
-            if self.frame.window.open and not write.replacement.while_generating:
+            if self.frame.decode_step.open and not write.replacement.cache_safe:
                 raise CircuitsError(
                     f"{write.label}: not supported while the model generates, or with {CACHED}; "
                     "edit runs on whole prompts"
@@ -198,7 +199,7 @@ def _replace(
     _refuse_outside(write, call)
     new, selected = replacement_for(write, call, current)
     # While the model generates, positions that are named may come in a later run, as a stretch may in any longer one.
-    late = call.frame.window.open or (isinstance(write.positions, Span) and call.state.rows is None)
+    late = call.frame.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
     if late and not bool(selected.any()):
         call.missed.add(id(write))
     elif fired is not None:
@@ -212,7 +213,7 @@ def _refuse_outside(write: ActivationEdit, call: ForwardPass) -> None:
         return
     if under_way(call.surface.model) is None:
         # It comes before the call is seen, and what is known is of the last one.
-        call.frame.window = WHOLE
+        call.frame.decode_step = WHOLE
         return
     if _depends_on_positions(write):
         raise CircuitsError(
@@ -228,8 +229,8 @@ def _depends_on_positions(write: ActivationEdit) -> bool:
 def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
     state = call.state
-    window = call.frame.window
-    selected = write.selected(current, state.rows, state.total, window)
+    decode_step = call.frame.decode_step
+    selected = write.selected(current, state.rows, state.total, decode_step)
     references = write.replacement.references(write)
     context = HookContext(
         write,
@@ -240,7 +241,7 @@ def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -
         call.tokens,
         state.rows,
         state.total,
-        window,
+        decode_step,
         call.surface.causal,
     )
     if not isinstance(write.replacement, Computed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ class Edits(ABC):
 
     @abstractmethod
     def needed(self, surface: HookedModel) -> Iterable[Reference]:
-        """Returns the passes that must come first; up to its hook each is this pass."""
+        """Returns the passes that must come first."""
 
     @abstractmethod
     def functions(
@@ -129,35 +128,17 @@ class References:
         return self._results[reference]
 
     def fetch(self, wanted: Iterable[Reference]) -> None:
-        """Runs the passes that are missing, one per distinct pair of prompts and edits, or fewer."""
+        """Runs the passes that are missing, one per distinct pair of prompts and edits."""
         missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._results]
-        # Backwards: the pass of a late layer has what an earlier one needs on its way.
-        for prompts, edits in dict.fromkeys((each.prompts, each.edits) for each in reversed(missing)):
-            left = [
-                each
-                for each in missing
-                if (each.prompts, each.edits) == (prompts, edits) and each not in self._results
-            ]
-            if not left:
-                continue
-            needed = [] if edits is None else list(dict.fromkeys(edits.needed(self._surface)))
-            on_the_way = [each for each in needed if each not in self._results]
-            if any(each.prompts != prompts or each.reduction is None for each in on_the_way) or (
-                len(prompts) > self._examples_per_pass(prompts)
-            ):
-                self.fetch(on_the_way)
-                on_the_way = []
-            self._run(prompts, edits, left, on_the_way)
+        for prompts, edits in dict.fromkeys((each.prompts, each.edits) for each in missing):
+            if edits is not None:
+                self.fetch(edits.needed(self._surface))
+            together = [each for each in missing if (each.prompts, each.edits) == (prompts, edits)]
+            if left := [each for each in together if each not in self._results]:
+                self._run(prompts, edits, left)
 
-    def _run(
-        self, prompts: Prompts, edits: Edits | None, wanted: list[Reference], on_the_way: list[Reference]
-    ) -> None:
-        """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted.
-
-        Args:
-            on_the_way: references to reduce as soon as their hook fires, before the edits there, which read them; in a
-                run of one chunk.
-        """
+    def _run(self, prompts: Prompts, edits: Edits | None, wanted: list[Reference]) -> None:
+        """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
         surface = self._surface
         surface.check_prompts(prompts, "reference or source tokens")
         step = self._examples_per_pass(prompts)
@@ -170,18 +151,14 @@ class References:
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
                 rows = slice(start, start + len(chunk))
-                edited: list[tuple[str, Function]] = [
-                    (each.hook, partial(self._reduce, each)) for each in on_the_way
-                ]
-                edited += [] if edits is None else edits.functions(surface, self, rows, prompts)
+                edited = [] if edits is None else edits.functions(surface, self, rows, prompts)
                 with listening(surface, edited), recording(surface, hooks) as seen:
                     surface.call(chunk)
-                for reference in on_the_way:
-                    if reference not in self._results:
-                        raise _never_fired(reference)
                 for reference, activations in pieces.items():
                     if reference.hook not in seen:
-                        raise _never_fired(reference)
+                        raise CircuitsError(
+                            f"{reference.hook} never fired in a clean pass: nothing to take from it"
+                        )
                     activation = seen[reference.hook].detach()
                     if reference.reduction is not None:
                         activation = reference.reduction.piece(activation, chunk, reference.kind)
@@ -197,13 +174,3 @@ class References:
 
     def _examples_per_pass(self, prompts: Prompts) -> int:
         return max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))
-
-    def _reduce(self, reference: Reference, activation: Tensor) -> None:
-        """Keeps the reduction of the activations of all examples."""
-        assert reference.reduction is not None
-        total = reference.reduction.piece(activation.detach(), reference.prompts, reference.kind)
-        self._results[reference] = reference.reduction.finish(total, reference.prompts, reference.kind)
-
-
-def _never_fired(reference: Reference) -> CircuitsError:
-    return CircuitsError(f"{reference.hook} never fired in a clean pass: nothing to take from it")

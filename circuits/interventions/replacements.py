@@ -24,8 +24,7 @@ from circuits.interventions.alignment import (
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import Given, refuse_padding, with_model
-from circuits.model.prompts import Prompts, own_positions
+from circuits.model.prompts import Given, Prompts, own_positions, refuse_padding, with_model
 from circuits.model.sites import KINDS
 from circuits.tensors import (
     Positions,
@@ -47,7 +46,7 @@ _UNEQUAL_LENGTHS = "give the source with its mask (circuits.prompts), or positio
 class Zero(Replacement):
     """Zero; at attention scores, only in the place of those that are not masked."""
 
-    while_generating = True
+    cache_safe = True
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         if context.write.kind.name == "scores":
@@ -83,7 +82,7 @@ class _FromPrompts(Replacement):
 class Mean(_FromPrompts):
     """The mean of the same activation over a reference batch; per position unless `over` is "batch,pos"."""
 
-    while_generating = True
+    cache_safe = True
     role = "reference"
 
     over: str = "batch"
@@ -109,7 +108,7 @@ class Mean(_FromPrompts):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         mean = context.reference("mean", current)
         pooled, prompts = self.over == "batch,pos", self.prompts
-        if not pooled and (prompts.padded or context.window.real is not None):
+        if not pooled and (prompts.padded or context.decode_step.real is not None):
             return self._by_position(mean, current, context)
         return at_columns_of_run(mean, current, context, "reference", pooled)
 
@@ -118,9 +117,9 @@ class Mean(_FromPrompts):
         kind, label = context.write.kind, context.write.label
         real = run_mask(context, current)
         lengths, known = real.sum(1), self.prompts.lengths
-        if context.window.open:
+        if context.decode_step.open:
             refuse_beyond(
-                context.window.own(current.shape[kind.query_axis]),
+                context.decode_step.own(current.shape[kind.query_axis]),
                 known.max()[None],
                 current,
                 context,
@@ -146,7 +145,7 @@ class Mean(_FromPrompts):
 class Resample(_FromPrompts):
     """The activation of another example: row i gets row d(i) of the source, d a derangement of the whole batch."""
 
-    while_generating = True
+    cache_safe = True
 
     seed: int = 0
 
@@ -197,7 +196,7 @@ class FromTokens(_FromPrompts):
         at: the positions of the source that go, in their order, to those of the edit; None: the same ones.
     """
 
-    while_generating = True
+    cache_safe = True
     direction = DIRECTION
 
     at: Positions | Snapshot | None = None
@@ -224,7 +223,7 @@ class FromTensors(Replacement):
         at: as in `FromTokens`.
     """
 
-    while_generating = True
+    cache_safe = True
     direction = DIRECTION
 
     activations: tuple[tuple[str, Snapshot], ...]
@@ -253,7 +252,7 @@ class FromTensors(Replacement):
 class Computed(Replacement):
     """The result of a function of the activation."""
 
-    while_generating = True
+    cache_safe = True
 
     function: Callable[[Tensor], Tensor]
 
@@ -276,7 +275,7 @@ class Computed(Replacement):
 class Uniform(Replacement):
     """Equal attention to every key that the query may see, or to those of `keys` that it may see."""
 
-    while_generating = True
+    cache_safe = True
 
     keys: Positions | None = None
 
@@ -292,10 +291,10 @@ class Uniform(Replacement):
         may_see = visible(scores, context.write.masked_score)
         chosen = may_see
         if self.keys is not None:
-            window = context.window
+            decode_step = context.decode_step
             # The keys of a call end where its queries do; a sliding cache has dropped the first of them.
-            end = window.start + current.shape[-2] if window.open else current.shape[-1]
-            of_keys = replace(window, start=end - current.shape[-1], whole=True)
+            end = decode_step.start + current.shape[-2] if decode_step.open else current.shape[-1]
+            of_keys = replace(decode_step, start=end - current.shape[-1], whole=True)
             keys = of_keys.selected(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
             keys = keys.to(current.device)
             chosen = may_see & (keys if keys.ndim == 1 else keys[:, None, None])

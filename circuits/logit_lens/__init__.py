@@ -18,8 +18,7 @@ from circuits.logit_lens._norms import ReadOut, centre
 from circuits.logit_lens._result import Computed, DirectAttribution, Lens
 from circuits.logit_lens._stream import components, needed, streams
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
-from circuits.model.prompts import Prompts, taken
+from circuits.model.prompts import Prompts, read_prompts, taken
 from circuits.model.sites import Site
 from circuits.model.state import running_rows
 from circuits.sweeps.metrics import Metric, in_errors, is_pair, read_values

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,6 +33,23 @@ PROMISED = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 # Sites at which the model has all heads on one flat axis.
 _BY_HEAD = ("q", "k", "v", "z")
+
+
+class Inputs(Protocol):
+    """What a model is run on, as `circuits.model.prompts.Prompts` holds it."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor | None: ...
+    @property
+    def extra(self) -> Mapping[str, Tensor]: ...
+    @property
+    def padded(self) -> bool: ...
+    @property
+    def real(self) -> Tensor: ...
+    @property
+    def lengths(self) -> Tensor: ...
 
 
 class Bridge(ABC):
@@ -74,7 +91,7 @@ class Bridge(ABC):
         if site in _BY_HEAD:
             return on_hook_point(module, _by_head(given, self._d_head(layer)))
         if site == "resid_mid" and self.on_branch(site):
-            return StreamWrite(given, module, layer).put_on(
+            return StreamWrite(given, module, layer).register(
                 self._hooks[KINDS["resid_post"].hook.format(layer)]
             )
         return self._recomputed(site, layer, given) or on_hook_point(module, given)
@@ -173,7 +190,7 @@ class AttentionHooks(ABC):
         return _attention_hooks[attention]
 
     @abstractmethod
-    def _put_on(self) -> Handles: ...
+    def _register(self) -> Handles: ...
 
     @abstractmethod
     def _forget(self) -> None:
@@ -181,7 +198,7 @@ class AttentionHooks(ABC):
 
     def listen(self, site: str, function: Function) -> Handle:
         if self._hooks is None:
-            self._hooks = self._put_on()
+            self._hooks = self._register()
         key = object()
         self._listeners[site][key] = function
         return _AttentionHandle(self, site, key)
@@ -233,7 +250,7 @@ class StreamWrite:
         self._input: Tensor | None = None
         self._largest = 0.0  # entry of the stream that was replaced
 
-    def put_on(self, block_end: nn.Module) -> Handle:
+    def register(self, block_end: nn.Module) -> Handle:
         writes = _writes.setdefault(self._module, [])
         writes.append(self)
         return Handles(

@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
 from circuits.model.blocks import model_block
-from circuits.model.bridge import AttentionHooks, Bridge, apply_in_order, pattern_of
+from circuits.model.bridge import AttentionHooks, Bridge, Inputs, apply_in_order, pattern_of
 from circuits.model.hooks import Function, Handle, Handles
-from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.state import modules_of
 from circuits.model.supported import AT_SOFTMAX, Family
@@ -108,7 +107,7 @@ class HuggingFaceBridge(Bridge):
                 stack.callback(handle.remove)
             yield
 
-    def check_angles(self, prompts: Prompts, what: str) -> None:
+    def check_angles(self, prompts: Inputs, what: str) -> None:
         """Refuses rows that would get other rotary angles than each gets alone: those of the longest in the batch."""
         places, lengths = prompts.extra.get("position_ids"), prompts.lengths
         longest = lengths.max()
@@ -190,7 +189,7 @@ class SoftmaxHooks(AttentionHooks):
         super().__init__(attention, layer)
         self._mode: _Softmax | None = None
 
-    def _put_on(self) -> Handles:
+    def _register(self) -> Handles:
         return Handles(
             self._attention.register_forward_pre_hook(lambda module, inputs: self._enter(), prepend=True),
             self._attention.register_forward_hook(

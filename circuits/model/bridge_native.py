@@ -72,7 +72,7 @@ class _Recomputed(AttentionHooks):
     def _forget(self) -> None:
         self._seen.clear()
 
-    def _put_on(self) -> Handles:
+    def _register(self) -> Handles:
         """Puts the hooks on by which attention is computed anew from q, k, v and z."""
         attention = self._attention
         return Handles(

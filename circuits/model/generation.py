@@ -137,7 +137,7 @@ def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
 
 
 @dataclass
-class _Course:
+class _OpenRun:
     """Runs of which each goes on from the one before: the length of their prompt, the end of the last, how it was
     called, and their cache.
     """
@@ -157,7 +157,7 @@ class GenerationState:
         self.end = 0  # number of positions up to the last of any open run
         # By generation, by the id of a cache, or by the end of runs whose cache cannot be told from others; the latest
         # last.
-        self._courses: dict[object, _Course] = {}
+        self._open_runs: dict[object, _OpenRun] = {}
 
     def next(
         self,
@@ -167,7 +167,7 @@ class GenerationState:
         seen: bool,
         real: Tensor | None = None,
     ) -> DecodeStep:
-        """Returns the window of a run with these arguments by name.
+        """Returns the step of a run with these arguments by name.
 
         Args:
             length: the number of its positions; None if unknown.
@@ -189,8 +189,8 @@ class GenerationState:
         prompt = end if before is None else before.prompt
         known = None if cache is None or generation is not None else _reference(cache)
         key: object = generation or (("end", end) if known is None else id(cache))
-        self._courses.pop(key, None)
-        self._courses[key] = _Course(prompt, end, seen, known)
+        self._open_runs.pop(key, None)
+        self._open_runs[key] = _OpenRun(prompt, end, seen, known)
         if generation is None and cache is None:
             return closed
         # With padding, a position has come once it has in all rows.
@@ -198,13 +198,13 @@ class GenerationState:
         whole = not (before is not None and start > 0 and length != 1)
         return DecodeStep(start, prompt, open=True, whole=whole, real=real)
 
-    def _before(self, generation: object, cache: Any, start: int) -> _Course | None:
-        """Returns the course that a run goes on with; None where it begins one."""
+    def _before(self, generation: object, cache: Any, start: int) -> _OpenRun | None:
+        """Returns the earlier run that a run goes on with; None where it begins one."""
         if generation is not None:
-            return self._courses.get(generation)
+            return self._open_runs.get(generation)
         if not start:
             return None
-        loops = [one for key, one in self._courses.items() if not isinstance(key, _Generation)]
+        loops = [one for key, one in self._open_runs.items() if not isinstance(key, _Generation)]
         own = [one for one in loops if one.cache is not None and one.cache() is cache]
         # A cache not seen before may come from a run without one, or be a copy.
         return next((one for one in reversed(own or loops) if one.end == start), None)
@@ -229,7 +229,7 @@ class _Announced:
         self.model, self._owner, self._name = model, owner, name
         self._before = vars(owner).get(name)
 
-    def put_on(self) -> None:
+    def register(self) -> None:
         vars(self._owner)[self._name] = self
 
     def remove(self) -> None:
@@ -299,7 +299,7 @@ def watching(model: nn.Module) -> Iterator[None]:
             if callable(getattr(type(owner), name, None))
         ]
         for method in _methods[model]:
-            method.put_on()
+            method.register()
     _blocks[model] = _blocks.get(model, 0) + 1
     try:
         yield

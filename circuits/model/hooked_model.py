@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.blocks import interruptible
-from circuits.model.bridge import BRIDGE, Bridge, is_native, wrapped_model
+from circuits.model.bridge import BRIDGE, Bridge, Inputs, is_native, wrapped_model
 from circuits.model.bridge_huggingface import HuggingFaceBridge
 from circuits.model.bridge_native import NativeBridge
 from circuits.model.hooks import (
@@ -32,7 +32,6 @@ from circuits.model.hooks import (
     passed,
 )
 from circuits.model.insertions import splices_of
-from circuits.model.prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.state import parameters_of
 from circuits.model.supported import (
@@ -66,49 +65,14 @@ class HookedModel:
     def __init__(self, model: nn.Module) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
         refuse_compiled(model)
-        cfg: Any = getattr(model, "cfg", None)
-        missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
         hooks = _hook_points(model)
-        if missing or not hooks:
-            if any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
-                raise CircuitsError(
-                    f"{type(model).__name__} is a Hugging Face model, without hook points; a bridge around it has "
-                    "them: TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
-                )
-            what = f"no cfg.{missing[0]}" if missing else "no hook points"
-            raise CircuitsError(
-                f"{type(model).__name__} is not a hooked transformer: it has {what}. Copy its weights into a "
-                "HookedTransformer or a TransformerBridge, or give outputs of your own edits to circuits.compare"
-            )
-        families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
-        if not families:
-            raise CircuitsError(
-                f"{type(model).__name__} is not supported: its hook points are not qualified for writing "
-                f"(supported: {', '.join(sorted(QUALIFIED))})"
-            )
-        if not hasattr(model, "blocks"):
-            raise CircuitsError(
-                f"this {families[0]} has no blocks that follow each other, but an encoder and a decoder or other "
-                "parts; circuits supports models of one stack"
-            )
         self.model = model
-        self.family = families[0]
-        self.hooks: dict[str, nn.Module] = hooks
-        for layer in range(cfg.n_layers):
-            if not hasattr(model.get_submodule(f"blocks.{layer}"), "mlp"):
-                # An attention-only block still owns this hook point, and never calls it.
-                hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
-        if getattr(cfg, "positional_embedding_type", None) == "alibi":
-            # ALiBi models own a position table too, and never use it.
-            hooks.pop("hook_pos_embed", None)
+        self.family = _class_of(model, hooks)
+        cfg: Any = model.cfg
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
-        untested = untested_setting(model) if self.family in IN_LINE else None
-        if untested is not None:
-            sites = served_sites(model, untested)
-            for kind in KINDS.values():
-                for layer in range(self.n_layers if kind.name not in sites else 0):
-                    hooks.pop(kind.hook.format(layer), None)
+        self.hooks: dict[str, nn.Module] = hooks
+        self._drop_unused()
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = is_post_norm(hooks, self.n_layers)
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
@@ -129,6 +93,20 @@ class HookedModel:
             "d_mlp": getattr(cfg, "d_mlp", None),
         }
         self.heads_at: dict[str, int] = dict.fromkeys(GROUPED, key_heads)
+
+    def _drop_unused(self) -> None:
+        """Removes hook points that the model has and never calls, and those of sites that are not supported."""
+        for layer in range(self.n_layers):
+            if not hasattr(self.block_module(layer), "mlp"):
+                self.hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
+        if getattr(self.model.cfg, "positional_embedding_type", None) == "alibi":
+            self.hooks.pop("hook_pos_embed", None)
+        untested = untested_setting(self.model) if self.family in IN_LINE else None
+        if untested is not None:
+            sites = served_sites(self.model, untested)
+            for kind in KINDS.values():
+                for layer in range(self.n_layers if kind.name not in sites else 0):
+                    self.hooks.pop(kind.hook.format(layer), None)
 
     @classmethod
     def of(cls, model: Any) -> HookedModel:
@@ -296,7 +274,7 @@ class HookedModel:
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
             )
 
-    def check_prompts(self, prompts: Prompts, what: str) -> None:
+    def check_prompts(self, prompts: Inputs, what: str) -> None:
         """Refuses inputs as `check_inputs` does, what the model's own forward does not take, and rows that would not
         get what each gets alone: padding that the model would not mask, rotary angles of a longer row.
         """
@@ -329,7 +307,7 @@ class HookedModel:
         masked = str(getattr(cfg, "architecture", "")).endswith("ForMaskedLM")
         return getattr(cfg, "attention_dir", "causal") == "causal" and not masked
 
-    def call(self, prompts: Prompts) -> Any:
+    def call(self, prompts: Inputs) -> Any:
         """Returns the model's output on inputs, with the arguments that make each row what the prompt alone gives."""
         tokens = prompts.tokens.to(self.device, copy=True)
         arguments: dict[str, Any] = {name: x.to(self.device) for name, x in prompts.extra.items()}
@@ -463,7 +441,7 @@ class HookedModel:
         runs = _Runs(begin, end, direct)
         started, over, entered = (
             Revocable(runs.start),
-            Revocable(runs.end, silent=True),
+            Revocable(runs.end, ignores_others=True),
             Revocable(runs.enter),
         )
         if self._bridge is not None:
@@ -501,6 +479,35 @@ class HookedModel:
         if not isinstance(given, Tensor):
             return None
         return given.unsqueeze(0) if given.ndim == 1 else given
+
+
+def _class_of(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
+    """Returns the name of the supported class that a model is of; refuses other models, and says what would do."""
+    name, cfg = type(model).__name__, getattr(model, "cfg", None)
+    missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
+    if missing or not hooks:
+        if any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
+            raise CircuitsError(
+                f"{name} is a Hugging Face model, without hook points; a bridge around it has them: "
+                "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
+            )
+        what = f"no cfg.{missing[0]}" if missing else "no hook points"
+        raise CircuitsError(
+            f"{name} is not a hooked transformer: it has {what}. Copy its weights into a HookedTransformer or a "
+            "TransformerBridge, or give outputs of your own edits to circuits.compare"
+        )
+    families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
+    if not families:
+        raise CircuitsError(
+            f"{name} is not supported: its hook points are not qualified for writing (supported: "
+            f"{', '.join(sorted(QUALIFIED))})"
+        )
+    if not hasattr(model, "blocks"):
+        raise CircuitsError(
+            f"this {families[0]} has no blocks that follow each other, but an encoder and a decoder or other parts; "
+            "circuits supports models of one stack"
+        )
+    return families[0]
 
 
 def _bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:

@@ -35,23 +35,22 @@ class Handles:
 
 class Revocable:
     """A function that can be switched off: after `remove` it does nothing. In any thread or task but the one that made
-    it a call is an error, or (`silent`) does nothing.
+    it a call is an error, or (`ignores_others`) does nothing.
 
     A copy of a model made while our hooks are on it has them too, and nobody can remove them there.
     """
 
-    def __init__(self, function: Callable[..., Any], silent: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], ignores_others: bool = False) -> None:
         """
         Args:
-            silent: return without an error in another, for a function called at the end of a run, which has been
-                refused at its start already.
+            ignores_others: return without an error in another: at the end of a run, which was refused at its start.
         """
-        self._silent = silent
+        self._ignores_others = ignores_others
         self._function: Callable[..., Any] | None = function
         self._owner = User()
 
     def __call__(self, *given: Any) -> Any:
-        if self._function is None or (self._silent and not self._owner.here()):
+        if self._function is None or (self._ignores_others and not self._owner.here()):
             return None
         self._owner.refuse_others()
         return self._function(*given)

@@ -92,11 +92,13 @@ def splices_of(model: nn.Module) -> Mapping[str, SAEInsertion]:
 
 
 @model_block
-def spliced(model: nn.Module, new: Mapping[str, SAEInsertion], renew: Callable[[], None]) -> Iterator[None]:
+def spliced(
+    model: nn.Module, new: Mapping[str, SAEInsertion], reinstall_hooks: Callable[[], None]
+) -> Iterator[None]:
     """Keeps these splices, by the hook of their site, in the model inside the block; blocks may end in any order.
 
     Args:
-        renew: puts all splices of the model in line anew.
+        reinstall_hooks: puts all splices of the model in line anew.
     """
     current = _splices.setdefault(model, {})
     for hook, splice in new.items():
@@ -104,12 +106,12 @@ def spliced(model: nn.Module, new: Mapping[str, SAEInsertion], renew: Callable[[
             raise CircuitsError(f"splice: there is an autoencoder at {splice.site} already")
     current.update(new)
     try:
-        renew()
+        reinstall_hooks()
         yield
     finally:
         for hook in new:
             current.pop(hook, None)
-        renew()
+        reinstall_hooks()
 
 
 def reinstall(model: nn.Module, on_forward: Callable[[str, Any], Handle]) -> None:

@@ -11,14 +11,15 @@ from torch import Tensor
 from circuits.circuit._names import find_input, find_node
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
-from circuits.interventions.arguments import (
+from circuits.interventions.base import Replacement
+from circuits.interventions.edits import (
+    Edit,
+    Place,
     parse_query_positions,
     read_place,
     read_source_positions,
     read_what,
 )
-from circuits.interventions.base import Replacement
-from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import (
@@ -30,7 +31,7 @@ from circuits.model.heads import (
     names_heads,
     parse_heads,
 )
-from circuits.model.inputs import is_encoding, read_given
+from circuits.model.prompts import is_encoding, read_given
 from circuits.model.sites import Site
 from circuits.tensors import Positions, Snapshot, Span, as_dense_tensor
 from circuits.validate import answers_former_names, read_choice

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place, refuse_other_units
+from circuits.interventions.edits import read_place, refuse_other_units
 from circuits.model.heads import Head, at_index, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site, SiteKind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from circuits.interventions.edges import SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Place
+from circuits.interventions.paths import SENDERS, order_of, receivers_of
 from circuits.model.heads import HeadSpec, at_index, index_of, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS, Site

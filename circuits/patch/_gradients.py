@@ -14,16 +14,15 @@ from torch import Tensor
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import chosen_columns
-from circuits.interventions.arguments import read_source_positions
 from circuits.interventions.base import Replacement
+from circuits.interventions.edits import read_source_positions
 from circuits.interventions.reference_runs import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import align_mean, read_source
 from circuits.model.blocks import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.inputs import read_prompts
-from circuits.model.prompts import Prompts, broadcast_mask
+from circuits.model.prompts import Prompts, broadcast_mask, read_prompts
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.model.state import modules_of, suspended

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.interventions.base import Replacement
-from circuits.interventions.edits import Edit, Place
+from circuits.interventions.edits import Edit, Place, read_place, refuse_other_units
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
 from circuits.model.hooked_model import HookedModel

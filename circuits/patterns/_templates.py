@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_keys
+from circuits.interventions.edits import read_keys
 from circuits.model.prompts import Prompts
 from circuits.tensors import as_dense_tensor, select_positions
 from circuits.validate import by_text, is_whole

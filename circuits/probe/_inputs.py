@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place
+from circuits.interventions.edits import read_place
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site

@@ -18,8 +18,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts, refuse_padding
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, read_prompts, refuse_padding
 from circuits.probe._fit import FitSettings, LinearMap, SiteFits, activations
 from circuits.probe._inputs import Entries, ProbeSite, Target, parse_sites, read_entries, read_targets
 from circuits.probe._result import Measured, ProbeResult, Scored, counts, pooled, score, tabulate

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import Texts, continuation, read_given
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, Texts, continuation, read_given
 from circuits.tensors import as_dense_tensor, columns_of
 from circuits.validate import is_whole
 
@@ -274,7 +273,10 @@ def _first_tokens(
             tokens[text] = _continued(text, surface, prompts, row, length)
             for other in tokens:
                 if other != text and tokens[other][0] == tokens[text][0]:
-                    raise CircuitsError(_alike(row, (other, text), (tokens[other], tokens[text]), surface))
+                    raise CircuitsError(
+                        f"{CALLER}: example {row}: the answers {other!r} and {text!r} begin with the same token, "
+                        f"{tokens[text][0]}; put what they share into the prompt"
+                    )
         for answer, ids in zip(answers, found, strict=True):
             ids.append(tuple(tokens[one][0] if isinstance(one, str) else one for one in answer))
     return tuple(map(tuple, found))
@@ -293,21 +295,3 @@ def _continued(text: str, surface: HookedModel, prompts: Prompts, row: int, leng
     if len(tokens) > 1 and not surface.causal:
         raise CircuitsError(f"{CALLER}: the answer {text!r} is {len(tokens)} tokens, {tokens}; give one")
     return tokens
-
-
-def _alike(
-    row: int, texts: tuple[str, str], tokens: tuple[list[int], list[int]], surface: HookedModel
-) -> str:
-    """Says which token two answers begin with, and which ones first tell them apart."""
-    model: Any = surface.model
-    same = 0
-    while same < min(map(len, tokens)) and tokens[0][same] == tokens[1][same]:
-        same += 1
-    first, one, two = (
-        f"{ids[0]} ({model.tokenizer.convert_ids_to_tokens(ids[0])!r})" if ids else "no token"
-        for ids in (tokens[0], tokens[0][same:], tokens[1][same:])
-    )
-    return (
-        f"{CALLER}: example {row}: the answers {texts[0]!r} and {texts[1]!r} begin with the same token, {first}; {one} "
-        f"and {two} first tell them apart; put what comes before these into the prompt"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -15,10 +16,8 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import refuse_padding
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, refuse_padding
 from circuits.model.state import assert_weights_unchanged
-from circuits.sweeps.copies import private
 from circuits.sweeps.logit_difference import Answers, bound
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
 from circuits.validate import check_batch_length, read_batch
@@ -159,9 +158,9 @@ class Metric:
                 output, clean, kept = output[:, kept[0]], clean[:, kept[0]], None
             return dict(self.default(output, clean.detach(), kept))
         half = output.dtype in (torch.bfloat16, torch.float16)
-        copy = output.float() if half else output.clone() if kept is None and not spare else output
+        own = output.float() if half else output.clone() if kept is None and not spare else output
         if self._unread is not None and not spare:
-            copy = copy.masked_fill(self._unread.to(output.device), torch.nan)
+            own = own.masked_fill(self._unread.to(output.device), torch.nan)
         batch = self.batch.to(output.device) if isinstance(self.batch, Tensor) else self.batch
         given = () if batch is None else (private(batch),)
         with (
@@ -170,9 +169,9 @@ class Metric:
             else assert_weights_unchanged(self.model, in_errors(self.name))
         ):
             try:
-                return by_name(self.function(copy, *given), self.name)
+                return by_name(self.function(own, *given), self.name)
             except (IndexError, RuntimeError, ValueError) as error:
-                if (known := self._advice_on(error, copy)) is None:
+                if (known := self._advice_on(error, own)) is None:
                     raise
                 raise CircuitsError(f"{in_errors(self.name)}: {known}") from error
 
@@ -208,6 +207,14 @@ class Metric:
         whole = output.new_full((*self.kept.shape, output.shape[2]), torch.nan)
         whole[:, columns.to(output.device)] = output
         return self.values(whole, clean, spare=self.aligned)
+
+
+def private(thing: Any) -> Any:
+    """Returns a copy of what a user's function may write to; what cannot be copied, such as a lock, is shared."""
+    try:
+        return thing.clone() if isinstance(thing, Tensor) else copy.deepcopy(thing)
+    except Exception:
+        return thing
 
 
 def read_metric(metric: Any, has_batch: bool) -> None:

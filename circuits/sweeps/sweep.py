@@ -14,8 +14,7 @@ from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
 from circuits.model.blocks import exclusive
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, read_prompts
 from circuits.statistics import Resampling
 from circuits.sweeps.checkpoints import loaded_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference

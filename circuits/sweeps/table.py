@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, Cut, Intervention, Step, WeightEdit
+from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups, unreachable
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.tables import short_table
@@ -263,7 +263,7 @@ class Table:
 def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     """Returns the columns that say what a variant edits; a number only where it is exactly one."""
     # A path is listed by its receiver.
-    places = [step.receiver if isinstance(step, Cut) else step for step in plan]
+    places = [step.receiver if isinstance(step, EdgePatch) else step for step in plan]
     layers = {place.layer for place in places}
     writes = [place for place in places if not isinstance(place, WeightEdit)]
     # A key-value group is several heads.

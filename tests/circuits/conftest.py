@@ -205,7 +205,9 @@ _SCALE = {
 }
 
 
-def build(seed: int = 0, family: str | None = None, **changes: Any) -> Any:
+def build(
+    seed: int = 0, family: str | None = None, dtype: torch.dtype = torch.float64, **changes: Any
+) -> Any:
     """Weights are scaled so that attention is far from uniform and heads and MLPs move the output visibly."""
     sizes: dict[str, Any] = {"d_model": 16, "n_ctx": 6, "d_head": 4, "n_heads": 4, "d_mlp": 24, "d_vocab": 11}
     settings = {
@@ -216,7 +218,7 @@ def build(seed: int = 0, family: str | None = None, **changes: Any) -> Any:
         **sizes,
         **changes,
     }
-    model = _bridge(settings) if (family or FAMILIES[0]) == BRIDGE else _hooked(settings)
+    model = _bridge(settings, dtype) if (family or FAMILIES[0]) == BRIDGE else _hooked(settings, dtype)
     with torch.no_grad():
         for name, weight in weights_of(model).items():
             # By role and not in order, as one class lacks some of the other's parameters.
@@ -227,20 +229,20 @@ def build(seed: int = 0, family: str | None = None, **changes: Any) -> Any:
     return model
 
 
-def _hooked(settings: dict[str, Any]) -> Any:
+def _hooked(settings: dict[str, Any], dtype: torch.dtype) -> Any:
     if settings.get("norm") == "post":
         from tasks.hooked import construct
         from tasks.post_norm import EPS, PostNormConfig
 
-        return construct(PostNormConfig(eps=EPS, dtype=torch.float64, **settings))
+        return construct(PostNormConfig(eps=EPS, dtype=dtype, **settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        config = transformer_lens.HookedTransformerConfig(dtype=torch.float64, **settings)
+        config = transformer_lens.HookedTransformerConfig(dtype=dtype, **settings)
         return transformer_lens.HookedTransformer(config)
 
 
-def _bridge(settings: dict[str, Any]) -> Any:
-    model = TransformerBridge.boot_native({"seed": 0, **settings}, dtype=torch.float64)
+def _bridge(settings: dict[str, Any], dtype: torch.dtype) -> Any:
+    model = TransformerBridge.boot_native({"seed": 0, **settings}, dtype=dtype)
     # In its first forward a bridge puts hooks of its own onto its norms; they are not what tests look for.
     model(torch.zeros(1, 1, dtype=torch.long))
     return model
@@ -398,12 +400,12 @@ def forward(
     edit: Callable[[str, int | None, Tensor], Tensor] = _unchanged,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """The logits, from parameters alone; `edit(site, layer, value)` sees and may replace every site.
+    """The logits, in float64, from parameters alone; `edit(site, layer, value)` sees and may replace every site.
 
     `keep` [batch pos] is a padding mask: False keys are seen by nobody, and the tokens after padding on the
     left count their positions from its end.
     """
-    weights, cfg = weights_of(model), model.cfg
+    weights, cfg = {name: weight.double() for name, weight in weights_of(model).items()}, model.cfg
     hooked = "embed.W_E" in dict(model.named_parameters())
     batch, length = tokens.shape
     order = torch.arange(length).expand(batch, -1)
@@ -524,7 +526,7 @@ def forward(
         last = last.replace("LN", "RMS")
     logits = (resid if post_norm else norm(resid, "ln_final", last)) @ weights["unembed.W_U"]
     # On 4.x the bridge's is a buffer.
-    bias = weights["unembed.b_U"] if "unembed.b_U" in weights else model.state_dict()["unembed.bias"]
+    bias = weights["unembed.b_U"] if "unembed.b_U" in weights else model.state_dict()["unembed.bias"].double()
     return capped(logits + bias, cfg.output_logits_soft_cap)
 
 

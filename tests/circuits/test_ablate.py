@@ -1,8 +1,12 @@
+"""Ablations, where test_matrix does not reach: what is visible, means of edited passes, noise, neurons, gradients."""
+
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, run, sweep
+from circuits import CircuitsError, ablate, edit, grid, intervene, patch, run, sweep
 from circuits.interventions.replacements import derangement
 from circuits.model.hooked_model import HookedModel
 
@@ -27,32 +31,6 @@ def values_at(by_hand, model, tokens, wanted):
     found = {}
     by_hand(model, tokens, lambda s, at, x: found.setdefault((s, at), x))
     return found[wanted]
-
-
-def uniform_pattern(model, x):
-    length = x.shape[-1]
-    causal = model.cfg.attention_dir == "causal"
-    allowed = torch.ones(length, length, dtype=x.dtype)
-    allowed = allowed.tril() if causal else allowed
-    return (allowed / allowed.sum(-1, keepdim=True)).expand_as(x)
-
-
-def test_uniform_all_against_a_forward_by_hand(model, tokens, by_hand, assert_same):
-    expected = by_hand(model, tokens, lambda s, at, x: uniform_pattern(model, x) if s == "pattern" else x)
-    assert_same(run(model, tokens, ablate.uniform("all")), expected, model(tokens))
-
-
-def test_uniform_of_some_heads_against_run_with_hooks(model, tokens, assert_same):
-    last = model.cfg.n_layers - 1
-
-    def hook(pattern, hook):
-        pattern[:, [1, 3]] = uniform_pattern(model, pattern)[:, [1, 3]]
-        return pattern
-
-    expected = model.run_with_hooks(tokens, fwd_hooks=[(f"blocks.{last}.attn.hook_pattern", hook)])
-    if bool((expected == model(tokens)).all()):
-        pytest.skip("in this model class the hook of the pattern is not in line")
-    assert_same(run(model, tokens, ablate.uniform(f"{last}.1,{last}.3")), expected, model(tokens))
 
 
 def test_uniform_in_a_causal_model_is_the_running_mean_of_v(causal, tokens):
@@ -103,65 +81,6 @@ def test_a_query_that_sees_nothing_keeps_its_zero_pattern(causal, tokens):
     torch.testing.assert_close(found["it"][0, 0], seen / seen.sum(-1, keepdim=True).clamp(min=1))
     seen = torch.ones(6, 6, dtype=torch.float64).tril()
     torch.testing.assert_close(found["it"][1, 0], seen / seen.sum(-1, keepdim=True))
-
-
-def test_a_finite_mask_value_is_recognised(causal, tokens):
-    expected = run(causal, tokens, ablate.uniform("all"))
-    for block in causal.blocks:
-        block.attn.IGNORE = torch.tensor(-1e5)
-    torch.testing.assert_close(run(causal, tokens, ablate.uniform("all")), expected)
-
-
-def test_uniform_over_keys(model, tokens, by_hand, assert_same):
-    causal = model.cfg.attention_dir == "causal"
-
-    def over_keys(x):
-        allowed = torch.zeros(6, 6, dtype=x.dtype)
-        allowed[:, [0, 2]] = 1
-        allowed = allowed.tril() if causal else allowed
-        return (allowed / allowed.sum(-1, keepdim=True)).expand_as(x)
-
-    expected = by_hand(model, tokens, lambda s, at, x: over_keys(x) if s == "pattern" else x)
-    assert_same(run(model, tokens, ablate.uniform("all", keys=[0, 2])), expected, model(tokens))
-
-
-def test_a_query_that_sees_none_of_the_keys_is_an_error_unless_left_out(causal, tokens):
-    with pytest.raises(CircuitsError, match=r"query 0 sees none of the keys \[3\].*positions="):
-        run(causal, tokens, ablate.uniform("all", keys=[3]))
-    _, cache = run(causal, tokens, ablate.uniform("all", keys=[3], positions=[3, 4, 5]), cache=["pattern.0"])
-    assert bool((cache["pattern.0"][:, :, 3:, 3] == 1).all())
-    with pytest.raises(CircuitsError, match="no position 6: the run has positions 0-5"):
-        run(causal, tokens, ablate.uniform("all", keys=[6]))
-
-
-def test_queries_as_positions_and_as_a_mask_per_example(model, tokens, by_hand, assert_same):
-    clean = model(tokens)
-
-    def at_positions(x):
-        x = x.clone()
-        x[:, :, [1, 5]] = uniform_pattern(model, x)[:, :, [1, 5]]
-        return x
-
-    expected = by_hand(model, tokens, lambda s, at, x: at_positions(x) if s == "pattern" else x)
-    assert_same(run(model, tokens, ablate.uniform("all", positions=[1, -1])), expected, clean)
-    assert_same(run(model, tokens, ablate.uniform("all", positions=torch.tensor([1, 5]))), expected, clean)
-
-    mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(0)) < 0.5
-
-    def where_masked(x):
-        return torch.where(mask[:, None, :, None], uniform_pattern(model, x), x)
-
-    expected = by_hand(model, tokens, lambda s, at, x: where_masked(x) if s == "pattern" else x)
-    assert_same(run(model, tokens, ablate.uniform("all", positions=mask)), expected, clean)
-    with pytest.raises(CircuitsError, match=r"\[8, 6\].*\[3, 6\]"):
-        run(model, tokens[:3], ablate.uniform("all", positions=mask))
-
-
-def test_mean_pattern(model, tokens, other_tokens, by_hand, assert_same):
-    mean = values_at(by_hand, model, other_tokens, ("pattern", 0)).mean(0)
-    edit = only("pattern", 0, of_heads([0, 2], lambda x: mean.expand_as(x), axis=1))
-    found = run(model, tokens, ablate.mean_pattern("0.0,0.2", reference=other_tokens))
-    assert_same(found, by_hand(model, tokens, edit), model(tokens))
 
 
 @pytest.mark.parametrize("kept", [None, "head", "queries"])
@@ -219,24 +138,13 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
     torch.testing.assert_close(torch.tensor(pieces["value"]), torch.tensor(whole.frame["value"]))
 
 
-def test_the_means_of_all_layers_are_of_one_edited_pass(model, tokens, monkeypatch):
+def test_the_mean_of_each_layer_takes_one_edited_pass(model, tokens, monkeypatch):
     calls = []
     call = HookedModel.call
     monkeypatch.setattr(HookedModel, "call", lambda self, *given: calls.append(1) or call(self, *given))
-    edited = ablate.mean_pattern("all", tokens, of="edited")
-
-    def passes():
-        calls.clear()
-        with intervene(model, edited):
-            return len(calls), model(tokens)
-
-    count, output = passes()
-    assert count == 1
-    # A reference that takes several pieces takes a pass per layer, since each layer's mean is of all of them.
-    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
-    count, in_pieces = passes()
-    assert count == 3 * HookedModel.of(model).n_layers
-    torch.testing.assert_close(output, in_pieces)
+    with intervene(model, ablate.mean_pattern("all", tokens, of="edited")):
+        assert len(calls) == HookedModel.of(model).n_layers
+        model(tokens)
 
 
 def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
@@ -249,56 +157,6 @@ def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
         _, both = run(model, tokens, mean, cache=["pattern"])
     for hook in alone:
         torch.testing.assert_close(alone[hook], both[hook])
-
-
-def test_a_mask_that_does_not_fit_the_edited_reference_is_refused(tokens):
-    mask = torch.ones(3, 6, dtype=torch.bool)
-    with pytest.raises(CircuitsError, match=r'of="edited" edits the reference, \[8, 6\].*\[3, 6\]'):
-        ablate.mean_pattern("all", tokens, of="edited", positions=mask)
-    with pytest.raises(CircuitsError, match="of="):
-        ablate.mean_pattern("all", tokens, of="its own")
-
-
-def test_zero_heads_acts_on_z_and_leaves_the_bias(model, tokens, by_hand, assert_same):
-    expected = by_hand(model, tokens, only("z", 0, of_heads([1], torch.zeros_like)))
-    assert_same(run(model, tokens, ablate.zero("0.1")), expected, model(tokens))
-    _, cache = run(model, tokens, ablate.zero("all"), cache=["attn_out.0"])
-    torch.testing.assert_close(cache["attn_out.0"], model.b_O[0].detach().expand(8, 6, -1))
-
-
-def test_zero_a_site_and_a_layer(model, tokens, by_hand, assert_same):
-    clean = model(tokens)
-    expected = by_hand(model, tokens, only("attn_out", 0, torch.zeros_like))
-    assert_same(run(model, tokens, ablate.zero("attn_out.0")), expected, clean)
-    expected = by_hand(model, tokens, lambda s, at, x: x * 0 if s in ("z", "mlp_post") and at == 0 else x)
-    assert_same(run(model, tokens, ablate.zero(0)), expected, clean)
-    with pytest.raises(CircuitsError, match=r"no site z\.7: the model has layers 0-"):
-        run(model, tokens, ablate.zero(7))
-
-
-def test_zero_scores_keep_the_mask(model, tokens, assert_same):
-    """Equal scores are uniform attention; a zero must not open the future."""
-    found = run(model, tokens, ablate.zero("scores"))
-    assert_same(found, run(model, tokens, ablate.uniform("all")), model(tokens))
-
-
-def test_heads_of_several_layers_in_one_edit(causal, tokens, by_hand, assert_same):
-    chosen = {0: [1], 1: [0, 3]}
-    edit = lambda s, at, x: of_heads(chosen[at], torch.zeros_like)(x) if s == "z" else x  # noqa: E731
-    assert_same(
-        run(causal, tokens, ablate.zero("0.1,1.0,1.3")), by_hand(causal, tokens, edit), causal(tokens)
-    )
-
-
-def test_mean_per_position_and_pooled(model, tokens, other_tokens, by_hand, assert_same):
-    z = values_at(by_hand, model, other_tokens, ("z", 0))
-    clean = model(tokens)
-    for over, axes in (("batch", [0]), ("batch,pos", [0, 1])):
-        mean = z.mean(axes, keepdim=True)
-        expected = by_hand(model, tokens, only("z", 0, of_heads([1, 2], lambda x, m=mean: m.expand_as(x))))
-        assert_same(
-            run(model, tokens, ablate.mean("0.1-2", reference=other_tokens, over=over)), expected, clean
-        )
 
 
 @pytest.mark.parametrize(
@@ -322,28 +180,6 @@ def test_a_pooled_mean_leaves_positions_of_the_reference_out(
     edit = ablate.mean("0.1-2", reference=rows, over="batch,pos", reference_positions=at)
     expected = by_hand(causal, tokens, only("z", 0, of_heads([1, 2], lambda x: mean.expand_as(x))))
     assert_same(run(causal, tokens, edit), expected, causal(tokens))
-
-
-def test_positions_of_a_reference_that_cannot_be_pooled(causal, tokens):
-    for over, at, message in (
-        ("batch", slice(1, None), 'go with over="batch,pos"'),
-        ("batch,pos", [6], "no position 6"),
-        ("batch,pos", slice(6, None), "no tokens at reference_positions=6:"),
-    ):
-        with pytest.raises(CircuitsError, match=message):
-            run(causal, tokens, ablate.mean("0.1", tokens, over, reference_positions=at))
-
-
-def test_mean_with_a_reference_of_another_length(causal, tokens):
-    with pytest.raises(CircuitsError, match=r"reference is \[1, 4, 4, 4\], the run \[8, 6, 4, 4\]"):
-        run(causal, tokens, ablate.mean("all", reference=tokens[:, :4]))
-    with pytest.raises(CircuitsError, match="reference"):
-        run(causal, tokens, ablate.mean("all", reference=tokens[:, :1]))
-    assert run(causal, tokens, ablate.mean("all", reference=tokens[:3, :4], over="batch,pos")).shape == (
-        8,
-        6,
-        11,
-    )
 
 
 def test_a_long_reference_is_run_in_pieces(causal, tokens, monkeypatch):
@@ -376,17 +212,6 @@ def test_noise_has_its_scale_and_is_the_same_whatever_the_batch_size(model, toke
         CircuitsError, match=r"ablate\.noise: scale=-1; give a standard deviation, at least 0"
     ):
         ablate.noise("all", -1)
-
-
-def test_resample_takes_another_row_of_the_source(model, tokens, other_tokens, by_hand, assert_same):
-    order = derangement(8, seed=5)
-    z = values_at(by_hand, model, other_tokens, ("z", 0))[order]
-    expected = by_hand(model, tokens, only("z", 0, of_heads([3], lambda x: z)))
-    assert_same(
-        run(model, tokens, ablate.resample("0.3", source=other_tokens, seed=5)), expected, model(tokens)
-    )
-    with pytest.raises(CircuitsError, match="batch of 8, the run a batch of 5"):
-        run(model, tokens[:5], ablate.resample("0.3", source=tokens))
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 64])
@@ -422,7 +247,89 @@ def test_gradients_flow_through_an_edit(causal, tokens):
     assert bool(gradient.isfinite().all())
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63, True])
-def test_resample_refuses_what_is_no_seed(tokens, seed):
-    with pytest.raises(CircuitsError, match=r"ablate\.resample: seed="):
-        ablate.resample("all", tokens, seed=seed)
+CHOSEN = [1, 5, 17]
+
+
+@pytest.fixture
+def both(family, make_model):
+    return make_model(family=family, n_layers=2)
+
+
+def at(layer, function):
+    def edit(s, found, x):
+        if (s, found) != ("mlp_post", layer):
+            return x
+        x = x.clone()
+        x[..., CHOSEN] = function(x)[..., CHOSEN]
+        return x
+
+    return edit
+
+
+def test_ways_to_name_neurons(both, tokens):
+    mask = torch.zeros(24, dtype=torch.bool)
+    mask[CHOSEN] = True
+    expected = run(both, tokens, ablate.neurons(0, CHOSEN))
+    assert not bool((expected == run(both, tokens)).all())
+    for given in (
+        tuple(CHOSEN),
+        np.array(CHOSEN),
+        torch.tensor([17, 1, 5, 5]),
+        mask,
+        mask.numpy(),
+        {1, 5, 17},
+    ):
+        assert bool((run(both, tokens, ablate.neurons(0, given)) == expected).all())
+    one = run(both, tokens, ablate.neurons(0, 5))
+    assert bool((one == run(both, tokens, ablate.neurons(0, [5]))).all())
+
+
+def test_each_neuron_in_one_sweep(both, tokens):
+    variants = grid(ablate.neurons, {"layer": [0, 1], "neurons": [2, 3]})
+    assert list(variants) == [f"layer {layer}, neuron {neuron}" for layer in (0, 1) for neuron in (2, 3)]
+    frame = sweep(
+        both, tokens, variants, metric=lambda output: output[:, -1].square().sum(-1), batch_size=3
+    ).frame
+    for row, (layer, neuron) in enumerate([(0, 2), (0, 3), (1, 2), (1, 3)]):
+        expected = run(both, tokens, ablate.neurons(layer, neuron))[:, -1].square().sum(-1).mean()
+        np.testing.assert_allclose(frame["value"][row], expected, rtol=1e-12)
+    assert frame["layer"].tolist() == [0, 0, 1, 1]
+    assert frame["head"].isna().all()
+
+
+def test_description_and_equality(tokens):
+    given = ablate.neurons(1, CHOSEN, how="mean", reference=tokens)
+    described = json.loads(json.dumps(given.describe()))
+    assert described["intervention"] == "ablate.neurons"
+    assert described["places"] == [{"site": "mlp_post.1", "heads": None, "neurons": CHOSEN}]
+    assert described["value"] == "mean"
+    assert given == ablate.neurons(1, tuple(CHOSEN), how="mean", reference=tokens.clone())
+    assert given != ablate.neurons(1, [1, 5], how="mean", reference=tokens)
+    assert ablate.neurons(0, range(24)).label == "ablate.neurons(mlp_post.0, neurons 0,1,2,3,4,5,6,7,...)"
+    assert hash(ablate.neurons(0, 1)) == hash(ablate.neurons(0, [1]))
+
+
+def test_edits_and_patches_of_some_neurons_before_and_after_the_activation_function(
+    both, tokens, other_tokens, by_hand, assert_same
+):
+    theirs = {}
+    by_hand(both, other_tokens, lambda s, found, x: theirs.setdefault((s, found), x))
+    for name in ("mlp_pre", "mlp_post"):
+
+        def only(function, name=name):
+            def write(s, found, x):
+                if (s, found) != (name, 1):
+                    return x
+                x = x.clone()
+                x[..., CHOSEN] = function(x)[..., CHOSEN]
+                return x
+
+            return by_hand(both, tokens, write)
+
+        clean, site = by_hand(both, tokens), f"{name}.1"
+        doubled = run(both, tokens, edit(site, lambda x: 2 * x + 1, neurons=CHOSEN))
+        assert_same(doubled, only(lambda x: 2 * x + 1), clean)
+        patched = run(both, tokens, patch.activations(site, other_tokens, neurons=CHOSEN))
+        assert_same(patched, only(lambda x, at=(name, 1): theirs[at]), clean)
+    with pytest.raises(CircuitsError, match="site z has no neurons; those are at mlp_pre and mlp_post"):
+        edit("z", torch.zeros_like, neurons=[0])

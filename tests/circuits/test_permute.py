@@ -1,14 +1,12 @@
 """Positional permutation against a deep copy of the model whose position table has its rows in another order."""
 
 import copy
-import itertools
-import json
 
 import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, patch, permute, run, sweep
+from circuits import CircuitsError, ablate, intervene, patch, permute, run, sweep
 from circuits.interventions.forward_pass import ForwardPass, RunState
 from circuits.interventions.reference_runs import References
 from circuits.model.hooked_model import HookedModel
@@ -81,101 +79,6 @@ def test_a_seed_permutes_the_rows_in_use_and_nothing_else_decides(model, tokens,
     run(model, short, permute.positions(11))
     assert bool((torch.get_rng_state() == state).all())
     assert permute.positions(11) == permute.positions(11) != permute.positions(12)
-
-
-def test_random_orders_are_uniform_over_all_permutations():
-    drawn = [random_order(4, seed) for seed in range(2400)]
-    counts = [drawn.count(order) for order in itertools.permutations(range(4))]
-    assert sum(counts) == 2400
-    # Chi-square with 23 degrees of freedom: 49.7 is exceeded in one of a thousand.
-    assert sum((count - 100) ** 2 / 100 for count in counts) < 49.7
-
-
-def test_padded_runs_are_refused(causal, tokens):
-    """One example alone too: its positions start where its padding ends, whatever the others do."""
-    left = torch.ones(8, 6, dtype=torch.long)
-    left[:, :1] = 0
-    uneven = torch.ones(8, 6, dtype=torch.long)
-    uneven[3, :2] = 0
-    for rows, mask in ((slice(None), left), (slice(None), uneven), (slice(3, 4), uneven)):
-        with (
-            pytest.raises(CircuitsError, match=r"with padding the model reads other rows.*first 6; run it"),
-            intervene(causal, permute.positions(ORDER)),
-        ):
-            causal(tokens[rows], attention_mask=mask[rows])
-    with intervene(causal, permute.positions(ORDER)):
-        found = causal(tokens, attention_mask=torch.ones(8, 6, dtype=torch.long))
-    torch.testing.assert_close(found, run(causal, tokens, permute.positions(ORDER)))
-
-
-def test_rows_that_differ_between_examples_are_refused(causal, tokens):
-    shift = edit("pos_embed", lambda x: x + torch.arange(8.0).double()[:, None, None])
-    with pytest.raises(CircuitsError, match="with examples that read different rows"):
-        run(causal, tokens, shift, permute.positions(ORDER))
-
-
-def test_a_model_without_a_position_table_is_refused(make_model, family, tokens):
-    model = make_model(family=family, positional_embedding_type="rotary", rotary_dim=4)
-    with pytest.raises(CircuitsError, match=r"no table of position embeddings \(rotary or none\)"):
-        run(model, tokens, permute.positions(3))
-
-
-def test_it_composes_with_what_the_user_and_earlier_edits_left(causal, tokens, by_hand, assert_same):
-    def doubled(s, at, x):
-        return 2 * x if s == "pos_embed" else x.mul(0.5) if (s, at) == ("mlp_out", 0) else x
-
-    clean = by_hand(causal, tokens)
-    expected = by_hand(with_rows(causal, ORDER), tokens, doubled)
-    given = (
-        edit("pos_embed", lambda x: 2 * x),
-        permute.positions(ORDER),
-        edit("mlp_out.0", lambda x: x * 0.5),
-    )
-    assert_same(run(causal, tokens, *given), expected, clean)
-    twice = tuple(ORDER[row] for row in ORDER)
-    found = run(causal, tokens, permute.positions(ORDER), permute.positions(ORDER))
-    assert_same(found, by_hand(with_rows(causal, twice), tokens), clean)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        (0, 0, 1),
-        (1, 2),
-        [],
-        "012",
-        [0.0, 1.0],
-        [True, False],
-        [[0, 1]],
-        None,
-        1.5,
-        torch.tensor(3),
-        {0, 2},
-        ["a"],
-        [torch.zeros(2), torch.ones(2)],
-        float("nan"),
-        torch.zeros(0),
-        torch.tensor([0 + 0j, 1 + 0j]),
-    ],
-)
-def test_what_is_neither_a_seed_nor_a_permutation(given):
-    with pytest.raises(CircuitsError, match="neither a seed nor a permutation") as caught:
-        permute.positions(given)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**63])
-def test_seeds_out_of_range(seed):
-    with pytest.raises(CircuitsError, match=r"permute\.positions: seed="):
-        permute.positions(seed)
-
-
-def test_description_names_the_permutation_or_the_seed():
-    described = json.loads(json.dumps(permute.positions(ORDER).describe()))
-    assert described["intervention"] == "permute.positions"
-    assert described["permutation"] == list(ORDER)
-    assert described["places"] == [{"site": "pos_embed", "heads": None}]
-    assert permute.positions(4).describe()["seed"] == 4
 
 
 def test_beside_a_path(causal, tokens, other_tokens, by_hand, assert_same, weights_by_name):
@@ -260,13 +163,6 @@ def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what)
     assert replacement.prepare(call) == what
 
 
-def test_permutations_in_a_tensor_or_an_array():
-    for given in (torch.tensor(ORDER), np.array(ORDER), np.array(ORDER[::-1])[::-1], tuple(ORDER)):
-        assert permute.positions(given) == permute.positions(list(ORDER))
-    with pytest.raises(CircuitsError, match=r"permute\.positions: got a meta tensor"):
-        permute.positions(torch.arange(3).to("meta"))
-
-
 def test_a_table_of_positions_that_is_not_used(make_model, hooked_only, tokens):
     """Models with ALiBi have one."""
     model = make_model(positional_embedding_type="alibi")
@@ -310,22 +206,6 @@ def test_within_slices_nothing_leaves_its_slice():
     assert len({str(grid) for grid in columns}) > 1
 
 
-def test_within_one_slice_the_others_stay():
-    for seed in range(20):
-        whole, one = given(permute.within((3, 4), 0, seed)), given(permute.within((3, 4), 0, seed, at=1))
-        assert (one[[0, 2]] == GRID[[0, 2]]).all()
-        assert (one[1] == whole[1]).all()
-    both = given(permute.within((3, 4), 0, 5, at=[0, 1]))
-    assert (both[2] == GRID[2]).all()
-    assert (both[:2] != GRID[:2]).any()
-
-
-def test_a_grid_of_three_axes():
-    found = np.array(permute.slices((2, 3, 2), 1, 4).replacement.order).reshape(2, 3, 2)
-    grid = np.arange(12).reshape(2, 3, 2)
-    assert (found == grid[:, list(random_order(3, 4))]).all()
-
-
 def test_moving_whole_rows_of_positions_is_moving_rows_of_the_input(hooked_only, make_model, tokens):
     """In a model where every position sees every other: the output moves with the rows, and is the same."""
     model = make_model(attention_dir="bidirectional")
@@ -338,15 +218,3 @@ def test_moving_whole_rows_of_positions_is_moving_rows_of_the_input(hooked_only,
     torch.testing.assert_close(permuted, expected)
     assert order != [0, 1, 2]
     assert not torch.allclose(permuted, run(model, grid.flatten(1)))
-
-
-def test_grids_that_do_not_fit():
-    for shape in ((), "34", (3, 0), (3, 1.5), 12):
-        with pytest.raises(CircuitsError, match="shape is that of a grid of positions"):
-            permute.slices(shape, 0)
-    with pytest.raises(CircuitsError, match=r"permute.within: axis=2; the grid has axes 0-1"):
-        permute.within((3, 4), 2)
-    with pytest.raises(CircuitsError, match=r"permute.within: no slice 3: axis 0 has 0-2"):
-        permute.within((3, 4), 0, at=3)
-    with pytest.raises(CircuitsError, match="a seed is an integer"):
-        permute.slices((3, 4), 0, seed=-1)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep, variance
-from circuits.figures.export import MISSING, PICTURES, check_exporter
+from circuits.figures.export import MISSING, check_exporter
 from circuits.figures.layout import TITLE_HEIGHT_KEY, log_axis
-from circuits.figures.palette import COLOURS
 from circuits.fourier._modular_sum import CosineFit
 
 
@@ -122,25 +121,6 @@ def bands(figure):
     return [list(trace.y) for trace in figure.data if str(trace.name).endswith("band")]
 
 
-def test_bounds_are_those_of_the_column_that_is_drawn():
-    table = pd.DataFrame(
-        {"step": [0, 1], "value": [5.0, 6.0], "value_ci_low": [4.0, 5.0], "value_ci_high": [6.0, 7.0]}
-    )
-    table["effect"], table["effect_ci_low"], table["effect_ci_high"] = 0.5, 0.25, 0.75
-    table["baseline"] = 5.5
-    assert bands(plots.curve(table)) == [[6, 7, 5, 4]]
-    assert bands(plots.curve(table, y="effect")) == [[0.75, 0.75, 0.25, 0.25]]
-    assert bands(plots.curve(table, y="effect", low=None)) == []
-    # Nothing bounds the baseline.
-    assert bands(plots.curve(table, y="baseline")) == []
-    assert bands(plots.curve(table, y="baseline", low="value_ci_low", high="value_ci_high")) == [[6, 7, 5, 4]]
-
-
-def test_names_along_a_curve_keep_the_order_of_the_rows():
-    table = pd.DataFrame({"checkpoint": ["0", "16", "100"], "value": [1.0, 2.0, 3.0]})
-    assert list(plots.curve(table, x="checkpoint").data[0].x) == ["0", "16", "100"]
-
-
 def test_ticks_of_logarithms_do_not_crowd():
     wide = log_axis(1e-9, 1)
     assert wide["dtick"] == 2
@@ -210,12 +190,6 @@ def test_the_lens_figure_has_the_size_of_every_contribution(model, tokens):
     assert cells.z[1][1] == pytest.approx(float(shares.shares["1.1"].mean()))
 
 
-def test_figures_are_drawn_in_the_palette(per_head):
-    points = per_head.plot(kind="points").data[0]
-    assert points.marker.color == COLOURS["light"][0]
-    assert list(per_head.plot().layout.template.layout.colorway) == COLOURS["light"]
-
-
 @pytest.mark.parametrize("kind", ["html", "json"])
 def test_pages_and_json_need_no_exporter(per_head, tmp_path, kind):
     path = plots.save(per_head.plot(), tmp_path / f"map.{kind}")
@@ -245,98 +219,6 @@ def test_pictures(per_head, tmp_path):
     assert "Effect by layer and head" in (tmp_path / "map.svg").read_text(encoding="utf-8")
 
 
-REFUSED = {
-    "no such column": (
-        lambda: plots.heads(pd.DataFrame({"layer": [0]})),
-        "no column head, value; it has layer",
-    ),
-    "several rows": (
-        lambda: plots.heads(pd.DataFrame({"layer": [0, 0], "head": [1, 1], "value": [1.0, 2.0]})),
-        "a head has several rows",
-    ),
-    "no head": (
-        lambda: plots.heads(pd.DataFrame({"layer": [0], "head": [None], "value": [1.0]})),
-        "no row about one head alone",
-    ),
-    "a vector": (lambda: plots.heads(torch.ones(3)), r"an array \[layer head\] is needed; got \[3\]"),
-    "whole numbers": (
-        lambda: plots.attention(torch.ones(2, 2, dtype=torch.long)),
-        r"is needed; got \[2, 2\] of int64",
-    ),
-    "no frequency": (
-        lambda: plots.spectrum(torch.randn(8, 2), [5]),
-        "5 is no frequency here; they go from 1 to 4",
-    ),
-    "no series": (lambda: plots.curve({}), "there is nothing to draw"),
-    "not positive": (lambda: plots.curve({"a": [-1.0, 0.0]}, log_y=True), "no value of value is above 0"),
-    "no step": (lambda: plots.curve(pd.DataFrame({"value": [1.0]})), "no column step; it has value"),
-    "two at a step": (
-        lambda: plots.curve(pd.DataFrame({"step": [1, 1], "value": [1.0, 2.0]})),
-        "several rows at one step; say with by=",
-    ),
-    "lengths": (lambda: plots.curve({"a": ([1, 2], [1.0])}), r"of one length; got \[2\], \[1\]"),
-    "no head at all": (lambda: plots.heads({}), "there is nothing to draw"),
-    "no layer": (lambda: plots.heads(np.zeros((0, 0))), r"an array \[layer head\] is needed; got \[0, 0\]"),
-    "ragged": (lambda: plots.heads([[1, 2], [3]]), "got list without numbers in rows of one length"),
-    "names of layers": (lambda: plots.heads(np.zeros((2, 2)), layers=[1]), "1 names of layers for 2 rows"),
-    "no metric": (
-        lambda: plots.heads(pd.DataFrame({"layer": [0], "head": [0], "value": [1.0]}), metric=[]),
-        "metric= names none",
-    ),
-    "text for heads": (
-        lambda: plots.heads(pd.DataFrame({"layer": [0], "head": [0], "value": ["x"]})),
-        "column value holds .*, and no numbers",
-    ),
-    "complex maps": (lambda: plots.attention(np.ones((2, 2)) * 1j), "got complex numbers: choose their real"),
-    "complex heads": (lambda: plots.heads(np.ones((2, 2)) * 1j), "got complex numbers: choose their real"),
-    "complex spectrum": (lambda: plots.spectrum(np.ones(5) * 1j), "got complex ones: choose their real"),
-    "spectrum of text": (lambda: plots.spectrum(["a", "b"]), "needs numbers along an axis; got list without"),
-    "spectrum of nothing": (lambda: plots.spectrum(None), "got NoneType without them"),
-    "attention of text": (lambda: plots.attention(["x"]), "got list without numbers"),
-    "one row": (lambda: plots.spectrum(torch.ones(1, 4)), "one value has no frequency"),
-    "a list of curves": (lambda: plots.curve([1, 2]), "a table, or name -> numbers, is needed; got list"),
-    "ragged curves": (lambda: plots.curve({"a": [[1, 2], [3]]}), "'a' is y, .*; got list without numbers"),
-    "text for y": (
-        lambda: plots.curve({"a": ([1, 2], ["p", "q"])}),
-        "'a' is y, .*; got list without numbers",
-    ),
-    "logarithm of text": (
-        lambda: plots.curve({"a": (["p", "q"], [1, 2])}, log_x=True),
-        "step holds .*, which has no logarithm",
-    ),
-    "column of text": (
-        lambda: plots.curve(pd.DataFrame({"step": [1], "value": ["x"]})),
-        "column value holds .*, and no numbers",
-    ),
-    "no figure": (lambda: plots.save(3, "map.html"), "a plotly figure is needed; got int"),
-    "ending": (lambda: plots.save(None, "map.gif"), "name a file that ends in .html, .json, .png"),
-    "folder": (lambda: plots.save(None, "no such folder/map.png"), "there is no folder no such folder"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_mistakes_are_one_line(name):
-    call, message = REFUSED[name]
-    with pytest.raises(CircuitsError, match=message) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_in_the_way_is_one_line(tmp_path):
-    (tmp_path / "map.html").mkdir()
-    with pytest.raises(CircuitsError, match=r"map.html is a folder; name a file in it"):
-        plots.save(plots.heads(np.eye(2)), tmp_path / "map.html")
-
-
-def test_a_name_that_no_file_can_have_is_one_line(tmp_path):
-    with pytest.raises(CircuitsError, match=r"cannot write .*: File name too long"):
-        plots.save(plots.heads(np.eye(2)), tmp_path / ("a" * 300 + ".html"))
-
-
-def test_names_may_stand_along_a_curve():
-    assert list(plots.curve({"a": (["p", "q"], [1, 2])}).data[0].x) == ["p", "q"]
-
-
 def test_sums_are_drawn_where_their_inputs_are():
     coordinates = torch.tensor([[0, 0], [0, 1], [2, 1]])
     figure = fourier.ModularSum(coordinates, (1, 2), 3).plot()
@@ -362,29 +244,10 @@ def test_active_frequencies_are_drawn_beside_their_bound():
     assert has_title_and_axes(figure)
 
 
-def test_columns_and_metrics_that_are_not_there(model, tokens, per_head):
-    with pytest.raises(CircuitsError, match="no metric 'loss'; there are last, other"):
-        plots.heads(per_head, "loss")
-    scores = patterns.scores(model, tokens, {"self": patterns.identity(6)}, draws=20)
-    with pytest.raises(
-        CircuitsError, match="no column 'head'; choose from score, effect, corrected, bits, chance"
-    ):
-        scores.plot("head")
-
-
 def test_importing_plots_loads_no_plotly():
     code = "import sys, circuits.plots; print({'plotly', 'kaleido'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_all_endings_are_told():
-    assert all(ending in plots.save.__doc__ for ending in PICTURES)
-
-
-def test_attention_of_no_heads_is_refused():
-    with pytest.raises(CircuitsError, match=r"^plots\.attention: .*got \[0, 2, 2\]"):
-        plots.attention(torch.zeros(0, 2, 2))
 
 
 @pytest.mark.parametrize("layers", [1, 2, 12])

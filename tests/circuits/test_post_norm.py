@@ -57,19 +57,6 @@ def writes_to(chosen):
     return [write(place) for place in chosen], by_hand
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_writes_at_several_places_at_once(post_norm, tokens, by_hand, assert_same, count):
-    """Each place of the table takes part in some combination of each size."""
-    places, chance = every_place(post_norm), random.Random(count)
-    clean, left = by_hand(post_norm, tokens), list(places)
-    while left:
-        first = left.pop()
-        chosen = [first, *chance.sample([place for place in places if place != first], count - 1)]
-        given, same = writes_to(chosen)
-        found = run(post_norm, tokens, *given)
-        assert_same(found, by_hand(post_norm, tokens, same), clean)
-
-
 def test_engines_agree_with_each_other_and_with_the_forward_by_hand(post_norm, tokens, by_hand):
     def total(output):
         return (output * torch.linspace(-1, 2, output[0].numel(), dtype=output.dtype).reshape(6, 11)).sum(
@@ -195,13 +182,6 @@ def test_what_edits_put_into_the_stream_is_followed_to_the_output(post_norm, tok
 
 
 # ---- What is refused
-
-
-def test_blocks_of_two_kinds_are_refused(post_norm):
-    post_norm.hook_dict.pop(NORMED.format(1))
-    with pytest.raises(CircuitsError, match=r"blocks 0 and 1 differ.*all of one kind") as error:
-        HookedModel.of(post_norm)
-    assert "\n" not in str(error.value)
 
 
 def test_a_stream_that_is_normalised_otherwise_is_refused(post_norm, tokens):

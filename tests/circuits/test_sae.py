@@ -66,36 +66,6 @@ def _zero(*features):
     return change
 
 
-SITES = {
-    "embed": D_MODEL,
-    "resid_pre.1": D_MODEL,
-    "q.0": D_MODEL,
-    "z.1": D_MODEL,
-    "attn_out.0": D_MODEL,
-    "resid_mid.1": D_MODEL,
-    "mlp_pre.0": D_MLP,
-    "mlp_post.1": D_MLP,
-    "mlp_out.0": D_MODEL,
-    "resid_post.0": D_MODEL,
-}
-
-
-@pytest.mark.parametrize("site", SITES)
-@torch.no_grad()
-def test_a_feature_is_ablated_at_each_site(model, tokens, by_hand, assert_same, site):
-    sae, clean = Autoencoder(SITES[site]), run(model, tokens)
-    expected = by_hand(model, tokens, inlined({site: sae}, {site: _zero(2, 5)}))
-    with splice(model, {site: sae}):
-        assert torch.equal(run(model, tokens), clean)
-        assert_same(run(model, tokens, ablate.features(site, [2, 5])), expected, clean)
-        once = run(model, tokens, edit(f"features.{site}", lambda f: 0 * f, features=[2, 5]))
-        assert_same(once, expected, clean)
-        with intervene(model, ablate.features(f"features.{site}", torch.arange(FEATURES) % 3 == 2)):
-            of_a_mask = model(tokens)
-    assert_same(of_a_mask, by_hand(model, tokens, inlined({site: sae}, {site: _zero(2, 5, 8, 11)})), clean)
-    assert torch.equal(run(model, tokens), clean)
-
-
 @pytest.fixture
 def three():
     return {"resid_post.0": Autoencoder(), "z.1": Autoencoder(seed=1), "mlp_out.1": Autoencoder(seed=2)}
@@ -315,19 +285,6 @@ def test_features_while_the_model_generates(make_model, family, tokens, by_hand)
             assert torch.equal(model.generate(prompt, use_past_kv_cache=use_cache, **settings), expected)
 
 
-@torch.no_grad()
-def test_pairs_of_functions_and_sites_of_every_layer(model, tokens, by_hand, assert_same):
-    saes = [Autoencoder(seed=layer) for layer in range(2)]
-    clean = run(model, tokens)
-    named = {f"mlp_out.{layer}": sae for layer, sae in enumerate(saes)}
-    none = dict.fromkeys(named, _zero(*range(FEATURES)))
-    expected = by_hand(model, tokens, inlined(named, none))
-    with splice(model, {"mlp_out": lambda layer: (saes[layer].encode, saes[layer].decode)}):
-        assert_same(run(model, tokens, ablate.zero("features.mlp_out")), expected, clean)
-        seen = cache(model, tokens, "features.mlp_out")
-        assert list(seen) == [f"blocks.{i}.hook_mlp_out.features" for i in range(2)]
-
-
 def test_blocks_end_in_any_order_and_leave_nothing(model, tokens):
     hooks = [len(module._forward_hooks) for module in model.modules()]
     one, two = splice(model, {"resid_post.0": Autoencoder()}), splice(model, {"z.1": Autoencoder()})
@@ -341,65 +298,6 @@ def test_blocks_end_in_any_order_and_leave_nothing(model, tokens):
     with pytest.raises(ZeroDivisionError), splice(model, {"resid_post.0": Autoencoder()}):
         _ = 1 / 0
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
-
-
-def test_what_does_not_fit_is_refused(model, tokens, other_tokens):
-    sae = Autoencoder()
-    for given, text in (
-        (
-            {"pattern.0": sae},
-            "splice: an autoencoder reads a site .* that has a position axis, not 'pattern.0'",
-        ),
-        ({"features.z.0": sae}, "position axis, not 'features.z.0'"),
-        ({"mlp_out": sae}, r'a site of 2 layers; name one \("mlp_out.0"\), or give a function'),
-        ({"resid_post.7": sae}, "layers 0-1"),
-        ({"mlp_post.0": sae}, r"splice: mlp_post.0: encode fails on x \[1, 1, 24\]"),
-        (
-            {"z.0": (sae.encode, lambda f: f)},
-            r"encode gives \[1, 1, 12\] and decode \[1, 1, 12\] for x \[1, 1, 16\]",
-        ),
-        ({"z.0": (sae.encode, lambda f: None)}, "decode returns NoneType"),
-        ({"z.0": 3}, "an object with encode and decode, or a pair of functions, got int"),
-        (
-            {"z.0": Autoencoder().to("meta")},
-            r'splice: z.0: the SAE is on meta, the model on cpu; move it there first: sae.to\("cpu"\)$',
-        ),
-        ({"z.0": sae, "blocks.0.attn.hook_z": sae}, "z.0 is named twice"),
-        ({}, "give a dict of sites and autoencoders"),
-    ):
-        with pytest.raises(CircuitsError, match=text), splice(model, given):
-            pass
-    with pytest.raises(
-        CircuitsError, match=r"no site 'features\.pattern': an autoencoder is spliced in at one of"
-    ):
-        run(model, tokens, ablate.zero("features.pattern.0"))
-    with splice(model, {"z.0": sae}):
-        for call, text in (
-            (lambda: ablate.features("z.0", [12]), "no feature 12: the model has features 0-11"),
-            (
-                lambda: ablate.features("z.0", torch.ones(5).bool()),
-                r"the mask of features is \[5\], the model has 12",
-            ),
-            (lambda: edit("features.z.0", abs, neurons=[1]), "site features.z.0 has no neurons"),
-            (
-                lambda: edit("mlp_post.0", abs, features=[1]),
-                "site mlp_post.0 has no features; those are of a spliced SAE",
-            ),
-            (lambda: ablate.features("z.1", [1]), "no autoencoder is spliced in there"),
-            (lambda: ablate.features("z.0", None), "no features given"),
-            (lambda: patch.path("0.1", "output", source=other_tokens), "paths are not supported"),
-        ):
-            with pytest.raises(CircuitsError, match=text):
-                run(model, tokens, call())
-        with (
-            pytest.raises(CircuitsError, match=r"there is an autoencoder at z\.0 already"),
-            splice(model, {"z.0": sae}),
-        ):
-            pass
-        for by, site in (("feature", "mlp_post"), ("neuron", "features.z.0")):
-            for method in (patch.screen, patch.attribution):
-                with pytest.raises(CircuitsError, match=f"has no {by}s; those are"):
-                    method(model, tokens, other_tokens, metric, site, by=by)
 
 
 @pytest.mark.parametrize("what", ["encode", "decode", "buffers"])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.cuts.plan import CutBlock, CutPlan, Group, hook_at
-from circuits.interventions.cuts.run import CutRun
-from circuits.interventions.edges import BY_HEAD
-from circuits.interventions.forward_pass import RunState
+from circuits.interventions.base import EdgePatch
+from circuits.interventions.cuts.plan import CutBlock, CutPlan, CutRun, Group, hook_at
+from circuits.interventions.forward_pass import ForwardPass, RunState
+from circuits.interventions.paths import BY_HEAD, check_cuts
+from circuits.model.blocks import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, Handles
 from circuits.model.projections import OUTPUTS, Projections, check_made
@@ -34,7 +36,7 @@ class CutHooks:
         # The run of a model whose own __call__ was bypassed.
         self._direct = CutRun()
 
-    def put_on(self) -> None:
+    def register(self) -> None:
         """Puts hooks onto every place where senders' changes arise, pass on or are received."""
         functions: list[tuple[str, Callable[[Tensor], Tensor | None]]] = [
             ("hook_embed", partial(self._embedding, "hook_embed")),
@@ -93,7 +95,7 @@ class CutHooks:
             return
         if layer == self._layers[0] and run.left is not None:
             run.left = self._normalised(run, "embed", None, run.left, self._plan.order("q", layer))
-        if layer != self._layers[0] and hook_at("z", layer - 1) not in run.quiet:
+        if layer != self._layers[0] and hook_at("z", layer - 1) not in run.zeros:
             run.rest = None  # a run that leaves blocks out does not say what they write
         wanted_later = max(self._plan.last.values()) >= self._plan.order("q", layer)
         if run.left is not None and (run.changes or run.carried) and wanted_later:
@@ -377,3 +379,41 @@ def _signs(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, (size,), generator=generator) * 2 - 1
         return signs.to(dtype=dtype, device=device)
+
+
+# Open blocks by model, and the hooks that serve them. Not part of its `State`, which a copy of the model would take
+# along.
+_blocks: WeakKeyDictionary[nn.Module, list[CutBlock]] = WeakKeyDictionary()
+_cut_hooks: WeakKeyDictionary[nn.Module, CutHooks] = WeakKeyDictionary()
+
+
+@model_block
+def cutting(surface: HookedModel, cuts: Sequence[EdgePatch], call: ForwardPass) -> Iterator[set[str]]:
+    """Cuts these edges too inside the block; yields a set that fills with the hooks at which something was received."""
+    if not cuts:
+        yield set()
+        return
+    block = CutBlock(tuple(cuts), call)
+    blocks = _blocks.setdefault(surface.model, [])
+    if blocks:  # these alone were checked when they were planned
+        check_cuts([*(cut for open_block in blocks for cut in open_block.cuts), *cuts], surface)
+    blocks.append(block)
+    try:
+        reinstall_hooks(surface)
+        yield block.received
+    finally:
+        blocks.remove(block)
+        reinstall_hooks(surface)
+
+
+def reinstall_hooks(surface: HookedModel) -> None:
+    """Puts all cuts of the open blocks onto the model anew, behind every edit, so that they see what the edits
+    leave.
+    """
+    previous = _cut_hooks.pop(surface.model, None)
+    if previous is not None:
+        previous.remove()
+    blocks = _blocks.get(surface.model)
+    if blocks:
+        cut_hooks = _cut_hooks[surface.model] = CutHooks(surface, blocks)
+        cut_hooks.register()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, fourier, run
-from circuits.interventions.frequencies import FourierComponents
+from circuits.interventions.fitted import FourierComponents
 
 PERIODS = [1, 2, 3, 4, 5, 8, 12, 13, 59, 113]
 

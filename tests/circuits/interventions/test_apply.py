@@ -3,19 +3,13 @@
 import contextlib
 import copy
 import hashlib
-import inspect
 import pickle
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run
-from circuits.interventions.apply import planned
-from circuits.model.hooked_model import HookedModel
+from circuits import CircuitsError, ablate, edit, intervene, run
 from circuits.model.state import state_of
 
 
@@ -34,16 +28,6 @@ def footprint(model):
         name: hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
         for name, value in model.state_dict().items()
     }
-
-
-def test_edits_apply_in_argument_order(causal, tokens, by_hand, assert_same):
-    add, double = edit("z.0", lambda z: z + 0.5), edit("z.0", lambda z: z * 2)
-    for order, function in (((add, double), lambda z: (z + 0.5) * 2), ((double, add), lambda z: z * 2 + 0.5)):
-        expected = by_hand(causal, tokens, lambda s, at, x, f=function: f(x) if (s, at) == ("z", 0) else x)
-        with intervene(causal, *order):
-            assert_same(causal(tokens), expected, by_hand(causal, tokens))
-        with intervene(causal, order[0]), intervene(causal, order[1]):
-            assert_same(causal(tokens), expected, by_hand(causal, tokens))
 
 
 def test_a_block_may_be_entered_again_inside_itself_too_and_after_an_error(causal, tokens, assert_same):
@@ -140,20 +124,6 @@ def test_users_hooks_may_come_and_go_inside(causal, tokens):
     assert len(causal.blocks[1].attn.hook_z.fwd_hooks) == 1
 
 
-def test_a_hook_that_never_fires_is_an_error_naming_valid_sites(make_model, hooked_only, tokens):
-    causal = make_model(family=hooked_only)
-    with pytest.raises(CircuitsError, match=r"hook_mlp_in never fired in 1 run.*mlp_pre"):
-        run(causal, tokens, edit("blocks.0.hook_mlp_in", lambda x: x))
-    without_mlp = make_model(family=hooked_only, attn_only=True)
-    with pytest.raises(CircuitsError, match="closest sites: ") as refused:
-        run(without_mlp, tokens, edit("blocks.0.hook_mlp_in", lambda x: x))
-    named = str(refused.value).split("closest sites: ")[1].split(", ")
-    for site in named:
-        assert run(without_mlp, tokens, edit(site, lambda x: x)).shape == (8, 6, 11)
-    with pytest.raises(CircuitsError, match="closest sites: z,"):
-        run(without_mlp, tokens, edit("blocks.0.attn.hook_result", lambda x: x))
-
-
 def test_uniform_sees_what_every_block_leaves_of_the_scores(model, tokens, by_hand, assert_same):
     """Nested blocks are arguments in order, also where an outer edit reads what an inner one writes."""
 
@@ -181,12 +151,6 @@ def test_uniform_sees_what_every_block_leaves_of_the_scores(model, tokens, by_ha
             assert_same(run(model, tokens, inner), expected, only_uniform)
 
 
-def test_a_block_without_a_run_is_an_error(causal):
-    block = intervene(causal, ablate.zero("0.1"))
-    with pytest.raises(CircuitsError, match="the model was not run inside the block"), block:
-        pass
-
-
 def test_a_hook_that_never_fires_does_not_hide_the_bodys_error(causal):
     with pytest.raises(RuntimeError, match="mine"), intervene(causal, ablate.zero("0.1")):
         raise RuntimeError("mine")
@@ -212,17 +176,6 @@ def test_grad_mode_and_train_mode_of_the_body_are_its_own(causal, tokens):
         assert causal.training
 
 
-def test_what_is_no_intervention_is_refused_before_anything_is_hooked(causal):
-    before = footprint(causal)
-    for wrong in ("all", None, 3, ablate.zero):
-        with pytest.raises(CircuitsError, match="not an intervention"):
-            planned([ablate.zero("0.1"), wrong], HookedModel.of(causal))
-    block = intervene(causal, ablate.zero("0.1"), ablate.zero("7.0"))
-    with pytest.raises(CircuitsError, match=r"no head 7\.0"), block:
-        pass
-    assert footprint(causal) == before
-
-
 def test_two_models_at_once(make_model, tokens):
     one, two = make_model(seed=0), make_model(seed=1)
     alone = run(two, tokens, ablate.zero("1.1"))
@@ -232,21 +185,6 @@ def test_two_models_at_once(make_model, tokens):
 
 
 TOKENS = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(4))
-POOL = [
-    ablate.uniform("all"),
-    ablate.uniform("0.1,1.2", keys=[0], positions=[2, 3]),
-    ablate.zero("0.1"),
-    ablate.zero("mlp_out.1"),
-    ablate.mean("1.0-1", reference=TOKENS),
-    ablate.resample("all", source=TOKENS, seed=1),
-    ablate.mean_pattern("all", reference=TOKENS),
-    patch.activations("resid_mid.0", source=TOKENS.flip(0), positions=[1]),
-    edit("v", lambda v: v * 1.5, heads="1.3"),
-]
-
-
-class Interrupted(BaseException):
-    pass
 
 
 # hypothesis functions take no function-scoped fixtures; the model is built once, when the module starts.
@@ -258,99 +196,6 @@ def _shared_model(make_model):
     SHARED["model"] = make_model()
     SHARED["model"].add_hook("blocks.0.attn.hook_z", lambda z, hook: z + 0.1)
     SHARED["clean"] = SHARED["model"](TOKENS)
-
-
-@given(
-    blocks=st.lists(st.lists(st.integers(0, len(POOL) - 1), min_size=1, max_size=3), max_size=3),
-    fail=st.integers(0, 8),
-)
-@settings(max_examples=40, deadline=None)
-def test_any_nesting_with_some_failing_leaves_nothing(blocks, fail):
-    model = SHARED["model"]
-
-    def descend(depth):
-        if depth == len(blocks):
-            model(TOKENS)
-            if fail == 0:
-                raise Interrupted
-            return
-        with intervene(model, *(POOL[index] for index in blocks[depth])):
-            descend(depth + 1)
-            if fail == depth + 1:
-                raise Interrupted
-
-    before = footprint(model)
-    with contextlib.suppress(Interrupted):
-        descend(0)
-    assert footprint(model) == before
-    assert bool((model(TOKENS) == SHARED["clean"]).all())
-
-
-def test_a_mask_of_positions_is_held_to_the_length_of_the_run(model, tokens, assert_same):
-    mask = torch.tensor([True, False, False, True, False, False])
-    by_numbers = run(model, tokens, ablate.zero("all", positions=[0, 3]))
-    assert_same(run(model, tokens, ablate.zero("all", positions=mask)), by_numbers, model(tokens))
-    with pytest.raises(CircuitsError, match=r"the mask is \[pos\] = \[3\], the run has 6 positions"):
-        run(model, tokens, ablate.zero("all", positions=mask[:3]))
-
-
-def test_a_mask_by_its_place_is_seen_on_every_class(family, make_model, tokens, other_tokens):
-    """On a subclass that takes its arguments as they come, and where only the wrapped model is given it."""
-    model = make_model(family=family)
-    base = type(model)
-
-    class Handing(base):
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
-
-    model.__class__ = Handing
-    mask = torch.ones_like(tokens)
-    mask[:3, :2] = 0
-    names = list(inspect.signature(base.forward).parameters)[2:]
-    defaults = {"return_type": "logits", "loss_per_token": False}
-    before = [defaults.get(name) for name in names[: names.index("attention_mask")]]
-    one = patch.activations("z", other_tokens)
-    message = "example 0 has 4 tokens, the one it takes from 6"
-    with pytest.raises(CircuitsError, match=message), intervene(model, one):
-        model(tokens, *before, mask)
-    with intervene(model, one):
-        model(tokens, *before, torch.ones_like(mask))
-    if family != "HookedTransformer":
-        with pytest.raises(CircuitsError, match=message), intervene(model, one):
-            model.original_model(tokens, mask)
-
-
-def test_a_source_without_a_mask_is_not_mixed_into_padding(make_model, hooked_only, tokens, other_tokens):
-    """Its first token would go to the third of a run whose first two are padding."""
-    causal = make_model(family=hooked_only)
-    mask = torch.ones_like(tokens)
-    mask[:3, :2] = 0
-    message = "example 0 has 4 tokens, the one it takes from 6"
-    for one in (
-        patch.activations("z", other_tokens),
-        ablate.resample("z", other_tokens),
-        patch.path("0.1", "1.2", source=other_tokens),
-    ):
-        with pytest.raises(CircuitsError, match=message), intervene(causal, one):
-            causal(tokens, attention_mask=mask)
-        # By its place among the arguments, too: the ninth.
-        with pytest.raises(CircuitsError, match=message), intervene(causal, one):
-            causal(tokens, "logits", False, None, "right", None, None, None, mask)
-    with intervene(causal, ablate.mean("z", other_tokens)):
-        padded = causal(tokens, attention_mask=mask)
-    for row, start in ((0, 2), (3, 0)):
-        alone = tokens[row : row + 1, start:]
-        means = [cache(causal, other_tokens, f"z.{layer}")[f"z.{layer}"].mean(0) for layer in range(2)]
-
-        def put(x, mean):
-            return mean[: x.shape[1]].expand_as(x)
-
-        edits = [edit(f"z.{layer}", partial(put, mean=mean)) for layer, mean in enumerate(means)]
-        torch.testing.assert_close(padded[row : row + 1, start:], run(causal, alone, *edits))
-    _, own = causal.run_with_cache(tokens, attention_mask=mask)
-    clean = causal(tokens, attention_mask=mask)
-    with intervene(causal, patch.activations("z", own)):
-        assert bool((causal(tokens, attention_mask=mask) == clean).all())
 
 
 def test_a_model_pickled_inside_a_block_says_so_in_one_line(make_model, hooked_only, tokens):

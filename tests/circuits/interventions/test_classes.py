@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, run, sweep
+from circuits import ablate, cache, run, sweep
 
 P = 7
 X = torch.arange(P)
@@ -72,19 +72,3 @@ def test_masked_scores_stay_masked(small):
     edit = ablate.classes("scores.0", NUMBER % 5, EXAMPLES)
     _, found = run(small, EXAMPLES, edit, cache=["blocks.0.attn.hook_attn_scores"])
     assert torch.equal(found["blocks.0.attn.hook_attn_scores"].isneginf(), clean.isneginf())
-
-
-def test_refusals(small, untyped):
-    with pytest.raises(CircuitsError, match=r"\[example kind\] of 49 examples; got int64 \[3\]"):
-        ablate.classes(SITE, [0, 1, 2], EXAMPLES)
-    with pytest.raises(CircuitsError, match="different from each other"):
-        ablate.classes(SITE, [0, 1], EXAMPLES[[0, 0]])
-    with pytest.raises(CircuitsError, match="keep=1; give True or False"):
-        ablate.classes(SITE, NUMBER % 5, EXAMPLES, keep=1)
-    with pytest.raises(CircuitsError, match="not independent"):
-        ablate.classes(SITE, torch.stack([NUMBER % 5, 4 - NUMBER % 5], 1), EXAMPLES)
-    part = ablate.classes(SITE, NUMBER[:20] % 5, EXAMPLES[:20])
-    with pytest.raises(CircuitsError, match="example 1 is none of those that have classes"):
-        run(small, EXAMPLES[[3, 30]], part)
-    with pytest.raises(CircuitsError, match=r"are \[49, 2\], the run's \[49, 3\]"):
-        run(small, EXAMPLES, ablate.classes(SITE, NUMBER % 5, EXAMPLES[:, :2]))

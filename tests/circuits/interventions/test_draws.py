@@ -1,10 +1,9 @@
 """Several draws of one intervention: a row each, and one that pools them."""
 
 import numpy as np
-import pytest
 import torch
 
-from circuits import CircuitsError, Draws, ablate, draws, edit, permute, run, sweep
+from circuits import Draws, ablate, draws, edit, permute, run, sweep
 from circuits.statistics import summarise
 
 
@@ -114,17 +113,3 @@ def test_draws_without_effect_are_no_effect_together(causal, tokens):
     frame = sweep(causal, tokens, {"one of two": some}, metric=lambda o: o[:, -1, 0]).frame
     assert frame["null_effect"].tolist() == [False, True, False]
     np.testing.assert_allclose(frame["effect"][0], frame["effect"][2] / 2)
-
-
-@pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize("count", [0, -1, True, 2.0, None, torch.tensor([1, 2])])
-def test_counts_that_are_none(count):
-    with pytest.raises(CircuitsError, match=r"draws: count=.*at least 1"):
-        draws(permute.positions, count)
-
-
-def test_what_is_drawn_must_be_interventions():
-    with pytest.raises(CircuitsError, match=r"make\(seed\) must return an intervention, got int"):
-        draws(lambda seed: seed, 2)
-    with pytest.raises(CircuitsError, match="draws: seed=-3"):
-        draws(permute.positions, 2, seed=-3)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, run, sweep, transplant
-from circuits.interventions.frequencies import Coefficients, FourierComponents
+from circuits import ablate, cache, edit, intervene, run, sweep, transplant
+from circuits.interventions.fitted import Fit, FourierComponents, FourierGrid
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
+from circuits.tensors import Snapshot
 
 
 def complete(period, coordinates=2, length=3):
@@ -110,48 +111,6 @@ def test_against_the_fft_of_the_complete_grid(small, by_hand, assert_same, perio
             assert_same(run(model, tokens, given), by_hand(model, tokens, edited), clean)
 
 
-def test_several_layers_heads_and_queries(small, by_hand, assert_same):
-    """Each layer loses the share that it has in the clean model, whatever an earlier layer's edit did."""
-    model, grid, tokens = small(7), complete(7), some(7)
-    known, clean = shares(by_hand, model, grid, 7, [2], "all"), by_hand(model, tokens)
-
-    def edited(s, at, x):
-        if s != "z":
-            return x
-        x, part = x.clone(), known[s, at][1][tokens[:, 0], tokens[:, 1]]
-        heads = [1, 2] if at == 0 else [0]
-        x[:, -1, heads] -= part[:, -1, heads]
-        return x
-
-    given = ablate.frequencies("z", [2], [0, 1], 7, grid=grid, heads="0.1-2,1.0", positions=[-1])
-    assert_same(run(model, tokens, given), by_hand(model, tokens, edited), clean)
-    mask = torch.zeros(12, 3, dtype=torch.bool)
-    mask[::2, 2] = True
-
-    def where(s, at, x):
-        part = known["mlp_post", at][1][tokens[:, 0], tokens[:, 1]] if s == "mlp_post" else 0
-        return torch.where(mask[..., None], x - part, x) if s == "mlp_post" else x
-
-    given = ablate.frequencies("mlp_post", [2], [0, 1], 7, grid=grid, positions=mask)
-    assert_same(run(model, tokens, given), by_hand(model, tokens, where), clean)
-
-
-def test_coordinates_anywhere_in_the_input(small, by_hand, assert_same):
-    model = small(5, n_ctx=4)
-    grid = complete(5, length=4)[:, [2, 0, 3, 1]]
-    tokens = grid[[3, 3, 20, 7]]
-    given = ablate.frequencies("mlp_post.0", [1], [1, -1], 5, grid=grid)
-    seen = {}
-    by_hand(model, grid, lambda s, at, x: seen.setdefault((s, at), x))
-    table = np.zeros((5, 5, 4 * 24))
-    table[grid[:, 1].numpy(), grid[:, 3].numpy()] = seen["mlp_post", 0].flatten(1).numpy()
-    part = torch.from_numpy(spectrum_of(table, [1], 5, "all")).reshape(5, 5, 4, 24)[
-        tokens[:, 1], tokens[:, 3]
-    ]
-    expected = by_hand(model, tokens, lambda s, at, x: x - part if (s, at) == ("mlp_post", 0) else x)
-    assert_same(run(model, tokens, given), expected, by_hand(model, tokens))
-
-
 def test_eight_components_of_a_key_frequency():
     """Nanda et al. 2023 (arXiv:2301.05217, section 4.4): the constant and 8 components per key, no cross terms."""
     rows = complete(7)
@@ -185,7 +144,7 @@ def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
 def test_the_fit_is_in_double_precision():
     rows, waves = complete(7), FourierComponents((0, 1), 7, (3,), "all")
     activation = 1e4 + torch.randn(49, 3, generator=torch.Generator().manual_seed(0))
-    found = Coefficients(waves).piece(activation, Prompts(rows), KINDS["mlp_post"])
+    found = Fit(FourierGrid(Snapshot(rows), waves)).piece(activation, Prompts(rows), KINDS["mlp_post"])
     assert found.dtype == torch.float64
     expected = np.concatenate([np.ones((49, 1)), waves.at(rows).numpy()], 1).T @ activation.double().numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
@@ -208,7 +167,7 @@ def test_removing_and_keeping_are_complements(small):
         assert float((without - own).square().mean().sqrt()) > 0.01 * float(own.std())
     # On the grid itself nothing of the keys is left.
     rest = run(model, grid, removed, cache=["mlp_post.0"])[1]["mlp_post.0"]
-    left = Coefficients(removed.replacement.waves).piece(rest, Prompts(grid), KINDS["mlp_post"])[1:] / 49
+    left = Fit(removed.replacement.design).piece(rest, Prompts(grid), KINDS["mlp_post"])[1:] / 49
     assert float(left.abs().max()) < 1e-12
 
 
@@ -285,71 +244,6 @@ def test_masked_scores_stay_masked(small):
         upper = torch.ones(3, 3, dtype=torch.bool).triu(1)
         assert bool((seen["pattern.0"][..., upper] == 0).all())
         assert bool(seen["scores.0"][..., ~upper].isfinite().all())
-
-
-@pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"keys": [0]}, "frequencies from 1 to 2 for period 5; got"),
-        ({"keys": [3]}, "frequencies from 1 to 2 for period 5"),
-        ({"keys": []}, "keys are whole numbers from 0, at least one"),
-        ({"keys": None}, "frequencies from 1 to 2"),
-        ({"period": 1}, "period=1; give a whole number of at least 2"),
-        ({"period": True}, "period=True"),
-        ({"period": 7}, r"each of the 7\^2 = 49 combinations of coordinates once; it has 25 examples"),
-        (
-            {"period": 3, "keys": [1]},
-            "coordinates 0-4 at positions \\[0, 1\\]; they must lie in 0-2 for period 3",
-        ),
-        ({"coords": None}, "coords are the positions"),
-        ({"coords": [0, 3]}, "grid: no position 3: the run has positions 0-2"),
-        ({"coords": [0, 2]}, "coordinates 0-5 at positions"),
-        (
-            {"coords": [0]},
-            r"each of the 5\^1 = 5 combinations of coordinates once; it has 25 examples, 5 of them",
-        ),
-        ({"period": 10**30}, "combinations of coordinates once; it has 25 examples, 25 of them"),
-        ({"grid": complete(5).to(torch.complex64)}, r"coordinates are token ids \[batch pos\]"),
-        ({"grid": complete(5) - 1}, "coordinates -1-3 at positions"),
-        ({"keep": "no"}, "keep='no'; give True or False"),
-        ({"keep": 1}, "keep=1; give True or False"),
-        ({"directions": "product"}, "directions='product'; choose from 'all', 'sum'"),
-        ({"grid": complete(5)[:-1]}, "it has 24 examples, 24 of them different"),
-        ({"grid": complete(5)[[0, *range(24)]]}, "it has 25 examples, 24 of them different"),
-        ({"grid": complete(5).double() + 0.5}, r"coordinates are token ids \[batch pos\]"),
-        ({"site": "sideways"}, "no site 'sideways'"),
-        ({"site": "mlp_post", "heads": "0.1"}, "no head axis"),
-    ],
-)
-def test_faults_are_one_line(arguments, message):
-    given = {
-        "site": "mlp_post.0",
-        "keys": [1],
-        "coords": [0, 1],
-        "period": 5,
-        "grid": complete(5),
-        **arguments,
-    }
-    with pytest.raises(CircuitsError, match=message) as caught:
-        ablate.frequencies(**given)
-    assert "\n" not in str(caught.value)
-
-
-def test_runs_that_do_not_fit_the_grid(small):
-    model, grid = small(5, n_ctx=4), complete(5)
-    given = ablate.frequencies("mlp_post.0", [1], [0, 1], 5, grid=grid)
-    with pytest.raises(
-        CircuitsError,
-        match=r"on the grid blocks\.0\.mlp\.hook_post is \[example, 3, 24\], in the run \[2, 4, 24\]",
-    ):
-        run(model, torch.zeros(2, 4, dtype=torch.long), given)
-    with pytest.raises(CircuitsError, match="coordinates 0-5 at positions"):
-        run(model, torch.tensor([[0, 5, 5]]), given)
-    with pytest.raises(CircuitsError, match="example 1 is not on the grid"):
-        run(model, torch.tensor([[0, 2, 5], [0, 2, 3], [1, 1, 5]]), given)
-    with pytest.raises(CircuitsError, match="no position 1: the run has positions 0-0"):
-        run(model, torch.tensor([[0]]), given)
 
 
 def test_description_and_equality():

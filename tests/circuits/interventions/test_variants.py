@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, grid, heads, patch, permute, run, sweep, transplant
-
-
-def metric(output):
-    return output[:, -1].square().sum(-1)
+from circuits import CircuitsError, ablate, grid, heads, patch, transplant
 
 
 def test_every_combination_once_the_last_axis_fastest():
@@ -89,72 +85,6 @@ def test_each_calls_a_number_a_layer_only_where_it_is_one(causal):
         (lambda number: ablate.zero("resid_post.0", positions=number), ["0", "1"]),
     ):
         assert list(ablate.each(make, range(2))) == names
-
-
-@pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({}, "axes are a dict of argument -> items"),
-        ({"heads": "all"}, "axis 'heads' must be a list of items, got 'all'"),
-        ({"layer": []}, "axis 'layer' has no items"),
-        ({"heads": ["0.1", "0.1"]}, "two combinations are called '0.1'"),
-        ({"heads": None}, "axis 'heads' must be a list of items, got None"),
-        ({"heads": b"01"}, "axis 'heads' must be a list of items, got b'01'"),
-        ({"layer": torch.tensor(1)}, r"axis 'layer' must be a list of items, got tensor\(1\)"),
-        ({3: ["0.1"]}, "axis 3 is not the name of an argument"),
-        ({None: ["0.1"]}, "axis None is not the name of an argument"),
-        ({"source": [torch.ones(2, 2).to("meta")]}, "source: got a meta tensor"),
-    ],
-)
-def test_faults_are_one_line(axes, message):
-    with pytest.raises(CircuitsError, match=message) as caught:
-        grid(lambda **given: ablate.zero("0.0"), axes)
-    assert "\n" not in str(caught.value)
-
-
-def test_per_site_and_position_in_one_sweep(causal, tokens, other_tokens):
-    axes = {"site": ["resid_pre.0", "resid_pre.1"], "positions": range(6)}
-    given = grid(patch.activations, axes, source=other_tokens)
-    result = sweep(causal, tokens, given, metric=metric, batch_size=3)
-    values = [
-        metric(
-            run(causal, tokens, patch.activations(f"resid_pre.{layer}", other_tokens, positions=at))
-        ).mean()
-        for layer in (0, 1)
-        for at in range(6)
-    ]
-    np.testing.assert_allclose(result.frame["value"], values, rtol=1e-12)
-    assert result.frame["layer"].tolist() == [0] * 6 + [1] * 6
-    assert result.frame["position"].tolist() == [*range(6)] * 2
-    assert result.frame["head"].isna().all()
-    # Holm over the whole grid: the smallest p-value counts twelve times.
-    np.testing.assert_allclose(result.frame["p_adjusted"].min(), min(1, 12 * result.frame["p_value"].min()))
-    assert not result.frame["null_effect"].any()
-
-
-def test_per_head_layer_component_and_key_in_one_sweep(causal, tokens):
-    donor = {
-        name: value * 0.5 for name, value in causal.state_dict().items() if value.dtype.is_floating_point
-    }
-    donor = {name: value for name, value in donor.items() if "mask" not in name and "IGNORE" not in name}
-    given = {
-        **grid(ablate.uniform, {"heads": heads("all", causal)}),
-        **ablate.each(ablate.zero, [0, 1]),
-        **grid(transplant.weights, {"components": ["qkv", "mlp"], "layers": range(2)}, source=donor),
-        **grid(ablate.uniform, {"heads": ["1.0"], "positions": [-1], "keys": range(2)}),
-        **grid(permute.draws, {"count": [2]}),
-    }
-    frame = sweep(causal, tokens, given, metric=metric).frame
-    assert len(frame) == 8 + 2 + 4 + 2 + 3
-    singles = frame[frame["draw"].isna() & (frame["variant"] != "count 2")]
-    for name, value in zip(singles["variant"], singles["value"], strict=True):
-        np.testing.assert_allclose(value, metric(run(causal, tokens, given[name])).mean(), rtol=1e-12)
-    assert frame["p_adjusted"].notna().sum() == 8 + 2 + 4 + 2 + 1
-    p_values = np.sort(frame["p_value"].dropna())
-    adjusted = np.sort(frame["p_adjusted"].dropna())
-    expected = np.minimum(1, np.maximum.accumulate(p_values * np.arange(17, 0, -1)))
-    np.testing.assert_allclose(adjusted, expected)
 
 
 def test_numbers_in_a_tensor_or_an_array_are_numbers(other_tokens):

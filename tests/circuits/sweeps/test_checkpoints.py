@@ -160,19 +160,6 @@ def test_a_state_dict_of_parameters_alone_and_of_another_dtype(three, tokens):
     np.testing.assert_allclose(found.frame["value"], expected.frame["value"], rtol=1e-11)
 
 
-def test_the_models_own_state_dict_is_a_checkpoint(three, tokens):
-    """It lies in the memory that other checkpoints are copied into, and is itself again when its turn comes."""
-    model = three["4000"]
-    expected = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric).frame["value"].tolist()
-    assert (
-        expected
-        != sweep(three["50000"], tokens, {"zero": ablate.zero("0.1")}, metric=metric).frame["value"].tolist()
-    )
-    given = {"other": three["50000"].state_dict(), "own": model.state_dict(), "own again": model.state_dict()}
-    result = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=given)
-    np.testing.assert_allclose(result.frame["value"][2:], expected * 2, rtol=1e-11)
-
-
 def test_weights_are_back_after_an_exception(three, tokens):
     model, states = three["4000"], {label: one.state_dict() for label, one in three.items()}
     before = footprint(model)
@@ -188,39 +175,6 @@ def test_weights_are_back_after_an_exception(three, tokens):
             sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=fails, checkpoints=states)
         assert next(outputs) == 4
         assert footprint(model) == before
-
-
-def test_what_does_not_fit_is_refused_before_any_run(three, tokens, make_model, family):
-    model, good = three["4000"], three["14000"].state_dict()
-    name = next(iter(HookedModel.of(model).named_weights()))
-    missing = {key: value for key, value in good.items() if key != name}
-    deeper = make_model(family=family, n_layers=3).state_dict()
-    for wrong, message in (
-        (missing, rf"checkpoint b: the model has {name} \[.*\], the state_dict has none"),
-        (
-            {**good, name: good[name][:3]},
-            rf"checkpoint b: the model has {name} \[.*\], the state_dict has \[3",
-        ),
-        (deeper, r"checkpoint b: the state_dict has blocks\.2\..*, the model has not"),
-        ({**good, "head.weight": torch.zeros(2)}, r"the state_dict has head\.weight, the model has not"),
-        ({}, "the state_dict has none"),
-        ("model.pt", "checkpoint b: expected a model or a state_dict, got str"),
-        (torch.nn.Linear(2, 2), "Linear is not a hooked transformer"),
-    ):
-        handle = HookedModel.of(model).on_run(lambda args, kwargs: pytest.fail("the model was run"))
-        with pytest.raises(CircuitsError, match=message) as caught:
-            sweep(model, tokens, {"zero": ablate.zero("0.1")}, checkpoints={"a": good, "b": wrong})
-        handle.remove()
-        assert "\n" not in str(caught.value)
-    for given, message in (
-        ({}, "no checkpoints; give a dict"),
-        (iter([]), "no checkpoints"),
-        ("run@last", "checkpoints: give a dict of labels and models or state_dicts"),
-        (3, "checkpoints: give a dict"),
-        ([good], r"give pairs \(label, model\), got"),
-    ):
-        with pytest.raises(CircuitsError, match=message):
-            sweep(model, tokens, {"zero": ablate.zero("0.1")}, checkpoints=given)
 
 
 def test_a_buffer_that_differs_is_refused(hooked_only, make_model, tokens):
@@ -274,12 +228,6 @@ def test_models_inside_a_block_that_edits_another_are_refused(three, tokens, how
         metric(run(one, tokens, outer, variants["zero"]))["last"].mean().item() for one in both.values()
     ]
     np.testing.assert_allclose(inside[inside["metric"] == "last"]["value"], expected, rtol=1e-12)
-
-
-def test_the_same_label_twice_is_refused(three, tokens):
-    pairs = [("a", three["4000"]), ("a", three["50000"])]
-    with pytest.raises(CircuitsError, match="two checkpoints are called 'a'"):
-        sweep(three["4000"], tokens, {"zero": ablate.zero("0.1")}, checkpoints=pairs)
 
 
 @pytest.mark.parametrize("how", ["one parameter", "a view"])

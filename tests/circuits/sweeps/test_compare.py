@@ -86,24 +86,6 @@ def test_columns_say_what_it_is(made):
     assert set(found.frame["engine"]) == {"given"}
 
 
-def test_faults_are_one_line(made):
-    _, _, clean, outputs = made
-    first = {"0.0": outputs["0.0"]}
-    for message, given, more in (
-        ("a chunk has 0.1; the first had 0.0", [(clean, first), (clean, {"0.1": clean})], {}),
-        ("0.0 is [8, 5, 11], the unedited [8, 6, 11]", [(clean, {"0.0": clean[:, 1:]})], {}),
-        ("no outputs; give the unedited output and others", [], {}),
-        (
-            "8 examples, batch has 9",
-            [(clean, first)],
-            {"metric": lambda o, b: o[:, 0, 0], "batch": Batch(torch.ones(9))},
-        ),
-    ):
-        with pytest.raises(CircuitsError) as error:
-            compare(given, **more)
-        assert message in str(error.value)
-
-
 def test_answers_of_another_number_of_examples_are_refused(make_model, tokens):
     """Each chunk takes its own, so that too many, or one left for several examples, would pass."""
     output = run(make_model(0), tokens)

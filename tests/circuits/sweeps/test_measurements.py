@@ -25,21 +25,6 @@ def test_runs_by_chunk_in_any_order():
     assert counts.tolist() == [[1, 1, 1], [1, 1, 1], [2, 0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["loss", "more"], "metric more: returned for variant 'a', draw 1 but not for the unedited model"),
-        ([], "metric loss: returned for the unedited model but not for variant 'a', draw 1"),
-    ],
-)
-def test_metrics_of_one_run_only(names, message):
-    measured = Measurements([{"variant": "a", "draw": 1}], "naive")
-    measured.begin(per_example([1, 2]))
-    with pytest.raises(CircuitsError) as error:
-        measured.add(0, dict.fromkeys(names, per_example([1, 2])["loss"]))
-    assert str(error.value) == message
-
-
 def test_a_lambda_has_no_name_of_its_own_in_messages():
     measured = Measurements([{"variant": "a"}], "naive")
     measured.begin({"metric": per_example([1, 2])["loss"]})

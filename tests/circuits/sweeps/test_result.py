@@ -101,14 +101,6 @@ def by_row(output):
     return output[:, -1, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "how"), [("executor", "SweepResult.concat"), ("done", "concat"), ("metrics", "$")]
-)
-def test_what_sweep_no_longer_takes(make_model, tokens, name, how):
-    with pytest.raises(CircuitsError, match=f"^sweep: no argument {name}=.*{how}"):
-        sweep(make_model(), tokens, {"a": ablate.zero("0.1")}, **{name: None})
-
-
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
 def test_files_hold_the_table(result, tmp_path, kind):
     path = tmp_path / f"table.{kind}"
@@ -129,13 +121,6 @@ def test_json_is_a_list_of_records_with_null_for_what_is_missing(result, tmp_pat
     assert list(records[0]) == list(COLUMNS)
     assert records[0]["position"] is None
     assert records[0]["layer"] == 0
-
-
-def test_json_keeps_all_digits_of_small_numbers(result, tmp_path):
-    frame = result.frame.assign(value=2.1086419725e-14, p_value=float("inf"))
-    dataclasses.replace(result, frame=frame).to_json(tmp_path / "table.json")
-    record = json.loads((tmp_path / "table.json").read_text())[0]
-    assert (record["value"], record["p_value"]) == (2.1086419725e-14, None)
 
 
 def test_interventions_and_settings_are_json(result):

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep
-from circuits.statistics import summarise
+from circuits import CircuitsError, ablate, edit, heads, intervene, patch, run, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -32,15 +31,6 @@ def batch(tokens):
     return Batch((tokens + 1) % 11, hidden)
 
 
-def measures(output, batch):
-    loss = torch.nn.functional.cross_entropy(output.transpose(1, 2), batch.targets, reduction="none")
-    return {
-        "loss": loss[:, -1],
-        "loss_hidden": ((loss * batch.hidden).sum(1), batch.hidden.sum(1)),
-        "right": output[:, -1].argmax(-1) == batch.targets[:, -1],
-    }
-
-
 def variants(model, tokens, other_tokens, mask):
     return {
         **ablate.each(ablate.uniform, heads("all", model)),
@@ -50,44 +40,6 @@ def variants(model, tokens, other_tokens, mask):
         "patch": patch.activations("resid_pre.0", source=other_tokens, positions=[1]),
         "nothing": edit("z", lambda z: z, heads="0.0"),
     }
-
-
-def test_rows_are_what_single_runs_give(model, tokens, other_tokens, batch):
-    grid = variants(model, tokens, other_tokens, batch.hidden)
-    result = sweep(model, tokens, grid, metric=measures, batch=batch)
-    frame = result.frame.set_index(["variant", "metric"])
-    clean = measures(run(model, tokens), batch)
-    for name, given in grid.items():
-        edited = measures(run(model, tokens, *(given if isinstance(given, tuple) else (given,))), batch)
-        for metric in ("loss", "loss_hidden", "right"):
-            row = frame.loc[(name, metric)]
-            pairs = [
-                x[metric] if isinstance(x[metric], tuple) else (x[metric], torch.ones(8))
-                for x in (clean, edited)
-            ]
-            sums, counts = (np.stack([pair[i].double().numpy() for pair in pairs]) for i in (0, 1))
-            expected = summarise(sums, counts, seed=0, draws=1000, flips=9999, level=0.95)
-            np.testing.assert_allclose(row["value"], expected.value[1], rtol=1e-10)
-            np.testing.assert_allclose(row["baseline"], expected.value[0], rtol=1e-10)
-            np.testing.assert_allclose(row["effect"], expected.effect[1], rtol=1e-9, atol=1e-12)
-            np.testing.assert_allclose(row["effect_ci_low"], expected.effect_low[1], rtol=1e-9, atol=1e-12)
-            np.testing.assert_allclose(row["p_value"], expected.p_value[1])
-            if name != "nothing" and metric == "loss_hidden":
-                assert abs(row["effect"]) > 1e-4
-    assert (result.frame["n"] == 8).all()
-    np.testing.assert_allclose(result.baseline["value"][0], clean["loss"].mean())
-    assert bool(
-        result.baseline["value_ci_low"][0] < result.baseline["value"][0] < result.baseline["value_ci_high"][0]
-    )
-
-
-def test_batch_sizes_do_not_change_the_table(model, tokens, other_tokens, batch):
-    grid = variants(model, tokens, other_tokens, batch.hidden)
-    whole = sweep(model, tokens, grid, metric=measures, batch=batch).frame
-    for size in (3,) if model.cfg.n_layers > 1 else (1, 3, 8):
-        parts = sweep(model, tokens, grid, metric=measures, batch=batch, batch_size=size).frame
-        for column in ("value", "value_ci_low", "effect", "effect_ci_high", "p_value", "p_adjusted"):
-            np.testing.assert_allclose(parts[column], whole[column], rtol=1e-9, atol=1e-11)
 
 
 def test_the_metric_is_called_once_per_variant_and_chunk_on_one_variant(causal, tokens, batch):
@@ -279,67 +231,6 @@ def test_clean_passes_are_shared_by_variants(causal, tokens):
     assert passes.count(8) == 9
 
 
-def test_columns_of_two_examples_are_not_taken_for_their_rows(causal, tokens):
-    """A pair (tokens, targets) of two examples has as many entries as the batch has rows."""
-    two, targets = tokens[:2], torch.tensor([1, 2])
-
-    def metric(output, batch):
-        tokens, right = zip(*batch, strict=True)
-        return torch.stack(
-            [row[len(one) - 1, to] for row, one, to in zip(output, tokens, right, strict=True)]
-        )
-
-    variants = {"a": ablate.zero("0.1")}
-    for call in (
-        lambda batch: sweep(causal, two, variants, metric, batch=batch, draws=2, flips=2),
-        lambda batch: patch.attribution(causal, two, two, metric, batch=batch, draws=2, flips=2),
-    ):
-        for batch in ((two, targets), [two, targets.numpy()]):
-            with pytest.raises(CircuitsError, match="batch is 2 tensors of 2 rows each"):
-                call(batch)
-    rows = list(zip(two, targets, strict=True))
-    found = sweep(causal, two, variants, metric, batch=rows, draws=2, flips=2).frame["value"][0]
-    edited = run(causal, two, variants["a"])
-    assert found == pytest.approx(float(edited[[0, 1], -1, [1, 2]].mean()), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"variants": {}}, "no variants"),
-        ({"variants": {"a": ()}}, "variant 'a' has no intervention"),
-        (
-            {"variants": {"1": ablate.zero("0.1"), 1: ablate.zero("0.2")}},
-            "two variants are called '1' in the table",
-        ),
-        ({"batch": 5}, "batch has len\\(\\) and takes a slice of rows; got int"),
-        ({"variants": {"a": "all"}}, "variant 'a': not an intervention"),
-        ({"variants": {"a": ablate.zero("9.0")}}, r"variant 'a': ablate\.zero.*no head 9\.0"),
-        ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2$"),
-        (
-            {"batch": (torch.ones(8), torch.ones(8, 3))},
-            "batch has 2; of several tensors make torch.utils.data.Ten",
-        ),
-        ({"batch": {"a": torch.ones(8)}}, "got dict; of several tensors make torch.utils.data.TensorDataset"),
-        ({"engine": "fast"}, "engine='fast' is gone; \"auto\" runs fast what can be"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": "big"}, "batch_size='big'"),
-        ({"chunk": 18}, "no argument chunk=; batch_size= bounds the rows"),
-        ({"draws": 0}, "draws"),
-        ({"seed": -1}, "seed=-1; a seed is an integer from 0"),
-        ({"metric": "accuracy"}, "metric: expected a function"),
-        ({"metric": lambda output, batch: output}, "pass batch="),
-        ({"positions": torch.ones(8, 6, dtype=torch.bool)}, "mask"),
-        ({"positions": []}, "no position"),
-    ],
-)
-def test_faults_are_found_before_any_run(causal, tokens, arguments, message):
-    causal.register_forward_pre_hook(lambda module, inputs: pytest.fail("the model was run"))
-    with pytest.raises(CircuitsError, match=message) as caught:
-        sweep(causal, tokens, **{"variants": {"a": ablate.zero("0.1")}, **arguments})
-    assert "\n" not in str(caught.value)
-
-
 def test_a_dataset_is_a_batch_of_several_tensors(causal, tokens):
     targets, weights = tokens[:, 0], torch.arange(8.0)
     dataset = torch.utils.data.TensorDataset(targets, weights)
@@ -354,24 +245,6 @@ def test_a_dataset_is_a_batch_of_several_tensors(causal, tokens):
         causal, tokens, variants, lambda out, b: by_tuple(out, (b[:, 0].long(), b[:, 1])), batch=both
     )
     np.testing.assert_allclose(found.frame["value"], expected.frame["value"], rtol=1e-6)
-
-
-def test_a_bad_metric_is_found_on_the_first_run(causal, tokens):
-    runs = []
-    causal.register_forward_pre_hook(lambda module, inputs: runs.append(1))
-    with pytest.raises(CircuitsError, match=r"returned \[\] for 8 examples"):
-        sweep(
-            causal, tokens, {"a": ablate.mean("0.1", reference=tokens)}, metric=lambda output: output.mean()
-        )
-    assert len(runs) == 1
-
-
-def test_outputs_that_are_not_numbers(causal, tokens):
-    with pytest.raises(CircuitsError, match="variant 'a': the output is not finite"):
-        sweep(causal, tokens, {"a": edit("z.0", lambda z: z / 0 * 0)})
-    causal.unembed.b_U.data[0] = float("nan")
-    with pytest.raises(CircuitsError, match="the unedited model: the output is not finite"):
-        sweep(causal, tokens, {"a": ablate.zero("0.1")})
 
 
 def test_positions_default_to_those_that_the_metric_says_it_reads(causal, tokens):
@@ -391,22 +264,6 @@ def test_positions_default_to_those_that_the_metric_says_it_reads(causal, tokens
     with pytest.raises(CircuitsError, match="not finite"):
         sweep(causal, tokens, variants, metric=Task().wrong)
     assert sweep(causal, tokens, variants, metric=Task().wrong, positions=[0]).settings["positions"] == [0]
-
-
-def test_the_table_says_which_way_a_patch_goes(causal, tokens, other_tokens):
-    stored = cache(causal, other_tokens, "z")
-    variants = {
-        "clean": patch.activations("z", other_tokens),
-        "stored": patch.activations("z", stored),
-        "path": patch.path("0.1", "1.2", source=other_tokens),
-        "zero": ablate.zero("0.1"),
-    }
-    frame = sweep(causal, tokens, variants).frame.drop_duplicates("variant")
-    names = dict(zip(frame["variant"], frame["intervention"], strict=True))
-    assert names["clean"] == names["stored"] == "patch.activations (source -> run)"
-    assert names["path"].startswith("patch.path(")
-    assert names["path"].endswith("(source -> run)")
-    assert names["zero"] == "ablate.zero"
 
 
 def test_metrics_that_only_some_runs_return(causal, tokens):
