@@ -3,7 +3,7 @@
     python benchmarks/nuclear_norm.py [--matrices 256] [--n 7] [--rank 2] [--penalty 0.0005] [--repeats 5]
 
 The peer builds a CVXPY problem for each matrix, all its entries in one constraint or one sum, and solves it. Beside it:
-the problem compiled once whose parameters change, on one process and on several (their start included), and the
+the problem compiled once whose parameters change, and the
 batched interior-point method on one thread. All solve the same matrices; objectives must agree to 1e-4, relative.
 Prints seconds, and ratios to the peer: medians over interleaved repeats, with their range.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 import tasks
-from tasks.matrix_completion.convex import OPTIONS, SOLVERS, solve_by_cvxpy
+from tasks.matrix_completion.convex import OPTIONS, solve_by_cvxpy
 from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, objective
 
 
@@ -48,8 +48,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=7)
     parser.add_argument("--rank", type=int, default=2)
     parser.add_argument("--penalty", type=float)
-    parser.add_argument("--solver", choices=SOLVERS, default=SOLVERS[0])
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--solver", choices=OPTIONS, default="CLARABEL")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -61,10 +60,7 @@ def main() -> None:
 
     ways: dict[str, Callable[[], torch.Tensor]] = {
         "a problem each": lambda: one_problem_each(values, hidden, penalty, solver),
-        "compiled, 1 process": lambda: solve_by_cvxpy(values, hidden, penalty, solver=solver).matrices,
-        f"compiled, {options.processes} processes": lambda: (
-            solve_by_cvxpy(values, hidden, penalty, solver=solver, processes=options.processes).matrices
-        ),
+        "compiled once": lambda: solve_by_cvxpy(values, hidden, penalty, solver).matrices,
         "batched": lambda: least_nuclear_norm(values, hidden, penalty).matrices,
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

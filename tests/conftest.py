@@ -89,8 +89,6 @@ LONG = {
         "progress_of_training_shows_where_it_is",
     ),
     "interp_tasks/cli/test_plot_formats": ("pictures_of_an_earlier_call_go",),
-    "interp_tasks/experiments/matrix/test_baseline": ("table_page_and_a_single_example[algorithm",),
-    "interp_tasks/experiments/test_probe": ("the_figure_and_the_page",),
     "interp_tasks/grids/test_grid": (
         "a_unit_whose_process_dies",
         "dask_gives_the_table_of_one_process",

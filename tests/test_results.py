@@ -267,7 +267,7 @@ def test_what_a_command_wrote_is_what_the_page_shows(tmp_path):
     rows = found.frame[(found.frame["variant"] == "circuit") & (found.frame["step"] == 3000)].set_index(
         "metric"
     )
-    (c,) = found.circuits.values()
+    (c,) = found.data["circuits"].values()
     assert one["size"] == len(c)
     for key, metric, column in (
         ("faithfulness", "faithfulness", "value"),

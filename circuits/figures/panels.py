@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from circuits.figures.layout import Panel, log_axis
 from circuits.figures.palette import COLOURS, SEQUENTIAL, mark
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Curves of at most this many points have a symbol at each; maps of at most so many columns show their numbers.
 MARKED, NUMBERED = 40, 12
@@ -113,6 +113,8 @@ def _positive(series: Mapping[str, Series], letter: str) -> tuple[float, float]:
     every = [
         each for one in series.values() for each in ([one.x] if letter == "x" else [one.y, one.low, one.high])
     ]
+    import numpy as np
+
     values = np.concatenate([np.asarray(each, dtype=float) for each in every if each is not None])
     values = values[np.isfinite(values) & (values > 0)]
     return (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
@@ -236,6 +238,9 @@ def heat(
         text: in the cells (default: the values, of at most `NUMBERED` columns; `numbers` says otherwise).
         start, end: the values at the ends of the colours (default: the largest; 0 or minus the largest).
     """
+    import numpy as np
+    import pandas as pd
+
     table = values if isinstance(values, pd.DataFrame) else pd.DataFrame(np.asarray(values))
     grid = table.to_numpy(dtype=float)
     sizes = np.abs(grid[np.isfinite(grid)])

@@ -12,9 +12,8 @@ from playwright.sync_api import sync_playwright
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
-from interp_tasks.experiments._demo.figure import matrix_panel
-from interp_tasks.experiments._demo.matrices import Filled, fill_in
-from interp_tasks.experiments._demo.measure import MATRIX_RUN
+from interp_tasks.demo.measure import MATRIX_RUN, Filled, fill_in
+from interp_tasks.demo.page import matrix_panel
 from interp_tasks.measurement.run_logs import Run, find_runs, plateau_levels, read_one
 from interp_tasks.pages import Figure, Page
 

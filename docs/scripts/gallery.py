@@ -80,13 +80,14 @@ def patched() -> Any:
 
 
 def smallest_circuit() -> Any:
-    (found,) = experiments.circuit(f"{ADDITION}@post", samples=512, curve=False).circuits.values()
+    (found,) = experiments.circuit(f"{ADDITION}@post", samples=512, curve=False).data["circuits"].values()
     return found.plot()
 
 
 def curves() -> Any:
     series = {
-        run: (curve.steps, curve.values) for (run, _), curve in experiments.drops(MATRIX).curves.items()
+        run: (curve.steps, curve.values)
+        for (run, _), curve in experiments.drops(MATRIX).data["curves"].items()
     }
     return plots.curve(series, x_title="step", y_title="error at hidden entries")
 

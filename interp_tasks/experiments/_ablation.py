@@ -1,4 +1,8 @@
-"""Measures which metrics move when attention heads are changed."""
+"""Measures which metrics move when attention heads are changed.
+
+Its ``frame`` has a row for each checkpoint, variant and metric. The metrics are the task's, or for bare tokens the
+distance of the output from the unedited one.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+HEADS = typer.Option("--heads", metavar="SPEC", help=HEADS_HELP)
+
+
 @experiment("Intervene", says={"mode": None, "keys": None, "positions": "all"}, metrics=metrics_of_task)
 def ablation(
     refs: str | Sequence[str],
-    heads: Annotated[
-        str | Sequence[Any], typer.Option("--heads", metavar="SPEC", help=HEADS_HELP), list[str]
-    ] = "all",
+    heads: Annotated[str | Sequence[Any], HEADS, list[str]] = "all",
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
@@ -53,10 +58,6 @@ def ablation(
         positions: edit only here: positions, or a boolean mask of the task's examples by name
             (``"hidden"``, ``"observed"``).
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
-
-    Returns:
-        A :class:`Result`; its ``frame`` has a row for each checkpoint, variant and metric. The metrics are
-        the task's, or for bare tokens the distance of the output from the unedited one.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.

@@ -1,12 +1,15 @@
 """Finds the heads that matter, alone and together.
 
 It makes one edit of each head, each layer, all heads, and groups by name or class.
+
+``plot()`` shows effects as a map, layer by head, and groups as points. By class, the notes say which heads each class
+has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,6 +38,19 @@ if TYPE_CHECKING:
     from circuits import Head, Intervention
 
 
+GROUPS = typer.Option(
+    "--group", metavar="NAME=HEADS", help="Some heads together, as in copying=0.1+2.3-5. Repeat."
+)
+BY_CLASS = typer.Option(
+    "--by-class", help="Groups are classes by what heads attend to on other examples; with ratios."
+)
+LEAST = typer.Option("--least", help="With --by-class: the N heads closest to no template, as a group.")
+RANDOM = typer.Option("--random", help="Beside groups N draws of as many heads at random.")
+RANDOM_SIZE = typer.Option(
+    "--random-size", metavar="K", help="Random draws of K heads alone.", show_default="as each group"
+)
+
+
 @experiment(
     "Intervene",
     says={
@@ -53,42 +69,21 @@ def heads(
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
-    groups: Annotated[
-        Mapping[str, str] | Sequence[str],
-        typer.Option(
-            "--group", metavar="NAME=HEADS", help="Some heads together, as in copying=0.1+2.3-5. Repeat."
-        ),
-        list[str],
-    ] = (),
-    by_class: Annotated[
-        bool,
-        typer.Option(
-            "--by-class", help="Groups are classes by what heads attend to on other examples; with ratios."
-        ),
-    ] = False,
-    least: Annotated[
-        int, typer.Option("--least", help="With --by-class: the N heads closest to no template, as a group.")
-    ] = 0,
-    random: Annotated[
-        int, typer.Option("--random", help="Beside groups N draws of as many heads at random.")
-    ] = 0,
-    random_size: Annotated[
-        int | None,
-        typer.Option(
-            "--random-size", metavar="K", help="Random draws of K heads alone.", show_default="as each group"
-        ),
-    ] = None,
+    groups: Annotated[Mapping[str, str] | Sequence[str], GROUPS, list[str]] = (),
+    by_class: Annotated[bool, BY_CLASS] = False,
+    least: Annotated[int, LEAST] = 0,
+    random: Annotated[int, RANDOM] = 0,
+    random_size: Annotated[int | None, RANDOM_SIZE] = None,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
 
-    One table; the figure is a map of effects, layer by head, with the groups as points.
+    The figure is a map of effects, layer by head, with the groups as points.
 
     Args:
         refs: one or several REFs; all see the same examples.
         mode: what is done to the heads, as in :func:`ablation`.
-        keys: see ``mode``.
-        positions: see ``mode``.
+        keys, positions: see ``mode``.
         groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
         by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
             examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
@@ -100,81 +95,81 @@ def heads(
         random_size: with ``random``, draws of so many heads alone.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
-    Returns:
-        A :class:`Result`; ``plot()`` shows effects as a map, layer by head, and groups as points. By class, the notes
-        say which heads each class has.
-
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
     edit = HeadEdit.read(mode, keys, positions)
     named = read_groups(groups)
     check_controls(by_class or bool(named), by_class, least, random, random_size)
-
-    classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
-
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        """Measures one checkpoint: each head, each layer, all heads and groups edited, or classes of heads."""
-        from circuits import draws
-
-        every = tuple(every_head(subject.sizes))
-        chosen: dict[str, tuple[Head, ...]] = {}
-        grouped: dict[str, tuple[Head, ...]] = {}
-        if by_class:
-            head_classes = head_classes_held_out(subject)
-            chosen |= head_classes.groups()
-            if least:
-                chosen[f"least patterned {least}"] = head_classes.least(least)
-            grouped = dict(chosen)
-            classes[str(subject.labels["ref"])] = grouped
-            for name in named:
-                if name in chosen:
-                    raise UserError(f"--group {name}: there is a class of that name; choose another")
-        else:
-            chosen |= {str(head): (head,) for head in every} | by_layer(every)
-        chosen["all"] = every
-        groups_here = {name: group.resolve(subject.sizes) for name, group in named.items()}
-        variants: dict[str, Any] = {**edit.on(subject, chosen | groups_here)}
-        sizes = {len(group) for group in (grouped | groups_here).values()} - {len(every)}
-        if random_size is not None:
-            sizes = {random_size}
-        for size in sorted(sizes) if random else ():
-            if f"random {size}" in named:
-                raise UserError(f"--group random {size}: there are random draws of that name; choose another")
-
-            def at_random(seed: int, size: int = size) -> Intervention:
-                return edit.on(subject, {"": drawn(every, size, seed)})[""]
-
-            variants[f"random {size}"] = draws(at_random, random, subject.seed)
-        return swept(subject, variants, edit.name, ratios=by_class)
-
+    chosen = Chosen(edit, named, by_class, least, random, random_size)
+    asked = {"by_class": by_class, "least": least, "random": random, "random_size": random_size}
+    config = {**edit.describe(), "groups": {name: group.text for name, group in named.items()}, **asked}
+    fewer = {"least": least, "random-size": random_size or 0}
+    parts = ModelParts(list(named.values()), positions=edit.positions_by_option, fewer_heads=fewer)
     result = measure(
         "heads",
         refs,
         options,
-        measure_checkpoint,
-        config={
-            **edit.describe(),
-            "groups": {name: group.text for name, group in named.items()},
-            "by_class": by_class,
-            "least": least,
-            "random": random,
-            "random_size": random_size,
-        },
+        chosen.measured,
+        config=config,
         notes=edit.notes,
-        parts=ModelParts(
-            list(named.values()),
-            positions=edit.positions_by_option,
-            fewer_heads={"least": least, "random-size": random_size or 0},
-        ),
+        parts=parts,
         check=edit.check,
     )
     if not by_class:
         return result
-    note = [
-        f"Classes of {ref}, found on other examples: {listed(groups)}." for ref, groups in classes.items()
+    found = [
+        f"Classes of {ref}, found on other examples: {listed(of)}." for ref, of in chosen.classes.items()
     ]
-    return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *note))
+    return replace(
+        result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *found)
+    )
+
+
+@dataclass
+class Chosen:
+    """Which heads are edited together, and what is drawn beside them; ``classes``: REF -> the heads of each class."""
+
+    edit: HeadEdit
+    named: Mapping[str, Any]
+    by_class: bool
+    least: int
+    random: int
+    random_size: int | None
+    classes: dict[str, Mapping[str, tuple[Head, ...]]] = field(default_factory=dict)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
+        """Measures one checkpoint: each head, each layer, all heads and groups edited, or classes of heads."""
+        from circuits import draws
+
+        every = tuple(every_head(subject.sizes))
+        classes = self.classes_of(subject) if self.by_class else {}
+        alone = {} if self.by_class else {str(head): (head,) for head in every} | by_layer(every)
+        groups = {name: group.resolve(subject.sizes) for name, group in self.named.items()}
+        variants: dict[str, Any] = {**self.edit.on(subject, {**classes, **alone, "all": every, **groups})}
+        sizes = {len(group) for group in ({**classes, **groups}).values()} - {len(every)}
+        for size in (
+            sorted({self.random_size} if self.random_size is not None else sizes) if self.random else ()
+        ):
+            if f"random {size}" in self.named:
+                raise UserError(f"--group random {size}: there are random draws of that name; choose another")
+
+            def at_random(seed: int, size: int = size) -> Intervention:
+                return self.edit.on(subject, {"": drawn(every, size, seed)})[""]
+
+            variants[f"random {size}"] = draws(at_random, self.random, subject.seed)
+        return swept(subject, variants, self.edit.name, ratios=self.by_class)
+
+    def classes_of(self, subject: LoadedCheckpoint) -> dict[str, tuple[Head, ...]]:
+        found = head_classes_held_out(subject)
+        classes = dict(found.groups())
+        if self.least:
+            classes[f"least patterned {self.least}"] = found.least(self.least)
+        self.classes[str(subject.labels["ref"])] = classes
+        for name in self.named:
+            if name in classes:
+                raise UserError(f"--group {name}: there is a class of that name; choose another")
+        return classes
 
 
 def check_controls(

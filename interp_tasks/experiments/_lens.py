@@ -1,10 +1,16 @@
-"""Finds when the answer can be read out and which components write it."""
+"""Finds when the answer can be read out and which components write it.
+
+A :class:`Result` with the rows ``read-out after embed``, ``read-out after layer 0``, ... (the final norm and
+unembedding applied there) and ``without direct 0.1``, ``without direct mlp 0``, ... (the output minus what the
+component adds to it along the residual stream), each compared with the full output.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.activations import in_passes
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -16,15 +22,10 @@ if TYPE_CHECKING:
     from circuits import Lens
 
 READ_OUT, WITHOUT = "read-out", "without direct"
-#: Examples of one pass hold at most this many tokens: every contribution is as large as the output.
-TOKENS_PER_PASS = 16384
 
 
 @experiment(metrics=metrics_of_task)
-def lens(
-    refs: str | Sequence[str],
-    **options: Unpack[Options],
-) -> Result:
+def lens(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Read the residual stream out after each layer, and the output without each component's direct effect.
 
     Every number is compared with the full output on the same examples.
@@ -32,11 +33,6 @@ def lens(
     Args:
         refs: one or several REFs; all see the same examples.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
-
-    Returns:
-        A :class:`Result` with the rows ``read-out after embed``, ``read-out after layer 0``, ... (the final norm and
-        unembedding applied there) and ``without direct 0.1``, ``without direct mlp 0``, ... (the output minus what
-        the component adds to it along the residual stream), each compared with the full output.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
@@ -62,11 +58,10 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
     from circuits import lens as through
 
     columns: dict[str, dict[str, Any]] = {}
-    step = max(1, TOKENS_PER_PASS // subject.tokens.shape[1])
 
     def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
-        for start in range(0, len(subject.tokens), step):
-            seen = through(subject.model, subject.tokens[start : start + step])
+        for tokens in in_passes(subject.tokens):
+            seen = through(subject.model, tokens)
             read_outs = outputs(seen)
             columns.update({about["variant"]: about for about, _ in read_outs})
             yield seen.output, {about["variant"]: output for about, output in read_outs}

@@ -1,4 +1,8 @@
-"""Replaces activations by those of another input or of another checkpoint."""
+"""Replaces activations by those of another input or of another checkpoint.
+
+Where the source has targets of its own, every metric stands there a second time, ``mse_masked (source)``: the same
+output judged by the source's targets.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,12 @@ if TYPE_CHECKING:
 RESAMPLE = "resample"
 #: What a task may call a source. Everything else is a REF.
 NAME = re.compile(r"[A-Za-z_][\w-]*")
+SOURCE = typer.Option("--source", metavar="SOURCE", help="REF, resample, or a name of the task's.")
+SITE = typer.Option(
+    "--site", metavar="SITE", help=f"{', '.join(KINDS)}; in layer 1 alone z.1. Repeat for rows."
+)
+HEADS = typer.Option("--heads", metavar="SPEC", help=HEADS_HELP, show_default="all, where there are heads")
+BY_CLASS = typer.Option("--by-class", help="A row more for each class of heads, by what they attend to.")
 
 
 @experiment(
@@ -56,25 +66,11 @@ NAME = re.compile(r"[A-Za-z_][\w-]*")
 )
 def patch(
     refs: str | Sequence[str],
-    source: Annotated[
-        str, typer.Option("--source", metavar="SOURCE", help="REF, resample, or a name of the task's.")
-    ],
-    site: Annotated[
-        str | Sequence[str],
-        typer.Option(
-            "--site", metavar="SITE", help=f"{', '.join(KINDS)}; in layer 1 alone z.1. Repeat for rows."
-        ),
-        list[str],
-    ] = "z",
-    heads: Annotated[
-        str | Sequence[Any] | None,
-        typer.Option("--heads", metavar="SPEC", help=HEADS_HELP, show_default="all, where there are heads"),
-        list[str],
-    ] = None,
+    source: Annotated[str, SOURCE],
+    site: Annotated[str | Sequence[str], SITE, list[str]] = "z",
+    heads: Annotated[str | Sequence[Any] | None, HEADS, list[str]] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
-    by_class: Annotated[
-        bool, typer.Option("--by-class", help="A row more for each class of heads, by what they attend to.")
-    ] = False,
+    by_class: Annotated[bool, BY_CLASS] = False,
     **options: Unpack[Options],
 ) -> Result:
     """Put activations from a source into a run, and see which metrics move.
@@ -95,10 +91,6 @@ def patch(
         by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
-    Returns:
-        A :class:`Result`. Where the source has targets of its own, every metric stands there a second time,
-        ``mse_masked (source)``: the same output judged by the source's targets.
-
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
@@ -112,57 +104,64 @@ def patch(
     refs = resolve_refs(refs, examples)
     if checkpoint is not None:
         check_architecture([checkpoint], refs)
-    loaded: list[Any] = []
+    chosen = Chosen(source, checkpoint, sites, specs, at, by_class, options.get("device", "cpu"))
+    config = {
+        "source": source if checkpoint is None else checkpoint.resolved.ref,
+        "site": sites,
+        "heads": None if heads is None else [str(spec) for spec in specs],
+        "positions": at or "all",
+        "by_class": by_class,
+    }
+    told = notes(source, checkpoint, judged=checkpoint is None and examples.tokens is None)
+    parts = ModelParts(specs, sites, positions={"--positions": at})
+    return measure(
+        "patch", refs, options, chosen.measured, config=config, notes=told, parts=parts, check=chosen.check
+    )
 
-    def check(planned: PendingCheckpoint) -> None:
-        select_positions(planned, at)
-        check_within(planned, "--positions", at)
-        if checkpoint is None:
-            source_examples(planned, source)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+@dataclass
+class Chosen:
+    """What is patched, where, and from where."""
+
+    source: str
+    checkpoint: SourceCheckpoint | None
+    sites: Sequence[str]
+    specs: Sequence[Any]
+    positions: Any
+    by_class: bool
+    device: str
+    model: Any = None
+
+    def check(self, planned: PendingCheckpoint) -> None:
+        select_positions(planned, self.positions)
+        check_within(planned, "--positions", self.positions)
+        if self.checkpoint is None:
+            source_examples(planned, self.source)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
 
-        if checkpoint is None:
-            other = source_examples(subject, source)
+        if self.checkpoint is None:
+            other = source_examples(subject, self.source)
             given = other if subject.task is None else other.tokens
         else:
-            loaded[:] = loaded or [checkpoint.load(options.get("device", "cpu")).model]
-            other, given = None, cache(loaded[0], subject.tokens, sites)
+            self.model = self.model or self.checkpoint.load(self.device).model
+            other, given = None, cache(self.model, subject.tokens, self.sites)
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
-        classes = head_classes_held_out(subject).groups() if by_class else {}
-        for chosen_site in sites:
-            site_classes = classes if has_heads(chosen_site) and "." not in chosen_site else {}
-            for label, chosen in (selected(chosen_site, specs, subject.sizes) | site_classes).items():
-                row = label if label and len(sites) == 1 else f"{chosen_site} {label}".strip()
-                variants[row] = patches.activations(
-                    chosen_site, given, chosen, positions=select_positions(subject, at)
-                )
-                names[row] = called(chosen_site, {"positions": at, "source": source})
+        classes = head_classes_held_out(subject).groups() if self.by_class else {}
+        at = select_positions(subject, self.positions)
+        for site in self.sites:
+            of_site = classes if has_heads(site) and "." not in site else {}
+            for label, chosen in (selected(site, self.specs, subject.sizes) | of_site).items():
+                row = label if label and len(self.sites) == 1 else f"{site} {label}".strip()
+                variants[row] = patches.activations(site, given, chosen, positions=at)
+                names[row] = called(site, {"positions": self.positions, "source": self.source})
         if subject.task is None or other is None:
             return swept(subject, variants, names)
-        both = Both(subject.batch, other)
-        return swept(subject, variants, names, judged_by_both(subject.task), both)
-
-    return measure(
-        "patch",
-        refs,
-        options,
-        measure_checkpoint,
-        config={
-            "source": source if checkpoint is None else checkpoint.resolved.ref,
-            "site": sites,
-            "heads": None if heads is None else [str(spec) for spec in specs],
-            "positions": at or "all",
-            "by_class": by_class,
-        },
-        notes=notes(source, checkpoint, judged=checkpoint is None and examples.tokens is None),
-        parts=ModelParts(specs, sites, positions={"--positions": at}),
-        check=check,
-    )
+        return swept(subject, variants, names, judged_by_both(subject.task), Both(subject.batch, other))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Measures which metrics move when position embeddings are shuffled, many times."""
+"""Measures which metrics move when position embeddings are shuffled, many times.
+
+Per checkpoint, choice and metric a row that pools the draws (``draw`` empty), then one for each. ``spread()`` says
+how the draws differ.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +27,19 @@ if TYPE_CHECKING:
 
 ALL = "all"
 WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
+DRAWS = typer.Option("--draws", metavar="N", help="Random permutations.")
+WHAT_OPTION = typer.Option(
+    "--what",
+    metavar="NAME",
+    help="all; of a grid of positions rows, within-rows, middle-row, columns, ... Repeat for rows.",
+)
 
 
 @experiment("Intervene", says={"draws": None, "what": [ALL]}, metrics=metrics_of_task)
 def permute(
     refs: str | Sequence[str],
-    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random permutations.")] = 20,
-    what: Annotated[
-        str | Sequence[str],
-        typer.Option(
-            "--what",
-            metavar="NAME",
-            help="all; of a grid of positions rows, within-rows, middle-row, columns, ... Repeat for rows.",
-        ),
-        list[str],
-    ] = ALL,
+    draws: Annotated[int, DRAWS] = 20,
+    what: Annotated[str | Sequence[str], WHAT_OPTION, list[str]] = ALL,
     **options: Unpack[Options],
 ) -> Result:
     """Permute the position embeddings, many times, and see which metrics move.
@@ -52,10 +54,6 @@ def permute(
             row by its own permutation; ``"middle-row"``: inside the middle row alone (of an even number the two in
             the middle). A list: a row each.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
-
-    Returns:
-        A :class:`Result`; per checkpoint, choice and metric a row that pools the draws (``draw`` empty), then one for
-        each. ``spread()`` says how the draws differ.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.

@@ -22,7 +22,6 @@ from interp_tasks.texts import counted
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.experiments import DropsResult
     from interp_tasks.grids.run import Grid
 
 #: What tells one row from another, but for the run it is of.
@@ -127,7 +126,7 @@ def result_of(grid: Grid) -> Result:
     return Result("grid", rows, grid.spec.model_dump(mode="json", by_alias=True), tuple(notes))
 
 
-def drops_of(grid: Grid) -> DropsResult | None:
+def drops_of(grid: Grid) -> Result | None:
     """Finds when the trained runs of the grid drop; ``None`` where there are none, or their logs are too short."""
     from interp_tasks.experiments import drops
 
@@ -142,10 +141,12 @@ def drops_of(grid: Grid) -> DropsResult | None:
         result = drops(trained)
     except UserError:
         return None
-    curves = {(name.replace(root, ""), metric): curve for (name, metric), curve in result.curves.items()}
-    return replace(result, frame=relative(result.frame, root), curves=curves)
+    curves = {
+        (name.replace(root, ""), metric): curve for (name, metric), curve in result.data["curves"].items()
+    }
+    return replace(result, frame=relative(result.frame, root), data={"curves": curves})
 
 
-def write(grid: Grid, result: Result, drops: DropsResult | None) -> list[Path]:
+def write(grid: Grid, result: Result, drops: Result | None) -> list[Path]:
     """Writes ``grid.parquet`` and so on, and ``drops.parquet`` and so on with a page, into the grid's folder."""
     return [*result.write(grid.folder), *([] if drops is None else drops.write(grid.folder, page=True))]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from importlib.util import find_spec
 from inspect import signature
-from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from interp_tasks.errors import UserError
@@ -42,14 +40,12 @@ class Experiment:
     @property
     def compares_metrics(self) -> bool:
         """Whether its rows are metrics of a task, of which people see one if they do not ask for more."""
-        return self.metrics is not None or self.part("table") is None
+        return self.metrics is not None or self.defined("view_columns") is None
 
-    def part(self, kind: str) -> ModuleType | None:
-        """Imports ``table`` or ``figure`` of the experiment's folder; ``None`` where there is none."""
-        folder, _, file = self.function.__module__.rpartition(".")
-        if file != "measure" or find_spec(f"{folder}.{kind}") is None:
-            return None
-        return importlib.import_module(f"{folder}.{kind}")
+    def defined(self, name: str) -> Callable[..., Any] | None:
+        """Returns a function that stands beside the experiment, such as ``view_rows``, where there is one."""
+        found: Callable[..., Any] | None = getattr(sys.modules[self.function.__module__], name, None)
+        return found
 
 
 def metrics_of_task(task: Any) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Self
 
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.table import holm_note, of_metric, shown_columns, shown_rows, spread
 
 #: Endings of the files that hold a result, and of its page.
@@ -51,6 +52,7 @@ class Result:
         frame: one row per checkpoint, variant and metric, with the columns of ``experiments.COLUMNS``.
         config: what was asked for, JSON.
         notes: sentences a reader of the numbers needs.
+        data: what figures draw beside the table, by name.
     """
 
     experiment: str
@@ -58,6 +60,7 @@ class Result:
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=versions)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         from circuits.tables import short_table
@@ -66,11 +69,6 @@ class Result:
         is_compared = "effect" in self.frame and self.frame["effect"].notna().any()
         text = short_table(self.frame, SHOWN_COMPARED if is_compared else SHOWN_ALONE)
         return "\n".join([f"{self.experiment}:", text, *self.notes])
-
-    @classmethod
-    def of(cls, result: Result, **more: Any) -> Self:
-        """Returns a result as one of this class, with these attributes added or replaced."""
-        return cls(**{**vars(result), **more})
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the rows as JSON values; a missing value is ``None``, never NaN."""
@@ -161,20 +159,12 @@ class Result:
         """Returns the spread of draws: ``draws, sd, smallest, largest`` of their values, by pooled row of the table."""
         return spread(self.frame)
 
-    def plot(self) -> plotly.graph_objects.Figure:
-        """Draws every value beside its baseline, a panel per metric; for ``heads``, also a map of effects.
-
-        Where a run has four steps or more, these are lines over steps.
-        """
-        from interp_tasks.measurement.figure import figure
-
-        return self.titled(figure(self.frame), self.heading())
-
-    def titled(self, figure: plotly.graph_objects.Figure, title: str) -> plotly.graph_objects.Figure:
-        """Returns a figure with a title and caption in it; a page has these beside the figure instead."""
+    def plot(self, at: int = 0) -> plotly.graph_objects.Figure:
+        """Returns one of :meth:`figures`, the first by default, with its title and caption in it."""
         from circuits.plots import titled
 
-        return titled(figure, title, self.caption())
+        shown = self.figures()[at]
+        return titled(shown.figure, shown.title, shown.caption)
 
     def page(self, title: str | None = None) -> Page:
         """Returns the figures and the table on one self-contained page."""
@@ -199,12 +189,29 @@ class Result:
 
     def page_title(self) -> str:
         """Returns the experiment's name, with the edit of the models where there are at most two."""
+        if self.own_figures is not None:
+            return self.experiment
         names = [name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"]
         return f"{self.experiment}: {', '.join(names)}" if 0 < len(names) < 3 else self.experiment
 
     def figures(self) -> list[Figure]:
-        """Returns the figures of the page, in order: that of :meth:`plot`, unless an experiment has others."""
-        return [Figure(self.plot(), self.heading(), self.caption())]
+        """Returns the figures of the page, in order: those of the experiment, or every value beside its baseline.
+
+        The latter have a panel per metric, for ``heads`` also a map of effects; where a run has four steps or more,
+        these are lines over steps.
+        """
+        from interp_tasks.measurement.figure import figure
+
+        if self.own_figures is not None:
+            own: list[Figure] = self.own_figures(self)
+            return own
+        return [Figure(figure(self.frame), self.heading(), self.caption())]
+
+    @property
+    def own_figures(self) -> Callable[[Result], list[Figure]] | None:
+        """The function ``figures`` that stands beside the experiment, where it has one."""
+        known = EXPERIMENTS.get(self.experiment)
+        return None if known is None else known.defined("figures")
 
     def edits(self) -> str:
         """Returns ", NAME" of the edit where there is one; else the table and the variants name them."""

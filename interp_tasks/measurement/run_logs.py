@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
 from interp_tasks.checkpoints.drop import final_level, why_no_drop
-from interp_tasks.checkpoints.marks import theoretical_plateau
+from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_clock
 from interp_tasks.errors import UserError
@@ -269,3 +269,13 @@ def plateau_levels(run: Run) -> Mapping[str, float]:
     config = dict(run.config.get("task", {}))
     name = config.pop("name", None)
     return tasks.get(name, **config).plateau_levels() if name in tasks.list() else {}
+
+
+def logged_drop(run: Path) -> Drop | None:
+    """Returns the drop that a run logged; ``None`` where there is none."""
+    if not (run / RUN_FILE).is_file():
+        return None
+    try:
+        return find_drop(run, read_run(run), run.name)
+    except UserError:
+        return None

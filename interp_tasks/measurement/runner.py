@@ -21,9 +21,6 @@ from interp_tasks.measurement.table import RATIO, holm_note, tidy
 if TYPE_CHECKING:
     import pandas
 
-#: Examples of one pass hold at most this many tokens.
-TOKENS_PER_PASS = 16384
-
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from types import ModuleType
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
@@ -13,6 +12,9 @@ from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
 if TYPE_CHECKING:
     import pandas
+
+#: Columns of one row, as it is made.
+Row = dict[str, Any]
 
 COLUMNS = (
     "experiment",
@@ -61,6 +63,38 @@ def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame.astype(dict.fromkeys(WHOLE, "Int64"))
 
 
+def numbers(
+    value: float,
+    interval: Iterable[float] | None = None,
+    baseline: float | None = None,
+    effect_interval: Iterable[float] | None = None,
+) -> Row:
+    """Returns the columns of a number, of what it is compared with, and of their difference, with intervals."""
+    row: Row = {"value": float(value)}
+    if interval is not None:
+        row |= zip(("value_ci_low", "value_ci_high"), map(float, interval), strict=True)
+    if baseline is not None:
+        row |= {"baseline": float(baseline), "effect": float(value) - float(baseline)}
+    if effect_interval is not None:
+        row |= zip(("effect_ci_low", "effect_ci_high"), map(float, effect_interval), strict=True)
+    return row
+
+
+def side_by_side(
+    frame: pandas.DataFrame,
+    key: Callable[[Row], tuple[Any, ...]],
+    cells: Callable[[Row], Mapping[str, Any]],
+) -> pandas.DataFrame:
+    """Returns one row for all that have the same key: the first of them, with the cells that each adds."""
+    import pandas
+
+    rows: dict[tuple[Any, ...], Row] = {}
+    for row in frame.to_dict("records"):
+        columns: Row = {str(name): value for name, value in row.items()}
+        rows.setdefault(key(columns), dict(columns)).update(cells(columns))
+    return pandas.DataFrame(list(rows.values()))
+
+
 def value_text(row: Mapping[str, Any]) -> str:
     return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
 
@@ -92,9 +126,9 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns the rows that people see; several draws become one row with their mean and spread."""
-    view = view_of(frame)
+    view = view_of(frame, "view_rows")
     if view is not None:
-        rows: pandas.DataFrame = view.view_rows(frame)
+        rows: pandas.DataFrame = view(frame)
         return rows
     table = spread(frame)
     if table.empty:
@@ -156,9 +190,9 @@ def spread_text(row: Mapping[str, Any]) -> str:
 
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns in which readers see ``shown_rows``; the intervention only where it tells rows apart."""
-    view = view_of(frame)
+    view = view_of(frame, "view_columns")
     if view is not None:
-        columns: list[Column] = view.view_columns(frame)
+        columns: list[Column] = view(frame)
         return columns
     columns = [Column("variant", "variant")]
     if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
@@ -197,10 +231,10 @@ def experiment_of(frame: pandas.DataFrame) -> Experiment | None:
     return EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
 
 
-def view_of(frame: pandas.DataFrame) -> ModuleType | None:
-    """Returns an experiment's module ``table`` with ``view_rows`` and ``view_columns``, where it has one."""
+def view_of(frame: pandas.DataFrame, name: str) -> Callable[..., Any] | None:
+    """Returns ``view_rows`` or ``view_columns`` of the experiment that rows are of, where it has its own."""
     known = experiment_of(frame)
-    return None if known is None else known.part("table")
+    return None if known is None else known.defined(name)
 
 
 def compares_metrics(frame: pandas.DataFrame) -> bool:

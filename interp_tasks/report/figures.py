@@ -209,7 +209,7 @@ def circuits_figure(view: View) -> plotly.graph_objects.Figure:
     """Draws size and faithfulness of the smallest circuit of each checkpoint, and the metric it carries."""
     import pandas
 
-    from interp_tasks.experiments._circuit.figure import over_steps
+    from interp_tasks.experiments._circuit.measure import over_steps
 
     found = [(snapshot.step, snapshot.circuit) for snapshot in view.snapshots if snapshot.circuit is not None]
     rows = [{**row, "run": view.name, "step": step} for step, circuit in found for row in circuit.rows]

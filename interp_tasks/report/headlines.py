@@ -210,8 +210,8 @@ def quantities(view: View) -> list[tuple[str, str]]:
 
 def circuit_text(found: FoundCircuit) -> str:
     """Returns the size and faithfulness of a circuit in words."""
-    from interp_tasks.experiments._circuit.rows import FAITHFULNESS, SIZE
-    from interp_tasks.experiments._circuit.table import faithfulness_text
+    from interp_tasks.experiments._circuit.measure import faithfulness_text
+    from interp_tasks.experiments._circuit.search import FAITHFULNESS, SIZE
 
     if found.circuit is None:
         return "none: clean and source run do not differ"

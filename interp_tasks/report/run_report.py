@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.settings import FEWEST
+from interp_tasks.experiments._circuit.search import FEWEST
 from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs
 from interp_tasks.measurement.table import effect_text, read_p, tests, value_text
 from interp_tasks.pages import Column, Figure, Fold, Page, Section, Table, Text, p_value, versions
@@ -48,7 +48,7 @@ class Report:
         """Returns the smallest faithful circuit of each checkpoint, a row each; none unless they were asked for."""
         import pandas
 
-        from interp_tasks.experiments._circuit.rows import FAITHFULNESS, LARGEST_RANDOM, SIZE
+        from interp_tasks.experiments._circuit.search import FAITHFULNESS, LARGEST_RANDOM, SIZE
 
         rows: list[dict[str, Any]] = []
         for view in self.views:

@@ -171,8 +171,8 @@ def pairs(subject: LoadedCheckpoint, metric: str, *edits: Any) -> tuple[Array, A
     import numpy as np
 
     from circuits import run
+    from interp_tasks.measurement.activations import TOKENS_PER_PASS
     from interp_tasks.measurement.paired import read
-    from interp_tasks.measurement.runner import TOKENS_PER_PASS
 
     assert subject.task is not None
     assert subject.batch is not None
@@ -191,7 +191,7 @@ def snapshot(subject: LoadedCheckpoint, view: View, *, circuit: bool = False) ->
     import pandas
 
     from circuits import patterns
-    from interp_tasks.experiments._curve.measure import at_checkpoint
+    from interp_tasks.experiments._curve import at_checkpoint
 
     rows = list(at_checkpoint(view.source.name, subject)) if subject.task is not None else []
     if view.part:
@@ -208,8 +208,7 @@ def snapshot(subject: LoadedCheckpoint, view: View, *, circuit: bool = False) ->
 
 def circuit_of(subject: LoadedCheckpoint) -> FoundCircuit:
     """Returns the circuit of one checkpoint, on its first examples; faithfulness over sizes is left out."""
-    from interp_tasks.experiments._circuit.search import find_circuit
-    from interp_tasks.experiments._circuit.settings import Search
+    from interp_tasks.experiments._circuit.search import Search, find_circuit
 
     batch = None if subject.batch is None else subject.batch[:CIRCUIT_SAMPLES]
     few = replace(subject, tokens=subject.tokens[:CIRCUIT_SAMPLES], batch=batch)

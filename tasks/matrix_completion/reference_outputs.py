@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tasks.base import Batch
 from tasks.matrix_completion import completion
+from tasks.matrix_completion.convex import solve_by_cvxpy
 from tasks.matrix_completion.nuclear_norm import least_nuclear_norm
 from tasks.matrix_completion.recoverability import unrecoverable
 
@@ -17,6 +19,8 @@ from tasks.matrix_completion.recoverability import unrecoverable
 PENALTIES = (0.0005, 0.001, 0.0015, 0.00175, 0.002, 0.005, 0.01)
 NUCLEAR_NORM = "nuclear norm"
 
+#: What solves for the least nuclear norm.
+Solver = Literal["batched", "cvxpy"]
 #: A function from a batch to an output in the shape of a model's: [batch pos 1].
 Method = Callable[[Batch], Tensor]
 Filling = Callable[[Tensor, Tensor], Tensor]
@@ -41,11 +45,16 @@ def as_matrices(batch: Batch, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return values.masked_fill(hidden, float("nan")), hidden
 
 
-def convex_baselines(rows: int, columns: int) -> dict[str, Method]:
-    """Returns completions of least nuclear norm, with equality and with each published penalty."""
-    solvers: dict[str, Filling] = {NUCLEAR_NORM: _nuclear_norm}
+def convex_baselines(rows: int, columns: int, solver: Solver = "batched") -> dict[str, Method]:
+    """Returns completions of least nuclear norm, with equality and with each published penalty.
+
+    Args:
+        solver: all matrices at once with a certificate, or one at a time by CVXPY.
+    """
+    fill = partial(_nuclear_norm, solver=solver)
+    solvers: dict[str, Filling] = {NUCLEAR_NORM: fill}
     for penalty in PENALTIES:
-        solvers[f"{NUCLEAR_NORM}, lambda {penalty:g}"] = partial(_nuclear_norm, penalty=penalty)
+        solvers[f"{NUCLEAR_NORM}, lambda {penalty:g}"] = partial(fill, penalty=penalty)
     return {name: on_batches(fill, rows, columns) for name, fill in solvers.items()}
 
 
@@ -99,5 +108,8 @@ def nuclear_norms(output: Tensor, rows: int, columns: int) -> Tensor:
     return torch.linalg.svdvals(matrices.float() if matrices.dtype.itemsize < 4 else matrices).sum(1)
 
 
-def _nuclear_norm(values: Tensor, hidden: Tensor, penalty: float | None = None) -> Tensor:
-    return least_nuclear_norm(values, hidden, penalty).matrices
+def _nuclear_norm(
+    values: Tensor, hidden: Tensor, penalty: float | None = None, solver: Solver = "batched"
+) -> Tensor:
+    solve = least_nuclear_norm if solver == "batched" else solve_by_cvxpy
+    return solve(values, hidden, penalty).matrices

@@ -19,6 +19,7 @@ from tasks.matrix_completion.masks import move_longest_column, read_mask
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.probe_targets import matrix_targets
 from tasks.matrix_completion.reference_outputs import (
+    Solver,
     candidate_methods,
     convex_baselines,
     kinds_of_hidden_entries,
@@ -165,9 +166,9 @@ class MatrixCompletion(Matrices):
         """
         return {"negated": self.batch(-batch.targets, batch.extras["hidden"])}
 
-    def baselines(self) -> dict[str, Callable[[Batch], Tensor]]:
+    def baselines(self, solver: Solver = "batched") -> dict[str, Callable[[Batch], Tensor]]:
         """Returns completions of least nuclear norm, by name: from a batch to an output ``[batch pos 1]``."""
-        return convex_baselines(self.n, self.columns)
+        return convex_baselines(self.n, self.columns, solver)
 
     def methods(self) -> dict[str, Callable[[Batch], Tensor]]:
         """Returns methods of filling in hidden entries that a model may have learnt, in the form of

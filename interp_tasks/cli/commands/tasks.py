@@ -11,9 +11,9 @@ from interp_tasks.cli.options import PrintingOptions, ResultOptions
 from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.tables import print_rows
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._data.measure import MULTIPLES, SAMPLES, check_multiples
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.subjects import SPLITS
+from interp_tasks.papers.miiii.data import MULTIPLES, SAMPLES, check_multiples
 from interp_tasks.settings import check_task_name, task_config
 
 

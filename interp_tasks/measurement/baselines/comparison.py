@@ -8,39 +8,34 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.activations import in_passes
 from interp_tasks.measurement.experiment import metrics_of_task
 from interp_tasks.measurement.paired import paired
-from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, sample
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
-    import plotly.graph_objects
+    import pandas
     from torch import Tensor
 
     from tasks import Batch, Task
 
 PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the method on the same examples."
 
+#: What solves for the baselines of a task, where nothing is said: all examples at once.
+BATCHED = "batched"
 #: What a row is compared with whose baseline is the right answer's.
 TRUTH = "truth"
 #: Examples of one pass hold at most this many tokens, whose activations stay in a processor's cache.
 TOKENS_PER_PASS = 4096
 
 
-@dataclass(frozen=True, repr=False)
-class ComparisonResult(Result):
-    """A :class:`Result` whose figure is a line for each model and each method, with a logarithmic axis."""
+def comparison_figures(frame: pandas.DataFrame) -> list[Figure]:
+    """Returns a line for each model and each method, a panel per metric."""
+    from interp_tasks.measurement.baselines.figure import figure
 
-    def plot(self) -> plotly.graph_objects.Figure:
-        from interp_tasks.measurement.baselines.figure import figure
-
-        return self.titled(figure(self.frame), self.heading())
-
-    def heading(self) -> str:
-        return "Models and methods on the same examples"
-
-    def caption(self) -> str:
-        return "Solid: the checkpoints, with 95% intervals. Dashed: methods. Dotted: the matrices themselves."
+    caption = "Solid: the checkpoints, with 95% intervals. Dashed: methods. Dotted: the matrices themselves."
+    return [Figure(figure(frame), "Models and methods on the same examples", caption)]
 
 
 @dataclass
@@ -49,6 +44,7 @@ class Comparison:
 
     examples: Examples
     progress: Callable[[int, int, str], None] | None = None
+    solver: str = BATCHED
     batches: dict[Task, Batch] = field(default_factory=dict)
     outputs: dict[tuple[Task, str], dict[str, Any]] = field(default_factory=dict)
 
@@ -69,7 +65,9 @@ class Comparison:
             if self.progress is not None:
                 self.progress(len(self.outputs), 0, name)
             examples = self.examples
-            output = output_of_method(task, name, examples.samples, examples.seed, examples.split)
+            output = output_of_method(
+                task, name, examples.samples, examples.seed, examples.split, self.solver
+            )
             self.outputs[task, name] = self.measured(task, output)
         return self.outputs[task, name]
 
@@ -101,18 +99,21 @@ def metrics_and_properties(task: Any) -> Sequence[str]:
 
 
 @lru_cache(maxsize=64)
-def output_of_method(task: Task, name: str, samples: int | None, seed: int, split: str) -> Tensor:
+def output_of_method(
+    task: Task, name: str, samples: int | None, seed: int, split: str, solver: str = BATCHED
+) -> Tensor:
     """Returns what a method makes of a task's examples, solved once per process: all models have the same ones."""
-    output: Tensor = declared(task, "baselines")[name](sample(task, Examples(samples, seed, split)))
+    given = {} if solver == BATCHED else {"solver": solver}
+    output: Tensor = declared(task, "baselines", **given)[name](sample(task, Examples(samples, seed, split)))
     return output
 
 
-def declared(task: Task, noun: str) -> Mapping[str, Any]:
+def declared(task: Task, noun: str, **given: Any) -> Mapping[str, Any]:
     """Returns the declaration that a task makes under a name; a UserError says that it makes none."""
     declare = getattr(task, noun, None)
     if declare is None:
         raise UserError(f"task {task.name!r} declares no {noun}: give it a method {noun}()")
-    values: Mapping[str, Any] = declare()
+    values: Mapping[str, Any] = declare(**given)
     return values
 
 
@@ -135,6 +136,5 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
 
     from circuits import run
 
-    chunks = tokens.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
     device = next(model.parameters()).device
-    return torch.cat([run(model, lot.to(device)).cpu() for lot in chunks])
+    return torch.cat([run(model, lot.to(device)).cpu() for lot in in_passes(tokens, TOKENS_PER_PASS)])

@@ -8,15 +8,12 @@ import pyarrow.parquet
 import pytest
 import torch
 
-import tasks
-from circuits import CircuitsError
 from circuits.interventions.replacements import derangement
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, Result, ablation
 from interp_tasks.measurement.heads.edits import ABLATIONS
 from interp_tasks.measurement.options import called, check_keys, check_positions
-from interp_tasks.measurement.subjects import Examples, resolve_refs
 
 N, SEED = 24, 3
 
@@ -84,15 +81,6 @@ def test_observed_is_where_nothing_is_hidden(task, models, folders, by_hand):
     assert measured(frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS), rel=1e-6)
 
 
-def test_the_split_is_the_one_asked_for(task, models, folders, pooled):
-    for split in ("train", "validation", "test"):
-        batch = task.sample(N, seed=SEED, split=split)
-        frame = ablation(folders[0], samples=N, seed=SEED, split=split).frame
-        expected = pooled(models[0](batch.tokens), batch)
-        assert measured(frame, "baseline") == pytest.approx(expected, rel=1e-6)
-        assert set(frame["split"]) == {split}
-
-
 @pytest.mark.parametrize("mode", ABLATIONS)
 def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders, by_hand, mode):
     new = {
@@ -118,25 +106,6 @@ def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders,
     assert measured(everywhere.frame) != pytest.approx(expected, rel=1e-3)
 
 
-def test_mean_pattern_and_mean_take_the_evaluated_examples(task, models, folders, by_hand):
-    def average(activation, hook):
-        return activation.double().mean(0, keepdim=True).to(activation.dtype).expand_as(activation)
-
-    # The second layer's mean must come from the unedited model, so only that layer is edited.
-    found = ablation(folders[0], heads="1.0+1.1", mode="mean_pattern", samples=N, seed=SEED)
-    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, average, PATTERNS[1:]), rel=1e-5)
-    # Within the edited pass it comes from a model whose first layer is edited already.
-    found = ablation(folders[0], mode="edited_mean_pattern", samples=N, seed=SEED)
-    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, average, PATTERNS), rel=1e-5)
-    assert any("in the edited pass itself" in note for note in found.notes)
-    unedited = ablation(folders[0], mode="mean_pattern", samples=N, seed=SEED)
-    assert measured(unedited.frame) != pytest.approx(measured(found.frame), rel=1e-5)
-    found = ablation(folders[0], heads="1.0+1.1", mode="mean", samples=N, seed=SEED)
-    expected = by_hand(models[0], task, average, ["blocks.1.attn.hook_z"])
-    assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
-    assert any("over the examples evaluated" in note for note in found.notes)
-
-
 def test_zero_keys_and_resample(task, models, folders, by_hand):
     found = ablation(folders[0], mode="zero", samples=N, seed=SEED)
     sites = [f"blocks.{layer}.attn.hook_z" for layer in (0, 1)]
@@ -154,20 +123,6 @@ def test_zero_keys_and_resample(task, models, folders, by_hand):
     )
     pandas.testing.assert_frame_equal(first, again)
     assert list(first["value"]) != list(other["value"])
-
-
-def test_the_table_has_exactly_the_agreed_columns(folders):
-    frame = ablation(folders, heads=["each", "0.0+1.1"], samples=N).frame
-    assert tuple(frame.columns) == COLUMNS
-    assert len(frame) == 2 * 5 * 3
-    assert list(dict.fromkeys(frame["variant"])) == ["0.0", "0.1", "1.0", "1.1", "0.0+1.1"]
-    assert set(frame["experiment"]) == {"ablation"}
-    assert set(frame["n"]) == {N}
-    assert set(frame["n_runs"]) == {1}
-    assert frame["ref"].tolist() == [ref for ref in folders for _ in range(15)]
-    assert (frame["value_ci_low"] <= frame["value"]).all()
-    assert (frame["effect"] - (frame["value"] - frame["baseline"])).abs().max() < 1e-12
-    assert (frame["p_adjusted"] >= frame["p_value"]).all()
 
 
 def test_all_checkpoints_see_the_same_examples(task, models, folders, tmp_path):
@@ -213,12 +168,6 @@ def test_files_hold_the_table_and_are_stamped(folders, tmp_path):
     assert stamp["versions"]["torch"] == torch.__version__
 
 
-def test_plot_shows_every_row_with_its_baseline(folders):
-    figure = ablation(folders, heads=["all", "0.0"], samples=N).plot()
-    assert len(figure.data) == 2 * 3 * 2  # checkpoints × metrics × (edited, unedited)
-    assert all(len(trace.x) == 2 for trace in figure.data)
-
-
 def test_own_tokens_give_the_distance_from_the_unedited_output(models, folders, tmp_path):
     tokens = numpy.random.default_rng(0).integers(0, 20, (6, 9))
     numpy.save(tmp_path / "tokens.npy", tokens)
@@ -235,47 +184,6 @@ def test_own_tokens_give_the_distance_from_the_unedited_output(models, folders, 
     assert set(ablation(folders[0], tokens=tokens, samples=2).frame["n"]) == {2}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "complaint"),
-    [
-        (numpy.zeros((2, 9)), "whole numbers"),
-        (numpy.zeros(9, dtype=int), "whole numbers"),
-        (numpy.zeros((0, 9), dtype=int), "whole numbers"),
-        (numpy.zeros((2, 10), dtype=int), "at most 9"),
-        (numpy.full((2, 9), 26), "knows 0 to 25"),
-        (numpy.full((2, 9), -1), "knows 0 to 25"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_refused(folders, tokens, complaint):
-    with pytest.raises(UserError, match=complaint):
-        ablation(folders[0], tokens=tokens)
-
-
-def test_a_pickle_is_never_loaded(folders, tmp_path):
-    numpy.save(tmp_path / "objects.npy", numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(UserError, match=r"not an \.npy file of plain numbers"):
-        ablation(folders[0], tokens=tmp_path / "objects.npy")
-
-
-def test_bad_requests_are_refused_in_one_line(folders):
-    for arguments, complaint in [
-        ({"heads": "9.0"}, "^heads '9.0': no head 9.0: the model has layers 0-1"),
-        ({"heads": "0.0-9"}, "^heads '0.0-9': no head 0.2"),
-        ({"heads": "0.0-9999"}, "not a range of heads"),
-        ({"heads": []}, "no heads given"),
-        ({"mode": "unifrom"}, "choose uniform"),
-        ({"mode": "zero", "keys": "0"}, "--keys goes with --mode uniform"),
-        ({"positions": "shown"}, "hidden, observed"),
-        ({"samples": 0}, "at least one"),
-        ({"split": "tets"}, "choose train"),
-        ({"device": "cuda:99"}, "this machine has cpu"),
-        ({"task": "modular-addition"}, "does not fit this model"),
-    ]:
-        with pytest.raises((UserError, CircuitsError, tasks.TaskError), match=complaint) as refused:
-            ablation(folders[0], **{"samples": N, **arguments})
-        assert "\n" not in str(refused.value)
-
-
 def test_specifications():
     assert check_positions("--keys", "0, 3,-1") == (0, 3, -1)
     assert check_positions("--keys", "0,0,0") == (0,), "a repeated number is no mask of two"
@@ -287,15 +195,3 @@ def test_specifications():
     assert called("uniform", {"keys": (0, 1), "positions": "hidden"}) == "uniform(keys=0,1; positions=hidden)"
     assert called("zero", {"keys": None, "positions": (2,)}) == "zero(positions=2)"
     assert called("positions", {"draws": 20}) == "positions(draws=20)"
-
-
-def test_pairs_are_one_choice_of_heads(folders):
-    frame = ablation(folders[0], heads=[(0, 1), (1, 0)], samples=N).frame
-    assert set(frame["variant"]) == {"0.1+1.0"}
-
-
-def test_resolved_refs_are_not_resolved_again_and_examples_are_checked(folders):
-    refs = resolve_refs([str(folders[0])], Examples())
-    with pytest.raises(UserError, match="at least one example"):
-        ablation(refs, samples=0)
-    assert resolve_refs(refs, Examples()) is refs

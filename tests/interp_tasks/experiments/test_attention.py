@@ -1,22 +1,18 @@
 """``interp-run attention``: its numbers against plain hooks, its table, its page, and the shipped models."""
 
 import json
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-import tasks
-from circuits import CircuitsError, Head, ablate, intervene, patterns
+from circuits import Head, ablate, intervene, patterns
 from circuits.interventions.replacements import derangement
 from interp_tasks import load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.errors import UserError
-from interp_tasks.experiments import COLUMNS, AttentionResult, attention
-from interp_tasks.experiments._attention.table import FOLLOWS, MOVED
-from tasks import Batch
+from interp_tasks.experiments import attention
+from interp_tasks.experiments._attention import FOLLOWS, MOVED
 
 N, SEED = 24, 3
 TEMPLATES = [
@@ -150,33 +146,8 @@ def test_a_resample_without_a_template_says_nothing_of_it(folders):
     assert np.isfinite(largest[["value", "value_ci_low", "value_ci_high"]].to_numpy(dtype=float)).all()
 
 
-def test_json_has_the_agreed_columns_and_every_template(call, folders):
-    code, out, err = call("attention", "--ckpt", folders[0], "--samples", "8", "--quiet", "--format", "json")
-    assert (code, err) == (0, "")
-    rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
-    assert {tuple(row) for row in rows} == {COLUMNS}
-    assert len(rows) == 4 * (len(TEMPLATES) + len(MOVES)) + len(COUNTS)
-    assert {row["p_value"] for row in rows} == {None}
-    assert {row["experiment"] for row in rows} == {"attention"}
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_the_table_has_a_line_per_head(call, folders, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    code, out, err = call(
-        "attention", "--ckpt", folders[0], "--ckpt", folders[1], "--samples", "8", "--quiet"
-    )
-    assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= columns
-    lines = out.splitlines()
-    for head in ("0.0", "0.1", "1.0", "1.1"):
-        assert sum(line.startswith(f"{head} ") for line in lines) == 2, "one for each checkpoint"
-    for word in ("class", "chance", "moved by", "Class: of the templates", "Intervals: 95%"):
-        assert word in out
-
-
 def test_the_line_of_a_head_is_about_its_own_template(folders):
-    from interp_tasks.experiments._attention.table import view_columns, view_rows
+    from interp_tasks.experiments._attention import view_columns, view_rows
 
     result = attention(folders, samples=N, seed=SEED, threshold=0.02)
     rows = view_rows(result.frame)
@@ -204,14 +175,6 @@ def test_the_line_of_a_head_is_about_its_own_template(folders):
     ]
 
 
-def test_chosen_templates_in_their_order(folders):
-    result = attention(folders[0], templates=["previous", "row", "previous"], samples=8)
-    metrics = [name for name in dict.fromkeys(result.frame["metric"]) if not name.startswith(DISTRIBUTION)]
-    counts = [f"heads: {name}" for name in ("previous", "row", "unclear", "other")]
-    assert metrics == ["previous", "row", *MOVES, *counts, COUNTS[-1]]
-    assert result.config["templates"] == ["previous", "row", "previous"]
-
-
 def test_a_checkpoint_without_a_task(call, models, bare):
     folder, tokens = bare
     options = ["--ckpt", folder, "--tokens", tokens, "--quiet"]
@@ -233,49 +196,6 @@ def test_a_checkpoint_without_a_task(call, models, bare):
     assert "moved by" not in out.lower()
 
 
-def test_page_has_the_maps_of_every_checkpoint(call, task, models, folders, tmp_path):
-    arguments = ["--samples", "8", "--out", tmp_path / "out", "--plot"]
-    code, _, _ = call("attention", "--ckpt", folders[0], "--ckpt", folders[1], *arguments)
-    assert code == 0
-    page = (tmp_path / "out" / "attention.html").read_text()
-    assert page.count("Mean attention, ") >= 2
-    result = attention(folders, samples=8)
-    assert isinstance(result, AttentionResult)
-    refs = list(dict.fromkeys(result.frame["ref"]))
-    assert list(result.maps) == refs
-    expected = cached(models[0], task.sample(8).tokens)
-    for layer in (0, 1):
-        np.testing.assert_allclose(result.maps[refs[0]].mean[layer], expected[layer].mean(0), atol=1e-6)
-    figure = result.plot(refs[0])
-    assert len(figure.data) == 4
-    own = result.classes[refs[0]][1, 0]
-    assert figure.layout.annotations[2].text.replace("<br>", " ") == f"1.0 {own}"
-    assert len(result.plot().data) == 4
-
-
-REFUSED = {
-    "template": (["--template", "diagonal"], ["'diagonal'", "identity", "longest_column"]),
-    "positions": (["--positions", "visible"], ["'visible'", "hidden, observed"]),
-    "threshold": (["--threshold", "0"], ["--threshold 0", "above 0 and at most 1"]),
-    "threshold above": (["--threshold", "1.5"], ["--threshold 1.5"]),
-    "position": (["--positions", "9"], ["no position 9", "0-8"]),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_one_line(call, folders, name):
-    options, words = REFUSED[name]
-    code, out, err = call("attention", "--ckpt", folders[0], "--samples", "8", "--quiet", *options)
-    assert (code, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1
-    for word in words:
-        assert word in err
-    argument = {"--template": "templates", "--positions": "positions", "--threshold": "threshold"}[options[0]]
-    value = float(options[1]) if argument == "threshold" else options[1]
-    with pytest.raises((UserError, CircuitsError)):
-        attention(folders[0], samples=8, **{argument: value})
-
-
 # --- the shipped models
 
 
@@ -285,7 +205,7 @@ def completion():
 
 
 def test_heads_of_the_shipped_model_get_their_classes_with_the_drop(completion):
-    before, after = completion.classes.values()
+    before, after = completion.data["classes"].values()
     assert set(before.groups) == {"other"}
     assert Head(0, 0) in after.groups["row"]
     assert len(after.groups["mask_ignore"]) >= 4
@@ -298,7 +218,7 @@ def test_heads_of_the_shipped_model_get_their_classes_with_the_drop(completion):
 
 def test_groups_of_a_result_can_be_ablated(completion):
     checkpoint = load_checkpoint("zoo:matrix-completion-4x4@post")
-    groups = completion.classes["zoo:matrix-completion-4x4@post"].groups
+    groups = completion.data["classes"]["zoo:matrix-completion-4x4@post"].groups
     batch = checkpoint.task.sample(64)
     with torch.no_grad():
         clean = checkpoint.model(batch.tokens)
@@ -307,58 +227,3 @@ def test_groups_of_a_result_can_be_ablated(completion):
     hidden = batch.extras["hidden"]
     errors = [(out[..., 0] - batch.targets)[hidden].square().mean() for out in (clean, edited)]
     assert errors[1] > 2 * errors[0]
-
-
-def test_the_shipped_addition_model_looks_at_both_operands():
-    result = attention("zoo:modular-addition-113@post", samples=64)
-    frame = result.frame[result.frame["variant"] != "all heads"]
-    assert set(frame["metric"]) == {"operand_1", "operand_2", "operands", "equals"}
-    assert set(result.classes["zoo:modular-addition-113@post"].groups) == {"operands"}
-    of = frame.set_index(["variant", "metric"])["value"].unstack()
-    np.testing.assert_allclose(of["operands"], of["operand_1"] + of["operand_2"], atol=1e-9)
-    np.testing.assert_allclose(of["operands"] + of["equals"], 1, atol=1e-6)
-    # One query, which sees three keys.
-    assert set(frame["position"]) == {2}
-    chance = frame.set_index("metric")["baseline"].groupby("metric").first()
-    np.testing.assert_allclose(chance[["operand_1", "operands", "equals"]], [1 / 3, 2 / 3, 1 / 3])
-
-
-def test_digits_of_the_shipped_remainders_model(call):
-    code, out, _ = call("attention", "--ckpt", "zoo:miiii-113-small@post", "--samples", "64", "--quiet")
-    assert code == 0
-    assert "oper" in out
-
-
-def test_templates_of_a_task_of_ones_own(call, models, folders, tmp_path):
-    """A tensor or a function of the batch; without the methods a task has the three that need none."""
-    task = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
-
-    class Own(type(task)):
-        name = "own"
-
-        def attention_templates(self):
-            def corner(batch: Batch):
-                return torch.zeros(len(batch), 9, 9, dtype=torch.bool).index_fill(2, torch.tensor([8]), True)
-
-            return {"corner": corner, "first": torch.arange(9).expand(9, -1) == 0}
-
-        attention_moves: ClassVar = None
-
-    own = Own(**task.model_dump())
-    result = attention(folders[0], task=own, samples=8)
-    metrics = list(dict.fromkeys(result.frame["metric"]))
-    assert metrics[:3] == ["corner", "first", MOVES[-1]]
-    found = cached(models[0], own.sample(8).tokens)
-    corner = result.frame[result.frame["metric"] == "corner"]
-    for row in corner.itertuples():
-        assert row.value == pytest.approx(found[row.layer][:, row.head, :, 8].mean(), abs=1e-6)
-    Own.attention_templates = Own.attention_relocations = None
-    result = attention(folders[0], task=own, samples=8)
-    assert list(dict.fromkeys(result.frame["metric"]))[:6] == [
-        "identity",
-        "previous",
-        "first",
-        "duplicate",
-        "induction",
-        "heads: identity",
-    ]

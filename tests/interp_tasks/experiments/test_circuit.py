@@ -1,9 +1,6 @@
 """``interp-run circuit``: its numbers against a forward written by hand, its search, its refusals, its files."""
 
-import json
 import math
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -11,20 +8,15 @@ import pytest
 import torch
 
 import tasks
-from circuits import CircuitsError, patch
 from circuits import circuit as circuits
-from circuits.figures.circuit_graph import DRAWN
+from circuits import patch
 from circuits.interventions.replacements import derangement
 from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.halves import halves
-from interp_tasks.experiments._circuit.measure import drawn
-from interp_tasks.experiments._circuit.metrics import metrics_of
-from interp_tasks.experiments._circuit.search import smallest
-from interp_tasks.experiments._circuit.settings import Search
-from interp_tasks.experiments._circuit.stored import graph_of
+from interp_tasks.experiments._circuit.measure import graph_of
+from interp_tasks.experiments._circuit.search import Search, halves, metrics_of, smallest
 from interp_tasks.measurement.subjects import Examples, subjects
 
 N, SEED = 24, 3
@@ -131,7 +123,7 @@ def rows_of(result, variant):
 def test_faithfulness_is_that_of_a_forward_by_hand(found, copier, examples):
     model = load_checkpoint(copier).model
     finding, testing = examples
-    (circuit,) = found.circuits.values()
+    (circuit,) = found.data["circuits"].values()
     own = rows_of(found, "circuit")
     names = set(circuit)
     assert 0 < len(names) < own.loc["size", "baseline"] == len(circuits.full(model)) - 1 - 2 * 6 - 2
@@ -199,33 +191,12 @@ def test_effects_are_of_one_edge_from_the_source_on_the_finding_half(found, copi
 @pytest.mark.parametrize("method", ["gradient", "integrated"])
 def test_estimates_rank_where_nothing_is_measured(copier, kind, method):
     result = experiments.circuit(copier, kind=kind, method=method, curve=False, random=2, **SHARED)
-    (circuit,) = result.circuits.values()
+    (circuit,) = result.data["circuits"].values()
     assert circuit.kind == kind
     members = result.frame[result.frame["variant"].isin([*circuit])]
     assert len(members) == len(circuit) == rows_of(result, "circuit").loc["size", "value"]
     assert set(members["engine"]) <= {"exact", method}
-    assert set(result.curves) == set()
-
-
-def test_a_ranking_by_mean_sizes(copier, examples):
-    result = experiments.circuit(copier, rank="size", curve=False, random=1, **SHARED)
-    (circuit,) = result.circuits.values()
-    checkpoint = load_checkpoint(copier)
-    batch, source = examples[0]
-    screens = {
-        rank: patch.edges(
-            checkpoint.model,
-            batch.tokens,
-            source.tokens,
-            lambda output, rows: {"mse_observed": checkpoint.task.metrics(output, rows)["mse_observed"]},
-            batch=batch,
-            rank=rank,
-        )
-        for rank in ("mean", "size")
-    }
-    assert circuit == screens["size"].top(len(circuit), by="estimate")
-    assert screens["size"].ranking(by="estimate") != screens["mean"].ranking(by="estimate")
-    assert result.config["rank"] == "size"
+    assert set(result.data["curves"]) == set()
 
 
 def test_the_smallest_size_by_bisection():
@@ -287,7 +258,7 @@ def test_without_a_gap_there_is_no_circuit(tmp_path, task, capsys):
     assert math.isnan(own.loc["size", "value"])
     assert own.loc["gap", "value"] == 0
     assert "faithfulness" not in own.index
-    assert result.circuits == {}
+    assert result.data["circuits"] == {}
     assert main(["circuit", "--ckpt", folder, "--samples", "8", "--random", "2"]) == 0
     assert "no gap" in capsys.readouterr().out
     with pytest.raises(UserError, match="there is no circuit"):
@@ -299,7 +270,7 @@ def test_what_is_written_is_kept(copier, folders, tmp_path, found):
     file = tmp_path / "made" / "circuit.json"
     asked = {"method": "exact", "curve": False, "random": 3, **SHARED}
     experiments.circuit(copier, write=file, **asked)
-    (circuit,) = found.circuits.values()
+    (circuit,) = found.data["circuits"].values()
     assert circuits.read(file) == circuit
     kept_again = experiments.circuit([copier, folders[0]], keep=file, random=3, curve=False, **SHARED)
     own = rows_of(found, "circuit")
@@ -314,98 +285,11 @@ def test_what_is_written_is_kept(copier, folders, tmp_path, found):
 def test_bare_tokens_have_the_distance_between_the_first_two_choices(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 7, (12, 3))
     result = experiments.circuit(addition(tmp_path), tokens=tokens, random=2)
-    assert set(result.metrics.values()) == {"logit_diff"}
+    assert set(result.data["metrics"].values()) == {"logit_diff"}
     assert rows_of(result, "circuit")["n"].eq(6).all()
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"method": "best"}, "--method 'best': choose gradient, integrated or exact"),
-        ({"rank": "largest"}, "--rank 'largest': choose mean or size"),
-        ({"kind": "heads"}, "choose edges or nodes"),
-        ({"faithfulness": 0.0}, "--faithfulness 0: above 0 and at most 1"),
-        ({"faithfulness": 1.5}, "--faithfulness 1.5"),
-        ({"random": 0}, "--random 0"),
-        ({"samples": 3}, "3 examples: one half finds the circuit"),
-        ({"source": "shifted"}, "--source shifted: no such source of task matrix-completion, which declares"),
-        ({"metric": "accuracy"}, "--metric 'accuracy': the metrics are mse_all, mse_masked, mse_observed$"),
-        ({"rank_by": "all"}, "--rank-by 'all': .*the metrics are"),
-        ({"keep": "nowhere.json"}, "nowhere.json"),
-        *(
-            ({"keep": "c.json", name: value}, f"^--{name.replace('_', '-')} with --keep c.json: the circuit is given")
-            for name, value in {
-                "kind": "edges",
-                "method": "integrated",
-                "rank": "mean",
-                "rank_by": "mse_all",
-                "faithfulness": 0.9,
-                "curve": True,
-            }.items()
-        ),
-        ({"keep": "c.json", "kind": "nodes", "rank": "size"}, "^--kind, --rank with --keep c.json"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line_before_a_model_is_loaded(copier, asked, message, monkeypatch):
-    def load(*_):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", load)
-    with pytest.raises(UserError, match=message) as error:
-        experiments.circuit(copier, **asked)
-    assert "\n" not in str(error.value)
-
-
-def test_mistakes_with_files(copier, folders, tmp_path):
-    (tmp_path / "other.json").write_text("[1]")
-    with pytest.raises(UserError, match=r"other\.json is no circuit"):
-        experiments.circuit(copier, keep=tmp_path / "other.json")
-    file = tmp_path / "c.json"
-    with pytest.raises(UserError, match="--ckpt names 2 checkpoints"):
-        experiments.circuit(folders, write=file)
-    (tmp_path / "one.json").write_text(json.dumps({"format": 1, "kind": "edges", "members": []}))
-    with pytest.raises(UserError, match="nothing is found that could be written"):
-        experiments.circuit(copier, keep=tmp_path / "one.json", write=file)
-    with pytest.raises(UserError, match="tokens of your own have no task with metrics"):
-        experiments.circuit(copier, tokens=np.ones((8, 9), dtype=int), metric="mse_all")
-    with pytest.raises(
-        UserError, match="one output has no first and second choice to compare: take --samples"
-    ):
-        experiments.circuit(copier, tokens=np.ones((8, 9), dtype=int))
-
-
 GRAPH = {"n_layers": 2, "n_heads": 2, "key_heads": 2, "mlps": True, "parallel": False, "positions": True}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"members": [{"name": "0.1 -> 0.1.q"}]}, "computed before the sender is"),
-        ({"members": [{"name": "0.1 -> 2.0.q"}]}, "no edge 0.1 -> 2.0.q: the model has 2 layers of 2 heads"),
-        ({"members": [{"name": "0.2 -> mlp1"}]}, "no edge 0.2 -> mlp1: the model has 2 layers of 2 heads"),
-        (
-            {"graph": GRAPH | {"n_layers": 3}},
-            "of a model of another shape: 3 layers of 2 heads; this one: 2 layers of 2 heads",
-        ),
-        ({"graph": GRAPH | {"mlps": False}, "kind": "nodes"}, "2 layers of 2 heads and no MLPs; this one: 2"),
-        ({"graph": {"n_layers": 3}}, "graph is an object of n_layers"),
-        ({"format": 7}, "format 7; this version reads 1"),
-    ],
-)
-def test_a_circuit_of_another_model_is_refused_without_torch(copier, changes, message, tmp_path):
-    """By the file and by what the checkpoint says of itself."""
-    file = tmp_path / "c.json"
-    file.write_text(json.dumps({"format": 1, "kind": "edges", "graph": GRAPH, "members": []} | changes))
-    with pytest.raises(CircuitsError, match=message) as error:
-        experiments.circuit(copier, keep=file)
-    assert "\n" not in str(error.value)
-    assert str(file) in str(error.value)
-    code = (
-        "import sys; from interp_tasks.cli import main; "
-        "code = main(['circuit', '--ckpt', sys.argv[1], '--keep', sys.argv[2]]); "
-        "assert code == 2, code; assert not {'torch', 'transformer_lens'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", code, copier, str(file)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -427,55 +311,3 @@ def test_the_graph_of_a_configuration_is_that_of_its_model(changes):
         warnings.simplefilter("ignore", DeprecationWarning)
         model = HookedTransformer(HookedTransformerConfig(**sizes, act_fn="relu", device="cpu", **changes))
     assert graph_of(model.cfg) == circuits.full(model).graph
-
-
-@pytest.mark.parametrize("size", [DRAWN, DRAWN + 1])
-def test_the_caption_says_what_is_not_drawn(size):
-    names = [f"{at % 100}.{at // 100} -> mlp{at % 100 + 1}" for at in range(size)]
-    told = f"Drawn are the {DRAWN} largest of {size} edges."
-    assert (told in drawn(circuits.edges(names))) == (size > DRAWN)
-    assert "Lines" not in drawn(circuits.nodes(["0.1"]))
-
-
-def test_the_note_names_the_largest_effects_first(copier):
-    """Ranked by estimates, of which the first ten were measured."""
-    result = experiments.circuit(copier, method="gradient", curve=False, random=1, **SHARED)
-    (circuit,) = result.circuits.values()
-    effects = result.frame[result.frame["variant"].isin([*circuit])].set_index("variant")["effect"]
-    assert not effects.abs().is_monotonic_decreasing
-    (note,) = (note for note in result.notes if note.startswith("Largest effects"))
-    largest = effects[effects.abs().sort_values(ascending=False).index[:5]]
-    told = [each.rpartition(" ")[0] for each in note.partition(": ")[2].split(", ")]
-    assert told == list(largest.index)
-
-
-def test_the_page_and_the_tables(copier, found, folders, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    options = [
-        "--samples",
-        str(N),
-        "--seed",
-        str(SEED),
-        "--metric",
-        "mse_observed",
-        "--random",
-        "3",
-        "--quiet",
-    ]
-    command = ["circuit", "--ckpt", copier, "--method", "exact", *options]
-    assert main([*command, "--plot", "--out", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr().out
-    (line,) = (each for each in shown.splitlines() if each.rstrip().endswith("the circuit"))
-    (circuit,) = found.circuits.values()
-    assert line.split()[0] == str(len(circuit))
-    assert max(map(len, shown.splitlines())) <= 80
-    page = (tmp_path / "out" / "circuit.html").read_text(encoding="utf-8")
-    assert "Faithfulness of growing circuits" in page
-    assert "The circuit, " in page
-    # One checkpoint has no course over steps: without a curve its circuit is the one picture.
-    alone = experiments.circuit(copier, method="exact", curve=False, random=1, **SHARED)
-    assert [one.title for one in alone.figures()] == [f"The circuit, {next(iter(alone.circuits))}"]
-    assert main(["circuit", "--ckpt", copier, "--ckpt", folders[0], "--no-curve", *options]) == 0
-    shown = capsys.readouterr().out
-    assert "2 checkpoints" in shown
-    assert max(map(len, shown.splitlines())) <= 80

@@ -5,8 +5,6 @@ import pytest
 import torch
 
 import tasks
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, data
 from tasks import GridAxis
 
@@ -20,7 +18,7 @@ def value(frame, variant, metric):
 
 def test_the_grid_and_its_answers_are_arithmetic():
     result = data("miiii", {"p": P})
-    shown = result.inputs
+    shown = result.data["inputs"]
     x0, x1 = np.indices((P, P))
     assert np.array_equal(shown.tokens["x0"], x0)
     assert np.array_equal(shown.tokens["x1"], x1)
@@ -58,7 +56,7 @@ def test_the_mean_chance_over_all_primes_is_the_published_one():
 
 
 def test_the_high_digit_first_is_drawn_as_it_stands_in_the_tokens():
-    shown = data("miiii", {"p": P, "digits": "high-first", "primes": [3]}).inputs
+    shown = data("miiii", {"p": P, "digits": "high-first", "primes": [3]}).data["inputs"]
     x1, x0 = np.indices((P, P))
     assert list(shown.axes) == ["x1", "x0"]
     assert np.array_equal(shown.answers["mod_3"], (x0 + P * x1) % 3)
@@ -67,13 +65,13 @@ def test_the_high_digit_first_is_drawn_as_it_stands_in_the_tokens():
 def test_shuffled_answers_are_those_of_the_table():
     plain, shuffled = (data("miiii", {"p": P, "variant": variant}) for variant in ("plain", "shuffled"))
     for q in (2, 3, 5, 7):
-        one, other = (result.inputs.answers[f"mod_{q}"] for result in (plain, shuffled))
+        one, other = (result.data["inputs"].answers[f"mod_{q}"] for result in (plain, shuffled))
         assert np.array_equal(np.bincount(one.flat), np.bincount(other.flat))
         assert (one != other).any()
 
 
 def test_multiplication_is_drawn_over_exponents():
-    shown = data("modular-multiplication", {"p": P}).inputs
+    shown = data("modular-multiplication", {"p": P}).data["inputs"]
     first, second = shown.tokens.values()
     assert shown.axes == {"a": P - 1, "b": P - 1}
     assert first[1, 0] * first[1, 0] % P == first[2, 0]
@@ -89,60 +87,11 @@ def test_matrices_and_how_much_of_them_is_hidden():
     assert value(frame, "targets", "mean") == pytest.approx(batch.targets.double().mean().item())
     assert value(frame, "targets", "share hidden") == batch.extras["hidden"].double().mean().item()
     assert set(frame["n"]) == {20}
-    assert np.array_equal(result.matrices.hidden[1].flatten(), batch.extras["hidden"][1].numpy())
-    assert list(result.views()) == ["Examples"]
-    crosses = np.array(result.views()["Examples"].data[1].text) == "×"
-    assert np.array_equal(crosses, result.matrices.hidden[1])
-
-
-def test_the_pictures():
-    views = data("miiii", {"p": P}, multiples=[17]).views()
-    assert list(views) == ["Polar plot", "Inputs (X)", "Answers (Y)", "DFT matrix"]
-    polar = {trace.name: trace for trace in views["Polar plot"].data}
-    for name, numbers in {
-        "multiples of 17": [17, 34, 51, 68, 85, 102, 119],
-        "primes": [2, 3, 5, 7, 11],
-    }.items():
-        of = np.array(numbers, float)
-        assert np.allclose(np.array(polar[name].x, float)[: len(of)], of * np.cos(of))
-        assert np.allclose(np.array(polar[name].y, float)[: len(of)], of * np.sin(of))
-    matrix = views["DFT matrix"].data[0].z
-    assert np.abs(matrix @ matrix.T - np.eye(P)).max() < 1e-6
-    assert np.array_equal(views["Answers (Y)"].data[1].z, np.add.outer(np.arange(P), P * np.arange(P)) % 3)
-
-
-class Bare(tasks.get("modular-addition", p=P).__class__):
-    """Says nothing of its grid."""
-
-    def grid_axes(self):
-        return ()
-
-    def modular_answers(self):
-        return {}
-
-
-class Silent(Bare):
-    def probe_targets(self, batch):
-        return tasks.ProbeTargets()
-
-    def sample(self, n, seed=0, split="test"):
-        batch = super().sample(n, seed, split)
-        return type(batch)(batch.tokens, batch.targets[:, None] > 1)
-
-
-@pytest.mark.parametrize("nothing", [None, 3, [], b"modular-addition"])
-def test_what_is_no_task_is_refused_in_one_line(nothing):
-    with pytest.raises(UserError, match="give the name of a task, or a task"):
-        data(nothing)
-
-
-def test_a_task_without_a_grid_has_numbers_and_no_picture():
-    result = data(Bare(p=P), samples=30)
-    assert value(result.frame, "sum", "classes") == len(Bare(p=P).sample(30).targets.unique())
-    with pytest.raises(UserError, match="declares no grid of two coordinates"):
-        result.plot()
-    with pytest.raises(UserError, match="declares neither classes"):
-        data(Silent(p=P))
+    assert np.array_equal(result.data["matrices"].hidden[1].flatten(), batch.extras["hidden"][1].numpy())
+    (shown,) = result.figures()
+    assert shown.title == "Examples"
+    crosses = np.array(shown.figure.data[1].text) == "×"
+    assert np.array_equal(crosses, result.data["matrices"].hidden[1])
 
 
 class Reversed(tasks.get("modular-addition", p=P).__class__):
@@ -153,38 +102,6 @@ class Reversed(tasks.get("modular-addition", p=P).__class__):
 
 
 def test_the_order_of_an_axis_is_the_tasks():
-    shown = data(Reversed(p=P)).inputs
+    shown = data(Reversed(p=P)).data["inputs"]
     assert shown.tokens["a"][0, 0] == P - 1
     assert torch.equal(torch.tensor(shown.answers["sum"][0]), (P - 1 + torch.arange(P - 1, -1, -1)) % P)
-
-
-def test_the_command(capsys, tmp_path):
-    given = ["tasks", "data", "miiii", "--set", "task.p=11", "--multiples", "17,23"]
-    assert main([*given, "--out", str(tmp_path), "--plot", "--quiet"]) == 0
-    out = capsys.readouterr().out
-    assert "121 grid examples" in out
-    assert "0.5041" in out
-    page = (tmp_path / "data.html").read_text()
-    assert "multiples of 23" in page
-    assert "DFT matrix" in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["miiiii"], "miiii"),
-        (["miiii", "--multiples", "1"], "--multiples 1: give whole numbers from 2"),
-        (["miiii", "--multiples", "1000000"], "--multiples 1000000: give whole numbers from 2 to 999999"),
-        (["miiii", "--multiples", "a"], "write whole numbers"),
-        (["miiii", "--set", "train.steps=3"], "sets the task's own settings"),
-        (["miiii", "--set", "task.p=12"], "p must be prime"),
-        (["miiii", "--samples", "0"], "at least one"),
-        (["miiii", "--split", "all"], "--split"),
-    ],
-)
-def test_faults_are_one_line(capsys, arguments, says):
-    assert main(["tasks", "data", *arguments, "--quiet"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert says in captured.err
-    assert captured.err.count("\n") == 1

@@ -11,12 +11,9 @@ import torch
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.experiments._demo import figure as draw
-from interp_tasks.experiments._demo import measure
-from interp_tasks.experiments._demo.measure import demo, judged_claims, reading
-from interp_tasks.experiments._demo.page import demo_page
-from interp_tasks.experiments._demo.summary import summary
-from interp_tasks.experiments._demo.sums import right_by_mirror, ring_of
+from interp_tasks.demo import measure
+from interp_tasks.demo.measure import demo, judged_claims, ring_of
+from interp_tasks.demo.page import demo_page
 from interp_tasks.pages import Figure
 
 
@@ -66,12 +63,6 @@ def test_demo_prints_ten_lines_and_writes_the_page(stand_ins, capsys):
         "https://arxiv.org/abs/2410.22244",
         "https://arxiv.org/abs/2301.05217",
     ]
-
-
-def test_the_shipped_runs_fit_a_terminal_of_80_columns():
-    """Without measuring: rows as long as numbers of the shipped models get."""
-    found = demo(samples=2)
-    assert max(map(len, summary(found))) <= 80
 
 
 def forward(checkpoint, tokens, uniform):
@@ -124,30 +115,6 @@ def test_a_matrix_on_the_page_is_what_the_models_fill_in(stand_ins, page):
         assert not np.allclose(*made)
 
 
-def test_bars_on_the_page_are_those_of_the_command(stand_ins, page, capsys):
-    for run, metric, alt, keys in (
-        (
-            "matrix",
-            "mse_masked",
-            "errors with and without uniform attention, before and after the drop",
-            [None],
-        ),
-        ("addition", "accuracy", "share of right answers with and without uniform attention", [None, "0,1"]),
-    ):
-        plain, *edited = page[alt].data[: 1 + len(keys)]
-        for trace, key in zip(edited, keys, strict=True):
-            arguments = ["ablation", "--samples", "12", "--format", "json", "--metric", metric]
-            arguments += ["--keys", key] if key else []
-            for mark in ("pre", "post"):
-                arguments += ["--ckpt", f"{stand_ins / run}@{mark}"]
-            assert main(arguments) == 0
-            rows = json.loads(capsys.readouterr().out)
-            assert list(trace.y) == pytest.approx([row["value"] for row in rows])
-            assert list(plain.y) == pytest.approx([row["baseline"] for row in rows])
-            high = [row["value_ci_high"] - row["value"] for row in rows]
-            assert list(trace.error_y.array) == pytest.approx(high, rel=1e-4, abs=1e-9)
-
-
 def test_a_sum_on_the_page_is_what_the_models_answer_and_where_their_heads_look(stand_ins, page):
     checkpoints = [load_checkpoint(f"{stand_ins / 'addition'}@{step}") for step in (10, 40)]
     batch = checkpoints[0].task.sample(12, seed=0)
@@ -176,30 +143,6 @@ def test_curves_on_the_page_are_the_log(stand_ins, page):
     assert level.y0 == pytest.approx(1 / 9)  # rank 1: the variance of a product of two uniforms
 
 
-def test_numbers_of_bars_have_two_digits_and_no_exponent():
-    numbers = (0.2, 0.22222, 0.000055, 0.0004, 0.00000949, 0.0999, 1.0, 12.3, 0)
-    assert [draw.short(value) for value in numbers] == [
-        *("0.20", "0.22", "0.000055", "0.00040", "0.0000095", "0.10", "1.0", "12", "0")
-    ]
-
-
-def test_sums_by_whether_their_other_order_was_trained_are_those_of_attention_set_by_hand():
-    ref = "zoo:modular-addition-113@pre"
-    checkpoint = load_checkpoint(ref)
-    train, test = (checkpoint.task.sample(None, split=split) for split in ("train", "test"))
-    pattern = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.5, 0.5, 0]])
-    hook = ("blocks.0.attn.hook_pattern", lambda given, hook: pattern.expand_as(given))
-    with torch.no_grad():
-        answers = checkpoint.model.run_with_hooks(test.tokens, fwd_hooks=[hook])[:, -1].argmax(-1)
-    trained = torch.zeros(113, 113, dtype=torch.bool)
-    trained[tuple(train.extras["operands"].T)] = True
-    a, b = test.extras["operands"].T
-    right = (answers == (a + b) % 113).double()
-    expected = float(right[trained[b, a]].mean()), float(right[~trained[b, a]].mean())
-    assert right_by_mirror(ref) == pytest.approx(expected)
-    assert expected[0] > 10 * expected[1] > 0
-
-
 def test_the_ring_is_a_ring_and_noise_is_none():
     digits = np.arange(13)
     noise = np.random.default_rng(0).normal(size=(2, 13, 40))
@@ -218,16 +161,6 @@ def test_the_ring_is_a_ring_and_noise_is_none():
     assert np.corrcoef(cosines, np.cos(turn))[0, 1] == pytest.approx(1)
     # Noise on the directions of another checkpoint is no ring.
     assert np.linalg.norm(ring.points[0], axis=1).max() < 0.5 * np.linalg.norm(ring.points[-1], axis=1).min()
-
-
-def test_demo_as_json(stand_ins, capsys):
-    assert main(["demo", "--samples", "12", "--format", "json", "--out", "sub/page.html", "--quiet"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    rows = json.loads(captured.out)
-    assert len(rows) == 2 * 3 * 2 + 2 * 2 * 3
-    assert {row["ref"].rpartition("@")[2] for row in rows} == {"pre", "post"}
-    assert (stand_ins / "sub/page.html").is_file()
 
 
 def test_demo_without_its_models_is_refused_at_once(monkeypatch, capsys):
@@ -296,25 +229,3 @@ def test_verdicts_follow_the_rules_of_the_paper_by_the_whole_interval(frame, hol
             strict=True,
         )
     )
-
-
-def addition_frame(uniform, operands, learned=1.0):
-    given = []
-    for intervention, value in (("uniform", uniform), ("mean_pattern", 0.5), ("uniform(keys=0,1)", operands)):
-        for mark, baseline in (("pre", 0.1), ("post", learned)):
-            given.append((mark, "accuracy", intervention, baseline, value if mark == "post" else 0.1))
-            given.append((mark, "loss", intervention, 1.0, 2.0))
-    return rows(*given)
-
-
-def test_modular_addition_presumes_no_outcome():
-    last = [
-        reading(addition_frame(uniform, operands), {"p": 10})
-        for uniform, operands in ((0.1, 1.0), (1.0, 0.1), (0.5, 0.73))
-    ]
-    assert "10.0% of the sums are right instead of 100.0%" in last[0]
-    assert "100.0%, so this model does not need its heads" in last[0]
-    assert "10.0%, so this model needs its heads" in last[1]
-    assert "73.0%, so part of what it does" in last[2]
-    unlearned = reading(addition_frame(0.1, 0.1, learned=0.2), {"p": 10})
-    assert unlearned.startswith("It has not learned the task")

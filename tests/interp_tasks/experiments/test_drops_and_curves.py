@@ -15,9 +15,8 @@ from interp_tasks import UserError, load_checkpoint, train
 from interp_tasks.checkpoints import detect_drop
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
-from interp_tasks.experiments._curve.measure import between_points
-from interp_tasks.experiments._drops.measure import plateau_until
-from interp_tasks.experiments._drops.table import view_columns, view_rows
+from interp_tasks.experiments._curve import between_points
+from interp_tasks.experiments._drops import plateau_until, view_columns, view_rows
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)
@@ -102,20 +101,6 @@ def test_a_run_without_a_drop_is_a_row_that_says_so(tmp_path, capsys):
     # However many lines the path of the run takes above it.
     [row] = [line.split() for line in capsys.readouterr().out.splitlines() if " no " in line]
     assert row[1:] == ["no", *["–"] * 5, "0.11", "never", "left"]
-
-
-def test_runs_without_a_drop_are_counted_where_not_each_says_why(tmp_path):
-    for number in range(5):
-        write(tmp_path / f"flat-{number}", {"mse_masked": [0.11] * len(STEPS)})
-    notes = drops(str(tmp_path / "flat-*")).notes
-    # What their names share is said once.
-    said = [note.partition(":")[0].removeprefix("No drop in mse_masked of ") for note in notes[:3]]
-    assert said == [f"{tmp_path}/flat-0", "flat-1", "flat-2"]
-    assert "2 more have no drop; asked for alone, each says why." in notes
-    four = drops([str(tmp_path / f"flat-{number}") for number in range(4)]).notes
-    assert "1 more has no drop; asked for alone, each says why." in four
-    [alone, *_] = drops(str(tmp_path / "flat-3")).notes
-    assert alone.startswith(f"No drop in mse_masked of {tmp_path}/flat-3: ")
 
 
 def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):
@@ -216,65 +201,6 @@ def test_a_run_that_leaves_at_its_last_step_is_none_that_never_leaves(tmp_path, 
     assert left["n_runs"].tolist() == [1, 1, 1, 3]
 
 
-@pytest.mark.parametrize(
-    ("left_at", "cell"),
-    [
-        ([None, None], "never left"),
-        ([1000, 2000, None], "2000 [1000, ≥4000]"),
-        ([1000, None, None], "≥4000 [1000, ≥4000]"),
-        # Half way between a step and a later one than the last that is logged.
-        ([1000, None], "≥2500 [1000, ≥4000]"),
-        ([1000, 4000], "2500 [1000, 4000]"),
-        ([None, 4000], "≥4000 [4000, ≥4000]"),
-    ],
-)
-def test_a_last_step_that_stands_for_a_later_one_is_marked_among_seeds(tmp_path, left_at, cell):
-    for seed, step in enumerate(left_at):
-        logged = [0.11 if step is None or at < step else 0.09 for at in STEPS]
-        write(tmp_path / f"seed-{seed}", {"mse_masked": logged}, train__seed=seed)
-    rows = view_rows(drops(f"{tmp_path}/seed-*").frame)
-    (until,) = (column for column in view_columns(rows) if column.header == "plateau until")
-    assert until.shown(rows.to_dict("records")[-1]) == cell
-
-
-def test_every_part_of_a_mixture_and_any_other_metric(tmp_path):
-    logged = {
-        "mse_masked": sigmoid(1500),
-        "mse_masked (n=3)": sigmoid(1000),
-        "accuracy": sigmoid(800, 12, 0, 1),
-    }
-    run = write(tmp_path / "run", logged)
-    found = drops(run)
-    assert found.frame["variant"].unique().tolist() == ["mse_masked", "mse_masked (n=3)"]
-    assert values(found, run, "mse_masked (n=3)")["crossing"] < values(found, run)["crossing"]
-    up = values(drops(run, metric="accuracy"), run, "accuracy")
-    assert up["drop"] == 1
-    assert up["final"] == pytest.approx(1, abs=0.01)
-    with pytest.raises(
-        UserError, match=r"logs no validation 'acuracy': it has mse_masked, mse_masked \(n=3\), acc"
-    ):
-        drops(run, metric="acuracy")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["RUN@pre"], "name the run alone, "),
-        (["nowhere"], "no run or checkpoint folder 'nowhere'"),
-        (["RUN", "--against", "d_model"], "--against 'd_model': a setting such as model.d_model"),
-        (["RUN", "--format", "xml"], "--format"),
-        (["zoo:matrix-completion-4x4", "--import", "nowhere.py"], "--import nowhere.py: no such file"),
-    ],
-)
-def test_refusals_are_one_line_without_torch(tmp_path, capsys, arguments, message):
-    run = write(tmp_path / "run", {"mse_masked": sigmoid(900)})
-    given = [argument.replace("RUN", run) for argument in arguments]
-    assert main(["runs", "drops", "--ckpt", *given]) == 2
-    err = capsys.readouterr().err
-    assert message.replace("RUN", run) in err
-    assert err.count("\n") == 1
-
-
 def test_what_falls_in_the_drop_and_what_the_loss_is_above_fresh_examples(tmp_path):
     masked, observed = sigmoid(1500), sigmoid(1500, 12, 0.002, 0.001)
     both = {"mse_masked": masked, "mse_observed": observed}
@@ -297,7 +223,7 @@ def test_what_falls_in_the_drop_and_what_the_loss_is_above_fresh_examples(tmp_pa
 
 def by_rows(run):
     """What a log alone says, by variant and metric."""
-    from interp_tasks.experiments._curve.measure import fall, levels
+    from interp_tasks.experiments._curve import fall, levels
 
     [read] = read_runs(run)
     own = read.curve("mse_masked")
@@ -342,81 +268,3 @@ def test_stored_steps_are_measured_on_the_same_examples(tiny):
                 assert row["value_ci_high"].item() >= value - 1e-9
     # Without a drop there is no plateau, and that is no error.
     assert found.frame[found.frame["variant"] == "plateau"]["value"].isna().all()
-
-
-def test_curve_command_prints_writes_and_draws(tiny, tmp_path, capsys):
-    _, run = tiny
-    assert (
-        main(
-            [
-                "runs",
-                "curve",
-                "--ckpt",
-                str(run),
-                "--samples",
-                "8",
-                "--out",
-                str(tmp_path / "out"),
-                "--plot",
-                "--quiet",
-            ]
-        )
-        == 0
-    )
-    printed = capsys.readouterr().out
-    assert "share of the fall: mse_masked" in printed
-    assert "accuracy_masked (n=2)" in printed
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"curve{suffix}" for suffix in (".parquet", ".csv", ".json", ".config.json", ".html")
-    }
-
-
-def test_figures_draw_the_drop_bold_and_the_plateau_of_theory(tmp_path):
-    run = write(tmp_path / "run", {"mse_masked": sigmoid(1500)})
-    found = drops(run)
-    drop = found.curves[run, "mse_masked"].drop
-    whole, bold = found.plot().data
-    assert list(whole.x) == list(STEPS)
-    assert (bold.x[0], bold.x[-1]) == (drop.onset, drop.end)
-    assert bold.line.width > whole.line.width
-    assert found.page().html()
-    shipped = curve("zoo:matrix-completion-4x4-small-init", samples=8)
-    dotted = {trace.name: trace.y[0] for trace in shipped.plot().data if "theory" in trace.name}
-    assert dotted == pytest.approx(
-        {"mse_all, plateau by theory": 0.3 / 9, "mse_masked, plateau by theory": 1 / 9}
-    )
-
-
-def test_runs_of_one_folder_and_parts_of_a_mixture_have_short_names_in_the_figure(tmp_path):
-    parts = {"mse_masked": sigmoid(1500), "mse_masked (n=3)": sigmoid(1400)}
-    for name in ("given-pos_embed", "sizes"):
-        write(tmp_path / name, parts)
-    figure = drops(f"{tmp_path}/*").plot()
-    shown = [trace.name for trace in figure.data if trace.showlegend]
-    assert shown == ["given-pos_embed", "given-pos_embed (n=3)", "sizes", "sizes (n=3)"]
-    assert figure.layout.annotations[0].text.replace("<br>", "") == f"{tmp_path}/…"
-    assert figure.layout.yaxis.title.text == "mse_masked"
-
-
-def test_a_task_without_theory_has_a_curve_too():
-    """Modular addition memorises: on the plateau its training loss lies far below that of the validation split."""
-    run = "zoo:modular-addition-113"
-    found = curve(run, samples=16)
-    rows = {
-        (row["variant"], row["metric"]): row
-        for row in found.frame.to_dict("records")
-        if row["variant"] != "stored step"
-    }
-    [read] = read_runs(run)
-    plateau = [
-        line for line in read.lines if 122.5 <= line["step"] <= 612.5
-    ]  # a tenth to a half of the crossing, 1225
-    gap = np.mean([line["train"]["loss"] - line["validation"]["loss"] for line in plateau])
-    assert rows["drop", "crossing"]["value"] == 1225
-    assert rows["plateau", "loss, train minus fresh"]["value"] == pytest.approx(gap)
-    assert gap < -1
-    assert rows["plateau", "accuracy"]["value"] == pytest.approx(
-        np.median([line["validation"]["accuracy"] for line in plateau])
-    )
-    assert math.isnan(rows["plateau", "accuracy"]["baseline"])
-    assert not any("share of the fall" in metric for _, metric in rows)

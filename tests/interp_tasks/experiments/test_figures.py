@@ -29,19 +29,21 @@ CASES = {
     "transplant": (lambda: e.transplant(MATRIX, MATRIX[0], samples=N), value),
     "drops": (
         lambda: e.drops(MATRIX[0].partition("@")[0]),
-        lambda result: [curve.values for curve in result.curves.values()],
+        lambda result: [curve.values for curve in result.data["curves"].values()],
     ),
     "attention": (
         lambda: e.attention(ADDITION, samples=N),
-        lambda result: [one.mean for one in result.maps.values()],
+        lambda result: [one.mean for one in result.data["maps"].values()],
     ),
     "fourier": (
         lambda: e.fourier(ADDITION, samples=N),
-        lambda result: [100 * one.bars()["share"] for one in result.spectra.values()],
+        lambda result: [100 * one.bars()["share"] for one in result.data["spectra"].values()],
     ),
     "embeddings": (
         lambda: e.embeddings(MATRIX[1], untrained=False),
-        lambda result: [one["norm"] for one in (*result.tokens.values(), *result.positions.values())],
+        lambda result: [
+            one["norm"] for one in (*result.data["tokens"].values(), *result.data["positions"].values())
+        ],
     ),
     "probe": (
         lambda: e.probe(MATRIX[1], targets="true_element", samples=N),
@@ -49,18 +51,20 @@ CASES = {
     ),
     "algorithm": (lambda: e.algorithm(MATRIX[1], samples=N), lambda result: [result.frame["value"]]),
     "baseline": (lambda: e.baseline(MATRIX[1], samples=N), lambda result: [result.frame["baseline"]]),
-    "influence": (lambda: e.influence(MATRIX[1], samples=2), lambda result: result.maps.values()),
+    "influence": (lambda: e.influence(MATRIX[1], samples=2), lambda result: result.data["maps"].values()),
     "prime_order": (
         lambda: e.prime_order("zoo:miiii-113-small"),
-        lambda result: [[point.step for point in result.points]],
+        lambda result: [[point.step for point in result.data["points"]]],
     ),
     "neurons": (
-        lambda: e.neurons(ADDITION, [0]),
-        lambda result: [image.values for of_ref in result.images.values() for image in of_ref.values()],
+        lambda: e.neurons(ADDITION, [0], draws=1),
+        lambda result: [
+            image.values for of_ref in result.data["images"].values() for image in of_ref.values()
+        ],
     ),
     "data": (
         lambda: e.data("modular-addition", {"p": 7}),
-        lambda result: [*result.inputs.tokens.values(), *result.inputs.answers.values()],
+        lambda result: [*result.data["inputs"].tokens.values(), *result.data["inputs"].answers.values()],
     ),
 }
 

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import tasks
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import permute
-from tasks.base import GridAxis
 
 N, SEED = 24, 3
 WHAT = ["all", "rows", "columns", "within-rows", "within-columns", "middle-row", "middle-column"]
@@ -85,47 +81,3 @@ def test_a_grid_with_an_even_number_of_rows_has_two_in_the_middle():
         assert (order[[0, 3]] == grid[[0, 3]]).all()
         assert (order // 4 == grid // 4).all()
     assert any((order[1] != grid[1]).any() and (order[2] != grid[2]).any() for order in found)
-
-
-def test_a_task_of_ones_own_names_its_axes(folders):
-    base = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
-
-    class Own(type(base)):
-        name = "own"
-
-        def grid_axes(self):
-            return GridAxis("block", (0,)), GridAxis("line", (0, 1, 2)), GridAxis("place", (0, 1, 2))
-
-    own = Own(**base.model_dump())
-    frame = permute(folders[0], 2, ["lines", "within-blocks"], task=own, samples=8).frame
-    assert list(dict.fromkeys(frame["variant"])) == ["lines", "within-blocks"]
-    with pytest.raises(UserError, match="the grid has blocks, within-blocks, middle-block, lines, "):
-        permute(folders[0], 2, "rows", task=own, samples=8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--what", "rows!"], ["'rows!'", "within-rows"]),
-        (["--what", "diagonals"], ["diagonals", "rows, within-rows, middle-row, columns"]),
-    ],
-)
-def test_what_does_not_fit_is_one_line(folders, capsys, arguments, words):
-    assert main(["permute", "--ckpt", folders[0], "--samples", "4", "--quiet", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.strip().splitlines()) == 1
-    assert all(word in captured.err for word in words)
-
-
-def test_a_task_without_a_grid_of_positions():
-    with pytest.raises(UserError, match="its task declares no grid of positions; write all"):
-        permute("zoo:modular-addition-113@post", 2, "rows", samples=4)
-
-
-def test_the_table_has_a_row_for_each_group(folders, capsys):
-    arguments = ["--what", "rows", "--what", "within-rows", "--draws", "2", "--samples", "4", "--quiet"]
-    assert main(["permute", "--ckpt", folders[0], *arguments]) == 0
-    out = capsys.readouterr().out
-    assert "what rows, within-rows" in out
-    assert "sd of draws" in out

@@ -1,14 +1,11 @@
 """``interp-run transplant`` with several sources, and ``each``: tables against single calls, maps, refusals."""
 
-import math
-
 import pytest
 
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, patch, transplant
-from interp_tasks.experiments._transplant.figure import figure
+from interp_tasks.experiments._transplant import figure
 
 N, SEED = 16, 3
 SHARED = {"samples": N, "seed": SEED}
@@ -44,27 +41,6 @@ def test_each_component_is_every_one_there_is(folders):
     assert list(dict.fromkeys(frame["variant"])) == in_layers
 
 
-def test_the_maps_hold_the_table(grid):
-    found = figure(grid.frame)
-    assert len(found.data) == 2 * 3
-    titles = [note.text for note in found.layout.annotations]
-    assert titles == [
-        f"{row}: {metric}" for row in ("qkv", "mlp+o") for metric in grid.frame["metric"].unique()
-    ]
-    of = dict(zip(titles, found.data, strict=True))
-    for title, trace in of.items():
-        component, metric = title.split(": ")
-        rows = grid.frame[(grid.frame["variant"] == component) & (grid.frame["metric"] == metric)]
-        assert list(trace.y) == ["0", "1"]
-        for down, ref in enumerate(rows["ref"].unique()):
-            for across, source in enumerate(grid.config["source"]):
-                row = rows[(rows["ref"] == ref) & rows["intervention"].str.endswith(f"{source})")]
-                assert float(trace.text[down][across]) == pytest.approx(row["value"].item(), rel=5e-3)
-                # By the logarithm, where values of the metric span two powers of ten.
-                drawn = [row["value"].item(), math.log10(row["value"].item())]
-                assert min(abs(trace.z[down][across] - each) for each in drawn) < 1e-9
-
-
 def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, capsys):
     for step, model in enumerate(models):
         save_checkpoint(tmp_path / f"c{step}", model, task, step=step)
@@ -86,26 +62,6 @@ def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, cap
     )
     trace = figure(result.frame).data[0]
     assert list(trace.x) == ["256", "10000"]
-
-
-def test_one_source_keeps_the_usual_figure(folders):
-    result = transplant(folders[0], folders[1], samples=4)
-    assert result.config["source"] == folders[1]
-    assert {trace.type for trace in result.plot().data} == {"scatter"}
-    assert "Filled" in result.caption()
-
-
-def test_a_patch_names_exactly_one_source(folders):
-    with pytest.raises(UserError, match="names 2 checkpoints"):
-        patch(
-            "zoo:matrix-completion-5x5-small-init/seed-0@pre",
-            "zoo:matrix-completion-5x5-small-init/seed-0@all",
-            samples=2,
-        )
-    with pytest.raises(UserError, match="no source: give --source"):
-        transplant(folders[0], [], samples=2)
-    with pytest.raises(UserError, match=r"of another architecture than .*: its"):
-        transplant(folders[0], [folders[1], "zoo:matrix-completion-5x5-small-init/seed-0@pre"], samples=2)
 
 
 @pytest.mark.parametrize("experiment", ["ablation", "patch"])

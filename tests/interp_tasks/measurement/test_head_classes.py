@@ -15,8 +15,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, attention, heads, patch
-from interp_tasks.experiments._attention.figure import over_steps
-from interp_tasks.experiments._attention.table import view_columns, view_rows
+from interp_tasks.experiments._attention import over_steps, view_columns, view_rows
 from interp_tasks.measurement.heads.classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
 from interp_tasks.measurement.subjects import Examples, subjects
 from tasks import TaskError
@@ -38,7 +37,7 @@ def test_one_mask_for_all_examples(task, models, folders, mask):
     found = scored(result)
     found = found[found["metric"].isin(templates)]
     np.testing.assert_allclose(found["value"], expected["score"], atol=1e-9)
-    (maps,) = result.maps.values()
+    (maps,) = result.data["maps"].values()
     np.testing.assert_allclose(maps.mean, patterns.attention(models[0], batch.tokens).mean, atol=1e-9)
     free = attention(folders[0], samples=N, seed=SEED)
     assert (abs(found["value"] - scored(free)["value"][found.index]) > 1e-3).any()
@@ -107,7 +106,7 @@ def test_many_checkpoints_are_counted_by_class(models, task, tmp_path, capsys):
     rows = view_rows(result.frame)
     assert rows["checkpoint"].tolist() == refs
     for row in rows.to_dict("records"):
-        groups = result.classes[row["checkpoint"]].groups
+        groups = result.data["classes"][row["checkpoint"]].groups
         counted = {name: row[name] for name in rows.columns if str(name).startswith("heads: ")}
         assert sum(counted.values()) == 4
         for name, count in counted.items():

@@ -1,7 +1,5 @@
 """Least nuclear norm: the batched solver against CVXPY, its own certificate, and closed forms."""
 
-import sys
-
 import pytest
 import torch
 
@@ -95,14 +93,6 @@ def test_with_everything_observed_the_penalty_soft_thresholds():
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
 
 
-def test_two_processes_give_what_one_gives():
-    values, hidden = problems(3, 3, 1, batch=5)
-    told = []
-    two = solve_by_cvxpy(values, hidden, 0.01, processes=2, progress=lambda *seen: told.append(seen))
-    torch.testing.assert_close(two.matrices, solve_by_cvxpy(values, hidden, 0.01).matrices)
-    assert told == [(done, 5) for done in range(1, 6)]
-
-
 def test_what_cannot_be_solved_is_refused():
     values, hidden = problems(3, 3, 1)
     for solve in (least_nuclear_norm, solve_by_cvxpy):
@@ -112,9 +102,3 @@ def test_what_cannot_be_solved_is_refused():
             solve(values * float("inf"), hidden)
     with pytest.raises(TaskError, match="ask for a larger"):
         least_nuclear_norm(values, hidden, tolerance=0.0)
-
-
-def test_without_cvxpy_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cvxpy", None)
-    with pytest.raises(TaskError, match=r"needs CVXPY: pip install 'cvxpy>=1.4'"):
-        solve_by_cvxpy(*problems(3, 3, 1))

@@ -5,7 +5,6 @@ import torch
 
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, decoding
 from tasks import pool
 
@@ -35,14 +34,3 @@ def test_values_are_the_tasks_metrics_of_both_ways(autoregressive):
         {name: expected["teacher forcing"][name] for name in greedy.index}
     )
     assert (greedy["effect"] == greedy["value"] - greedy["baseline"]).all()
-
-
-def test_the_command_refuses_what_decodes_nothing(autoregressive, folders, capsys):
-    assert main(["matrix", "decoding", "--ckpt", autoregressive[2], "--samples", "8", "--quiet"]) == 0
-    assert "accuracy_hidden" in capsys.readouterr().out
-    for arguments, says in (
-        (["--ckpt", folders[0]], "decodes nothing"),
-        (["--ckpt", autoregressive[2], "--tokens", __file__], "leave --tokens out"),
-    ):
-        assert main(["matrix", "decoding", *arguments, "--quiet"]) == 2
-        assert says in capsys.readouterr().err

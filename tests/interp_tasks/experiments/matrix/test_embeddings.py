@@ -7,20 +7,16 @@ from sklearn.metrics import roc_auc_score, silhouette_score
 
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.experiments._embeddings.measure import HALF_WAY, half_way, metrics_of_embeddings
+from interp_tasks.experiments._embeddings import HALF_WAY, half_way, metrics_of_embeddings
 from interp_tasks.measurement.crossings import crossing
 from interp_tasks.measurement.embeddings.geometry import (
     clustered,
     correlation,
     distances,
     principal,
-    ranks,
     separability,
     silhouette,
-    tsne,
 )
 from interp_tasks.measurement.embeddings.tables import ALIGNMENT
 
@@ -77,10 +73,6 @@ def test_weighted_correlation_is_that_of_the_repeated_points():
     assert correlation(np.ones(30), one, ONES)[0] == 0
 
 
-def test_equal_values_share_their_mean_rank():
-    assert ranks(np.array([3.0, 1.0, 3.0, 2.0, 3.0])).tolist() == [4, 1, 4, 2, 4]
-
-
 def test_components_are_eigenvectors_of_the_covariance():
     points = RNG.normal(size=(30, 5)) * np.arange(1, 6)
     found = principal(points)
@@ -89,13 +81,6 @@ def test_components_are_eigenvectors_of_the_covariance():
     for k in (0, 1):
         assert abs(found.directions[k] @ vectors[:, -1 - k]) == pytest.approx(1)
     assert found.scores == pytest.approx((points - points.mean(0)) @ found.directions.T)
-
-
-def test_tsne_is_seeded_and_fits_its_perplexity_to_few_points():
-    points = RNG.normal(size=(16, 4))
-    first, perplexity = tsne(points, 3)
-    assert perplexity == 5
-    assert np.array_equal(first, tsne(points, 3)[0])
 
 
 def test_a_crossing_is_the_last_one_between_two_stored_steps():
@@ -161,9 +146,9 @@ def test_an_arrangement_made_by_hand_is_found(made, task):
     assert set(frame["metric"]) < {*metrics_of_embeddings(task)}
     # 21 values in [-1, 1], of 31 on the grid.
     assert set(frame.loc[frame["variant"] == "tokens", "n"]) == {21}
-    assert len(result.tokens[made]) == 21
+    assert len(result.data["tokens"][made]) == 21
     assert "component 1" in result.page().html()
-    assert len(embeddings(made, 0.5, untrained=False).tokens[made]) == 11
+    assert len(embeddings(made, 0.5, untrained=False).data["tokens"][made]) == 11
 
 
 def test_rows_that_no_example_uses_stay_as_they_were_drawn(task, tmp_path):
@@ -220,32 +205,3 @@ def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     one, other = (x - x.mean(0) for x in (one, other))
     expected = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
     assert of_tokens(asked, own, end, 0)[ALIGNMENT][1][0] == pytest.approx(expected)
-
-
-def test_modular_tasks_have_values_without_signs(tmp_path):
-    task = tasks.get("modular-addition", p=13)
-    model = task.build_model(0, task.Model(n_heads=2, d_model=16))
-    found = embeddings(str(save_checkpoint(tmp_path / "c", model, task, step=0))).frame
-    assert set(found["variant"]) == {"tokens"}
-    assert {"value correlation, component 1", "value correlation, component 2"} < set(found["metric"])
-    assert {*metrics_of_embeddings(task)} - set(found["metric"]) == {ALIGNMENT, HALF_WAY}
-
-
-def test_the_command_prints_a_table_and_refuses_what_cannot_be(made, capsys):
-    assert main(["matrix", "embeddings", "--ckpt", made, "--largest", "0.8", "--quiet"]) == 0
-    printed = capsys.readouterr().out
-    assert "sign separability" in printed
-    for arguments, says in (
-        (["--largest", "0"], "above 0"),
-        (["--largest", "0.05"], "1 values are left"),
-        (["--tokens", __file__], "leave --tokens out"),
-    ):
-        assert main(["matrix", "embeddings", "--ckpt", made, *arguments, "--quiet"]) == 2
-        assert says in capsys.readouterr().err
-
-
-def test_a_task_that_says_nothing_is_refused(made, task, monkeypatch):
-    monkeypatch.setattr(type(task), "token_values", lambda self: {})
-    monkeypatch.setattr(type(task), "grid_axes", lambda self: ())
-    with pytest.raises(UserError, match="does not say what its tokens"):
-        embeddings(made)

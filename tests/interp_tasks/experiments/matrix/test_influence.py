@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-import tasks
-from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
+from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.experiments import COLUMNS, influence
-from interp_tasks.experiments._influence.measure import AGREEMENT, CHANGE, PART
+from interp_tasks.papers.matrix_completion.influence import AGREEMENT, CHANGE, PART
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +63,7 @@ def test_changes_are_those_of_one_forward_pass_each(kind, result, by_hand, folde
 
 def test_maps_are_means_by_offset(result, by_hand, folders):
     _, changes = by_hand
-    drawn = result.maps[folders[0], "model"]
+    drawn = result.data["maps"][folders[0], "model"]
     sums = {}
     for (_, source, target), change in changes.items():
         offset = (source // 3 - target // 3, source % 3 - target % 3)
@@ -89,33 +86,3 @@ def test_agreement_is_the_rank_correlation_with_the_reference(result, by_hand, f
     row = frame[(frame["ref"] == folders[0]) & (frame["metric"] == AGREEMENT)]
     expected = both.rank().corr().loc["mine", "other"]
     assert row["value"].item() == pytest.approx(expected, abs=1e-3)
-
-
-def test_redrawn_values_move_more(folders, result):
-    redrawn = influence(folders[0], redraw=True, samples=12).frame
-    assert redrawn["value"].notna().any()
-    assert not redrawn["value"].equals(result.frame["value"])
-
-
-def test_the_command_refuses_what_cannot_be(folders, capsys, tmp_path):
-    task = tasks.get("modular-addition", p=13)
-    model = task.build_model(0, task.Model(n_heads=2, d_model=16))
-    modular = str(save_checkpoint(tmp_path / "c", model, task, step=0))
-    for arguments, says in (
-        (["--ckpt", folders[0], "--shift", "0"], "above 0"),
-        (["--ckpt", folders[0], "--tokens", __file__], "leave --tokens out"),
-        (["--ckpt", modular], "is for models of matrix completion"),
-    ):
-        assert main(["matrix", "influence", *arguments, "--quiet"]) == 2
-        assert says in capsys.readouterr().err
-    with pytest.raises(UserError, match="does not say what may be changed"):
-        influence(modular)
-    assert main(["matrix", "influence", "--ckpt", folders[0], "--samples", "8", "--quiet"]) == 0
-    assert "on a shortest path" in capsys.readouterr().out
-
-
-def test_more_than_a_number_per_position_is_refused(folders, task, monkeypatch):
-    monkeypatch.setattr(type(task), "d_vocab_out", 2)
-    monkeypatch.setattr(type(task), "check_model", lambda self, model: None)
-    with pytest.raises(UserError, match="2 outputs per position"):
-        influence(folders[0], samples=4)

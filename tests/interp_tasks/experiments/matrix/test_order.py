@@ -1,7 +1,5 @@
 """``interp-run matrix order``: its curves against the task's metrics and plain loops, on a run made by hand."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -9,12 +7,10 @@ import torch
 from circuits import ablate, heads
 from circuits import run as run_model
 from interp_tasks import load_checkpoint
-from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings, order
-from interp_tasks.experiments._order.measure import STEP, VALUE
-from interp_tasks.experiments._order.quantities import pooled
 from interp_tasks.measurement.embeddings.tables import ALIGNMENT
+from interp_tasks.papers.matrix_completion.order import STEP, VALUE
 from tasks import pool
 
 STEPS = (0, 2, 4, 6, 8)
@@ -60,7 +56,7 @@ def test_the_table(result):
     gap = others["value"] - others["baseline"]
     assert np.allclose(gap, others["effect"], equal_nan=True)
     assert "share of its way" in result.page().html()
-    (made,) = result.curves.values()
+    (made,) = result.data["curves"].values()
     assert made[NAME].iloc[0] == 0
     assert made[NAME].iloc[-1] == pytest.approx(1)
 
@@ -85,7 +81,7 @@ def test_alignment_is_that_of_embeddings(result, refs):
 def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypatch):
     """Against loops over examples, heads and queries; the class is made up, so that it surely has heads."""
     from circuits.model.heads import Head
-    from interp_tasks.experiments._order.quantities import RunEnd
+    from interp_tasks.papers.matrix_completion.quantities import RunEnd
 
     chosen = (Head(0, 1), Head(1, 0))
     monkeypatch.setattr(RunEnd, "classes", lambda self, subject: {"row_observed": chosen})
@@ -103,97 +99,16 @@ def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypa
     assert curve(found, "attention of row_observed heads")[4] == pytest.approx(np.mean(shares), rel=1e-5)
 
 
-def test_classes_are_those_that_attention_finds(task, refs):
-    """A head on its own position everywhere also fits a template that is only there as another class's exception."""
-    from interp_tasks.experiments._order.quantities import RunEnd
-    from interp_tasks.measurement.heads.classes import classify_heads
-    from interp_tasks.measurement.subjects import Examples, subjects
-
-    (subject,) = subjects(refs[2], Examples(samples=64))
-    model, angle = subject.model, torch.arange(9) * 2 * torch.pi / 9
-    with torch.no_grad():
-        model.embed.W_E.zero_()
-        model.pos_embed.W_pos.zero_()
-        # Mean 0 and one length: LayerNorm leaves the circle a circle.
-        model.pos_embed.W_pos[:9, :4] = torch.stack([angle.cos(), angle.sin(), -angle.cos(), -angle.sin()], 1)
-        for weight in (model.blocks[0].attn.W_Q, model.blocks[0].attn.W_K):
-            weight[0].zero_()
-            weight[0, :2, :2] = 20 * torch.eye(2)
-    found = RunEnd("", "cpu", _checkpoint=subject.checkpoint).classes(subject)
-    assert [(head.layer, head.head) for head in found.get("identity", ())] == [(0, 0)]
-    assert set(found) <= set(classify_heads(subject, positions=None).possible)
-
-
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
     from interp_tasks.checkpoints import marks
 
     monkeypatch.setattr(marks, "find_marks", lambda folder, name: {"pre": 3})
     found = order(refs, "metrics", samples=24)
-    (made,) = found.curves.values()
+    (made,) = found.data["curves"].values()
     # Of two stored steps as near to 3 the earlier one.
     assert made[NAME].tolist()[1] == 0
     steps = found.frame[found.frame["metric"].str.startswith(STEP)]["value"].dropna()
     assert (steps >= 2).all()
-
-
-def test_resamples_are_the_same_at_every_checkpoint():
-    one = pooled(np.arange(5.0), np.ones(5), 3)
-    assert np.allclose(pooled(np.arange(5.0) + 1, np.ones(5), 3), one + 1)
-    assert one[0] == 2
-
-
-def test_what_has_no_order_is_refused(refs, folders, capsys):
-    for arguments, says in (
-        (["--ckpt", refs[0], "--ckpt", refs[1]], "at least 4"),
-        (["--ckpt", folders[0]], "is in no run"),
-        (["--ckpt", refs[0], "--kind", "loss"], "--kind 'loss'"),
-        (["--ckpt", refs[0], "--start", "end"], "--start 'end'"),
-        (["--ckpt", refs[0], "--tokens", __file__], "leave --tokens out"),
-        ([part for ref in refs for part in ("--ckpt", ref)], "no drop"),
-    ):
-        assert main(["matrix", "order", *arguments, "--quiet"]) == 2
-        assert says in capsys.readouterr().err
-
-
-def test_the_command_prints_steps(refs, capsys):
-    given = [part for ref in refs for part in ("--ckpt", ref)]
-    assert (
-        main(
-            [
-                "matrix",
-                "order",
-                *given,
-                "--kind",
-                "embeddings",
-                "--start",
-                "first",
-                "--samples",
-                "8",
-                "--quiet",
-            ]
-        )
-        == 0
-    )
-    printed = capsys.readouterr().out
-    assert "embedding alignment" in printed
-    assert (
-        main(
-            [
-                "matrix",
-                "order",
-                *given,
-                "--kind",
-                "embeddings",
-                "--start",
-                "first",
-                "--format",
-                "json",
-                "--quiet",
-            ]
-        )
-        == 0
-    )
-    assert {row["variant"] for row in json.loads(capsys.readouterr().out)} == {NAME, "embedding alignment"}
 
 
 def test_the_drop_metric_is_measured_whatever_is_asked(refs):

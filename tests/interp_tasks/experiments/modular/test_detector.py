@@ -8,9 +8,8 @@ import torch
 
 import tasks
 from interp_tasks import save_checkpoint
-from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, detector
-from interp_tasks.experiments._detector import metrics_of_detector, primes_among, scores
+from interp_tasks.papers.miiii.detector import metrics_of_detector, primes_among, scores
 from tasks.modular_arithmetic import is_prime, primes_below
 
 P = 11
@@ -105,39 +104,10 @@ def test_a_number_is_what_its_remainders_are_of():
         assert sorted(task.numbers(grid).tolist()) == list(range(49))
 
 
-def test_what_has_no_remainders_is_refused(checkpoint, tmp_path, capsys):
-    _, folder = checkpoint
-    shuffled = tasks.get("miiii", p=P, variant="shuffled")
-    addition = tasks.get("modular-addition", p=P)
-    settings = {"d_model": 8, "n_heads": 2}
-    folders = [
-        str(save_checkpoint(tmp_path / task.name, task.build_model(0, task.Model(**settings)), task, step=1))
-        for task in (shuffled, addition)
-    ]
-    for arguments, says in (
-        (["--ckpt", folders[0]], "the answers of this task are not the remainders of its numbers"),
-        (["--ckpt", folders[1]], "'modular-addition' has none"),
-        (["--ckpt", folder, "--samples", "5"], "leave --samples out"),
-        (["--ckpt", folder, "--split", "train"], "leave --split out"),
-    ):
-        assert main(["modular", "detector", *arguments, "--quiet"]) == 2
-        err = capsys.readouterr().err
-        assert says in err
-        assert err.count("\n") == 1
-
-
-def test_the_shipped_model_finds_the_rough_numbers():
-    found = detector("zoo:miiii-113-small@post").frame
-    mine = found[found["variant"] == "all"].set_index("metric")["value"]
-    assert mine["primes"] == 1523
-    assert mine["rough numbers"] == sum(all(n % q for q in (2, 3, 5, 7, 11)) for n in range(113**2))
-    assert mine["recall for rough numbers"] > 0.99
-
-
 def test_intervals_are_those_of_a_bootstrap_over_numbers():
     """Against ``circuits``' own, which draws number by number; both quantiles to their Monte-Carlo error."""
     from circuits.statistics import bootstrap
-    from interp_tasks.experiments._detector import resampled_ratios
+    from interp_tasks.papers.miiii.detector import resampled_ratios
 
     draws = np.random.default_rng(0).random((2, 200))
     counts = (draws < 0.5).astype(float)

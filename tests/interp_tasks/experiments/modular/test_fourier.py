@@ -1,8 +1,6 @@
 """Spectra of checkpoints against numpy's FFT, over grids of inputs and of positions, and what is refused."""
 
-import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -12,11 +10,8 @@ import tasks
 from circuits import cache, fourier
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.measurement.options import RULES, THRESHOLD
-from tasks import GridAxis
+from interp_tasks.measurement.options import THRESHOLD
 
 P = 11
 #: Neurons that follow frequency 2, and 4; the others follow 2 and 4 alike.
@@ -98,14 +93,6 @@ def test_a_grid_of_inputs_against_numpy(addition, periodic):
     assert not frame.duplicated(["variant", "metric", "site", "layer"]).any()
 
 
-def test_samples_and_split_do_not_change_a_complete_grid(periodic):
-    _, folder = periodic
-    one, other = (
-        experiments.fourier(folder, **given).frame for given in ({}, {"samples": 5, "split": "train"})
-    )
-    assert one.equals(other)
-
-
 def test_rows_are_key_frequencies_and_those_with_neurons_unless_there_are_few(periodic, addition, tmp_path):
     _, folder = periodic
     result = experiments.fourier(folder, rule="of-largest")
@@ -117,7 +104,7 @@ def test_rows_are_key_frequencies_and_those_with_neurons_unless_there_are_few(pe
     assert kinds["frequency 2embed"] == "key frequency of W_E"
     assert kinds["frequency 3embed"] == "frequency of W_E"
     assert value(frame, "all frequencies", "key frequencies", "embed") == 2
-    assert result.spectra[folder, "W_E"].keys == (2, 4)
+    assert result.data["spectra"][folder, "W_E"].keys == (2, 4)
     # p = 37 has 18 frequencies, more than are all listed.
     task = tasks.get("modular-addition", p=37)
     model = task.build_model(0, task.Model(d_model=16, n_heads=1, d_mlp=20))
@@ -157,7 +144,7 @@ def test_a_grid_of_positions_against_numpy(folders, models, task, batch_of):
         np.testing.assert_allclose(part["value"], expected, rtol=1e-5)
     assert set(frame["n"]) == {20}
     assert set(frame["split"]) == {"test"}
-    assert result.spectra[folders[0], "W_pos"].spectrum.grid.axes == {"row": 3, "column": 3}
+    assert result.data["spectra"][folders[0], "W_pos"].spectrum.grid.axes == {"row": 3, "column": 3}
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +154,7 @@ def batch_of(task):
 
 def test_in_several_passes_as_in_one(folders, periodic, monkeypatch):
     one = [experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])]
-    monkeypatch.setattr(sys.modules["interp_tasks.experiments._fourier.measure"], "TOKENS_PER_PASS", 50)
+    monkeypatch.setattr("interp_tasks.measurement.activations.TOKENS_PER_PASS", 50)
     other = [
         experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])
     ]
@@ -193,105 +180,3 @@ def test_multiplication_is_a_sum_of_exponents(tmp_path):
     assert frame.loc[(frame["site"] == "embed"), "variant"].tolist()[1:] == [
         f"frequency {k}" for k in (1, 2, 3)
     ]
-
-
-def test_one_table_of_both_grids(folders, periodic):
-    frame = experiments.fourier([folders[0], periodic[1]], samples=5).frame
-    assert dict(zip(frame["ref"], frame["split"], strict=True)) == {folders[0]: "test", periodic[1]: "grid"}
-
-
-def test_rules_are_those_of_the_library():
-    from circuits.fourier._clusters import THRESHOLD as THEIRS
-    from circuits.fourier._key_frequencies import RULES as LIBRARY
-
-    assert {name: next(iter(vars(rule()).values())) for name, rule in LIBRARY.items()} == RULES
-    assert THRESHOLD == THEIRS
-
-
-def command(capsys, *arguments):
-    code = main(["fourier", *arguments, "--quiet"])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-@pytest.mark.parametrize("columns", ["80", "120"])
-def test_the_command(periodic, folders, capsys, monkeypatch, tmp_path, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    options = ["--ckpt", folders[0], "--ckpt", periodic[1], "--samples", "12", "--rule", "above-mean=0.5"]
-    code, out, err = command(capsys, *options, "--plot", "--out", str(tmp_path))
-    assert (code, err) == (0, "")
-    for word in ("0.5 standard deviations", "(1, 1)", "W_pos", "neurons", "121 grid examples"):
-        assert word in " ".join(out.split())
-    assert "baseline" not in out
-    assert max(map(len, out.splitlines())) <= int(columns) or len(folders[0]) > 60
-    stamp = json.loads((tmp_path / "fourier.config.json").read_text())
-    assert stamp["config"]["rule"] == "above-mean=0.5"
-    assert (tmp_path / "fourier.html").stat().st_size > 10_000
-    code, out, _ = command(capsys, *options, "--format", "json", "--every", "--threshold", "1")
-    rows = json.loads(out)
-    assert {
-        row["value"] for row in rows if row["metric"] == "neurons" and row["variant"] != "no frequency"
-    } == {0}
-
-
-class Half(tasks.get("modular-addition", p=P).__class__):
-    """Declares a grid that cannot be."""
-
-    def grid_axes(self):
-        first, _ = super().grid_axes()
-        return first, GridAxis("row", (0, 1))
-
-
-class Long(Half):
-    def grid_axes(self):
-        return GridAxis("row", (0, 1)), GridAxis("column", (0, 1))
-
-
-class None_(Half):
-    def grid_axes(self):
-        return ()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rule": "largest"}, "--rule 'largest'"),
-        ({"rule": "noise=much"}, "after = comes a number from 0, such as noise=0.05"),
-        ({"rule": "noise=-1"}, "a number from 0"),
-        ({"threshold": 85.0}, "--threshold 85: give a share"),
-        ({"tokens": np.zeros((2, 3), dtype=int)}, "needs a task that declares a grid"),
-        ({"task": None_(p=P)}, "declares no grid of inputs or positions"),
-        ({"task": Half(p=P)}, "of the inputs or of the positions, not both"),
-        ({"task": Long(p=P)}, "its grid is 2 × 2, its sequence 3 positions long"),
-    ],
-)
-def test_faults_are_one_line(periodic, given, message):
-    with pytest.raises(UserError) as caught:
-        experiments.fourier(periodic[1], **given)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_faults_of_the_command(periodic, task, models, capsys, tmp_path):
-    bare = str(save_checkpoint(tmp_path / "bare", models[0]))
-    tokens = tmp_path / "tokens.npy"
-    np.save(tokens, np.zeros((2, 9), dtype=int))
-    for arguments, message in (
-        (["--ckpt", bare], "names no task"),
-        (["--ckpt", bare, "--tokens", str(tokens)], "needs a task that declares a grid"),
-        (["--ckpt", periodic[1], "--rule", "strongest"], "--rule 'strongest'"),
-        (["--ckpt", periodic[1], "--threshold", "2"], "--threshold 2"),
-    ):
-        code, out, err = command(capsys, *arguments)
-        assert (code, out) == (2, "")
-        assert message in err
-        assert err.count("\n") == 1
-
-
-def test_shipped_addition():
-    """At the neurons the frequencies above a quarter of the largest norm are the four whose removal costs accuracy."""
-    found = experiments.fourier("zoo:modular-addition-113@post", rule="of-largest")
-    neurons = found.spectra["zoo:modular-addition-113@post", "mlp_post.0"]
-    assert neurons.keys == (3, 24, 32, 41)
-    sizes = found.frame[(found.frame["metric"] == "neurons") & (found.frame["variant"] != "no frequency")]
-    assert sizes["value"].sum() > 0.8 * 512

@@ -9,19 +9,15 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from interp_tasks import UserError
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, generalisation
-from interp_tasks.experiments._generalisation.table import view_rows
 from interp_tasks.measurement.crossings import (
     median,
     ratio_of_steps,
     reached,
     share_in_order,
 )
-from interp_tasks.published import Claim
-from interp_tasks.reproduction.claim_rows import table_rows
-from interp_tasks.reproduction.verdicts import judge
+from interp_tasks.papers.grokfast.generalisation import view_rows
 
 STEPS = range(0, 1001, 100)
 
@@ -104,13 +100,6 @@ def test_the_table_of_one_run(tmp_path):
     assert "accuracy_<wbr>11" in page
 
 
-def test_the_level_is_asked_for(tmp_path):
-    run = write(tmp_path / "run", {"accuracy": {0: 0.0, 100: 0.5, 200: 0.5, 300: 0.9}})
-    found = generalisation(run, level=0.5)
-    assert row(found, run, "accuracy", "step at 50%")["value"] == 100
-    assert math.isnan(row(generalisation(run), run, "accuracy", "step at 95%")["value"])
-
-
 def test_a_censored_run_is_no_number(tmp_path):
     run = write(tmp_path / "run", {"accuracy_2": ramp(300, 700), "accuracy_3": ramp(900, 700)})
     found = generalisation(run)
@@ -129,112 +118,6 @@ def test_of_answers_none_of_which_gets_there_there_is_no_spread(tmp_path):
     found = generalisation(run)
     assert math.isnan(row(found, run, "order of all answers", "last step / first step")["value"])
     assert math.isnan(row(found, run, "order of all answers", "pairs in order")["value"])
-
-
-def judged(result, where, holds, **more):
-    """Over examples, so that one run decides: what is asked here is what is known of it."""
-    entry = {"id": "c", "row": 1, "study": "s", "source": "1", "says": "It.", "where": where, "holds": holds}
-    return judge(Claim(**entry, **{"over": "examples", **more}), table_rows(result.frame), "run")
-
-
-def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):
-    """Never there by 1000: the step lies beyond, so it is no sooner than 900, and whether before 2000 is open."""
-    train = {"accuracy": ramp(200)}
-    never = write(tmp_path / "never", {"accuracy": ramp(5000)}, train)
-    found = generalisation(never)
-    where = {"split": "validation", "metric": "step at 95%"}
-    undecided = "undecided"
-    for bounds, verdict in (
-        ({"below": 2000}, undecided),
-        ({"below": 900}, "failed"),
-        ({"above": 900}, "held"),
-        ({"above": 1200}, undecided),
-        ({"above": 900, "below": 2000}, undecided),
-    ):
-        outcome = judged(found, where, bounds)
-        assert (outcome.verdict, outcome.value) == (verdict, None), bounds
-        assert "known to lie above 1000" in outcome.reason
-    # Of the 200 steps of training it is more than five times as many.
-    assert judged(found, where, {"above": 4}, per="baseline").verdict == "held"
-    assert judged(found, where, {"above": 6}, per="baseline").verdict == undecided
-    assert judged(found, where, {"below": 5}, per="baseline").verdict == "failed"
-    # What is known is judged as ever.
-    known = generalisation(write(tmp_path / "known", {"accuracy": ramp(400)}, train))
-    assert judged(known, where, {"below": 900}, over="runs").reason.endswith("this one lies within the rule")
-    assert judged(known, where, {"above": 900}, over="runs").reason.endswith("this one does not")
-    # Where training does not get there either, nothing is known of their ratio.
-    neither = generalisation(write(tmp_path / "neither", {"accuracy": ramp(5000)}, {"accuracy": ramp(5000)}))
-    assert judged(neither, where, {"above": 0.1}, per="baseline").verdict == undecided
-
-
-def test_of_several_answers_the_last_and_the_first_step_are_bounded(tmp_path):
-    """2 is there at 300 and 3 not by 1000: the last of them comes after 1000, the first at 300."""
-    run = write(tmp_path / "run", {"accuracy_2": ramp(300), "accuracy_3": ramp(5000)})
-    found = generalisation(run)
-    where = {"split": "validation", "metric": "step at 95%", "variant": ["accuracy_2", "accuracy_3"]}
-    undecided = "undecided"
-    for reduce, bounds, verdict in (
-        ("max", {"below": 900}, "failed"),
-        ("max", {"above": 900}, "held"),
-        ("max", {"below": 2000}, undecided),
-    ):
-        assert judged(found, where, bounds, reduce=reduce).verdict == verdict, (reduce, bounds)
-    # The first of them is known.
-    assert judged(found, where, {"below": 400}, reduce="min").value == 300
-    # A mean has no bound, and is no number.
-    assert "no such number" in judged(found, where, {"above": 1}, reduce="mean").reason
-    assert judged(found, {**where, "variant": "accuracy_2"}, {"below": 400}, reduce="max").value == 300
-
-
-def test_a_ratio_with_a_bound_alone_is_decided_by_the_bound(tmp_path):
-    run = write(tmp_path / "run", {"accuracy": ramp(200)})
-    never = write(tmp_path / "never", {"accuracy": ramp(5000)})
-    other = write(tmp_path / "other", {"accuracy": ramp(4000)})
-    undecided = "undecided"
-
-    def verdict(result, metric, **bounds):
-        return judged(result, {"metric": metric}, bounds).verdict
-
-    less = generalisation([run, never], against="never")  # below 200 / 1000
-    more = generalisation([run, never], against="run")  # above 1000 / 200
-    for metric in ("ratio of steps", "ratio of steps, at most", "ratio of steps, at least"):
-        assert verdict(less, metric, below=1) == "held"
-        assert verdict(less, metric, above=0.5) == "failed"
-        assert verdict(less, metric, below=0.1) == undecided
-        assert verdict(more, metric, below=1) == "failed"
-        assert verdict(more, metric, above=2) == "held"
-        assert verdict(more, metric, above=9) == undecided
-        assert verdict(generalisation([never, other], against="other"), metric, below=1) == undecided
-
-
-def test_of_several_seeds_the_first_that_ends_bounds_the_median(tmp_path):
-    """Six seeds that end without it: the interval of their median begins where the first of them ends."""
-    for seed, until in enumerate((600, 1000, 1000, 1000, 1000, 1000)):
-        write(tmp_path / "run" / f"seed-{seed}", {"accuracy": ramp(5000, until)}, seed=seed)
-    where = {"run": "/seed-*", "split": "validation", "metric": "step at 95%"}
-    found = generalisation(f"{tmp_path}/run/seed-*")
-    outcome = judged(found, where, {"above": 500}, over="runs")
-    assert (outcome.verdict, outcome.n_runs, outcome.low) == ("held", 6, 600)
-    assert "6 of 6 runs end too soon: their numbers are known to lie above 600" in outcome.reason
-    assert judged(found, where, {"above": 700}, over="runs").verdict == "undecided"
-    five = judged(generalisation(f"{tmp_path}/run/seed-[0-4]"), where, {"above": 500}, over="runs")
-    assert (five.verdict, five.interval) == ("undecided", "")
-    assert "takes six; 5 of them within the rule" in five.reason
-
-
-def test_ratios_of_steps_are_bounded_seed_by_seed(tmp_path):
-    """Three runs that are there at 100, beside three that end at 1000, 1000 and 400: at most 0.1, 0.1 and 0.25."""
-    for seed, until in enumerate((1000, 1000, 400)):
-        write(tmp_path / "soon" / f"seed-{seed}", {"accuracy": ramp(100)}, seed=seed)
-        write(tmp_path / "late" / f"seed-{seed}", {"accuracy": ramp(5000, until)}, seed=seed)
-    step = {"split": "validation", "metric": "step at 95%"}
-    where, per = ({**step, "run": f"{name}/seed-*"} for name in ("soon", "late"))
-    found = generalisation([f"{tmp_path}/soon/seed-*", f"{tmp_path}/late/seed-*"])
-    outcome = judged(found, where, {"below": 1}, per=per, over="runs")
-    assert (outcome.verdict, outcome.n_runs) == ("held", 3)
-    # The widest of all intervals that the bounds allow: 0.25 beside two that may be 0.
-    assert outcome.high == pytest.approx(0.25 / 3 + 4.3027 * 0.25 / 3, rel=1e-4)
-    assert judged(found, where, {"below": 0.4}, per=per, over="runs").verdict == "undecided"
 
 
 def test_later_ties_do_not_lower_the_correlation_with_the_loss(tmp_path):
@@ -361,33 +244,6 @@ def test_against_is_paired_by_seed(tmp_path):
     assert ratios["run"].tolist() == [group]
 
 
-def test_a_median_over_one_seed_is_no_run_of_its_own(tmp_path):
-    """One of three gets there: the row that pools them is over one run, and the claim had an error for a verdict."""
-    for seed, at in enumerate((200, 5000, 5000)):
-        values = ramp(at)
-        write(tmp_path / "run" / f"seed-{seed}", {"accuracy": values}, {"accuracy": values}, seed)
-    metric = "validation when train is at 95%"
-    found = generalisation(f"{tmp_path}/run/seed-*")
-    assert row(found, f"{tmp_path}/run/seed-*", "accuracy", metric)["n_runs"] == 1
-    outcome = judged(found, {"metric": metric, "variant": "accuracy"}, {"above": 0.5}, over="runs")
-    assert (outcome.verdict, outcome.n_runs) == ("undecided", 3)
-    assert "2 of 3 runs end too soon" in outcome.reason
-
-
-def test_two_others_under_one_seed_are_refused(tmp_path):
-    """Of two, the first was compared with in silence: ``b/fast`` was measured against ``a/none``."""
-    for group, fast, none in (("a", 200, 400), ("b", 200, 800)):
-        for name, step in (("fast", fast), ("none", none)):
-            write(tmp_path / group / name, {"accuracy": ramp(step)})
-    runs = [f"{tmp_path}/{group}/{name}" for group in "ab" for name in ("fast", "none")]
-    with pytest.raises(UserError, match=r"a/none and .*b/none both have accuracy under seed 0"):
-        generalisation(runs, against="none")
-    with pytest.raises(UserError, match="compare with one of them at a time"):
-        generalisation(runs[0], against=[runs[1], runs[3]])
-    one = generalisation(runs[2:], against="b/none")
-    assert row(one, runs[2], "accuracy", "ratio of steps")["value"] == pytest.approx(0.25)
-
-
 def test_a_ratio_to_a_run_that_never_gets_there_is_a_bound(tmp_path, capsys):
     run = write(tmp_path / "run", {"accuracy": ramp(200)})
     never = write(tmp_path / "never", {"accuracy": ramp(5000)})
@@ -420,45 +276,3 @@ def test_the_order_against_the_moduli_is_spearmans(tmp_path):
     assert value == pytest.approx(expected)
     assert row(found, run, "order of answers below 11", "pairs in order")["value"] == pytest.approx(2 / 3)
     assert row(found, run, "order of answers from 11 on", "pairs in order")["value"] == 1
-
-
-def test_many_answers_are_maps_with_a_row_each(tmp_path):
-    primes = (2, 3, 5, 7, 11, 13, 17, 19)
-    run = write(tmp_path / "run", {f"accuracy_{q}": ramp(100 * (i + 1)) for i, q in enumerate(primes)})
-    figure = generalisation(run).plot()
-    maps = [trace for trace in figure.data if trace.type == "heatmap"]
-    assert list(maps[0].y) == [str(q) for q in primes]
-    # No place for step 0 on a logarithmic axis.
-    assert list(maps[0].x) == list(STEPS)[1:]
-    assert np.array(maps[0].z, dtype=float)[3].tolist() == list(ramp(400).values())[1:]
-
-
-def test_what_cannot_generalise_is_refused(tmp_path, capsys):
-    losses = write(tmp_path / "losses", {"loss": {0: 1.0, 100: 0.5}})
-    seeds = [write(tmp_path / f"s{seed}", {"accuracy": ramp(200)}, seed=seed) for seed in (0, 1)]
-    words = write(tmp_path / "words", {"accuracy": {0: "low", 100: None}})
-    for arguments, says in (
-        ([losses], "logs no accuracy: it has loss"),
-        ([words], "logs no accuracy that is a finite number"),
-        ([losses, "--level", "1.5"], "--level 1.5: an accuracy above 0, at most 1"),
-        ([seeds[0], "--against", seeds[1]], "pairs are runs with one train.seed"),
-        ([seeds[0], "--against", "nothing"], "nothing"),
-    ):
-        assert main(["modular", "generalisation", "--ckpt", *arguments, "--quiet"]) == 2
-        err = capsys.readouterr().err
-        assert says in err
-        assert err.count("\n") == 1
-    with pytest.raises(UserError, match="--level 0"):
-        generalisation(losses, level=0.0)
-
-
-def test_a_shipped_run_against_its_log():
-    found = generalisation("zoo:miiii-113-small")
-    from interp_tasks.measurement.run_logs import read_runs
-
-    (run,) = read_runs("zoo:miiii-113-small")
-    for q in (2, 3, 5, 7, 11):
-        steps, values = run.points(f"accuracy_{q}")
-        index = next(i for i, value in enumerate(values) if value >= 0.95)
-        value = row(found, run.name, f"accuracy_{q}", "step at 95%")["value"]
-        assert steps[index - 1] < value <= steps[index]

@@ -9,10 +9,7 @@ import pytest
 
 import tasks
 from interp_tasks import experiments, train
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments._gradients.measure import ranks, step_below_half
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +101,6 @@ def test_the_first_steps_can_be_left_out(run, tmp_path):
     assert of(later, A, "raw", "step below half") == 30
 
 
-def test_ties_and_the_half_itself():
-    assert ranks({"a": 5.0, "b": 1.0, "c": 5.0, "d": math.inf}) == {"a": 2.5, "b": 1, "c": 2.5, "d": 4}
-    assert step_below_half([1, 2, 3], [4.0, 2.0, 1.0]) == 3, "half is not below half"
-    assert step_below_half([1, 2], [1.0, 1.0]) == math.inf
-
-
 def test_a_step_that_diverged_is_not_small(run, tmp_path):
     folder = with_norms(run, tmp_path / "r", [{"raw": {A: a, C: 1}} for a in (8, None, 1)])
     result = experiments.gradients(folder)
@@ -124,34 +115,3 @@ def test_a_frozen_tensor_has_its_norm_and_nothing_else(run, tmp_path):
     folder = with_norms(run, tmp_path / "r", [{"raw": {A: 0, B: 2, C: 1}}] * 3)
     frame = experiments.gradients(folder).frame
     assert frame.loc[frame["variant"] == A, "metric"].tolist() == ["largest norm"]
-
-
-def test_tables_and_pages(run, capsys, tmp_path):
-    assert (
-        main(["modular", "gradients", "--ckpt", str(run), "--plot", "--out", str(tmp_path), "--quiet"]) == 0
-    )
-    shown = capsys.readouterr().out
-    assert "all train examples" in shown
-    assert "blocks.0.attn.W_Q" in shown
-    assert "attention" in shown
-    assert "filtered: norm" in (tmp_path / "gradients.html").read_text()
-    relative, *lines = experiments.gradients(str(run)).plot().data[:10]
-    assert all(np.isnan(row).any() or max(row) == pytest.approx(1) for row in relative.z)
-    assert len(lines) == 9
-
-
-def test_refusals(run, tmp_path, capsys):
-    plain = tmp_path / "plain"
-    train(tasks.get("modular-addition", p=11), settings={"d_model": 8}, config={"steps": 2}, out=plain)
-    mangled = with_norms(run, tmp_path / "m", [{"raw": {A: 1}}, {"raw": {B: 1}}])
-    for given, told in (
-        ((str(plain),), "logged no gradient norms: train with --set train.gradient_norms_every=100"),
-        ((str(run), 41), "logged no gradient norms from step 41 on: its last are of 40"),
-        ((str(run), -1), "--start -1: a step from 0"),
-        ((mangled,), "has not the same tensors in every line"),
-    ):
-        with pytest.raises(UserError, match=r"^[^\n]*$") as caught:
-            experiments.gradients(*given)
-        assert told in str(caught.value)
-    assert main(["modular", "gradients", "--ckpt", str(plain)]) == 2
-    assert "gradient_norms_every" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Neurons and attention over the inputs, against plain numpy; the published count of active frequencies; refusals."""
 
-import json
 import math
 
 import numpy as np
@@ -11,13 +10,8 @@ import tasks
 from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments._neurons.active_counts import active_counts, amplitudes, of_equal_size
-from interp_tasks.experiments._neurons.features import pairs_for_half
-from interp_tasks.experiments._neurons.measure import Image, read_neurons
-from tasks import GridAxis
+from interp_tasks.papers.miiii.features import active_counts, amplitudes, of_equal_size, pairs_for_half
 
 P = 11
 
@@ -110,7 +104,7 @@ def test_a_neuron_against_numpy(folder, model, addition):
         assert of(result, name, "variance by b alone") == pytest.approx(by_b)
         assert of(result, name, "variance by both jointly") == pytest.approx(1 - by_a - by_b)
         assert of(result, name, "variance by one digit") == pytest.approx(max(by_a, by_b))
-    drawn = result.images[folder]["neuron 7 of mlp_post.0"]
+    drawn = result.data["images"][folder]["neuron 7 of mlp_post.0"]
     np.testing.assert_allclose(drawn.values, post[..., 7], rtol=1e-6)
     assert drawn.axes == ("a", "b")
     assert drawn.share.sum() == pytest.approx(1)
@@ -143,17 +137,6 @@ def test_clusters_and_all_neurons_against_numpy(folder, model, addition):
     assert of(result, "all neurons", "variance explained, degree 2") == pytest.approx(pooled)
 
 
-def test_another_threshold_and_site(folder, model, addition):
-    low, high = (experiments.neurons(folder, threshold=level) for level in (0.1, 0.999))
-    counted = [of(one, "in clusters", "neurons") for one in (low, high)]
-    assert counted[0] > counted[1]
-    found = experiments.neurons(folder, [1], "mlp_pre.0")
-    pre = activations(model, addition, "mlp_pre.0")[:, -1]
-    assert of(found, "neuron 1", "mean") == pytest.approx(pre[:, 1].mean(), rel=1e-5)
-    assert of(found, "neuron 1", "variance explained, degree 2") > 0.9
-    assert set(found.frame["site"]) == {"mlp_pre"}
-
-
 def test_pairs_of_frequencies_for_half_of_the_variance():
     share = torch.tensor([[0.0, 0.4], [0.3, 0.3]])
     assert pairs_for_half(share[..., None]).tolist() == [2]
@@ -183,43 +166,7 @@ def test_attention_against_numpy(folder, model, addition):
             assert of(result, f"0.{head} to {name}", "mean") == pytest.approx(image.mean(), rel=1e-6)
             assert of(result, f"0.{head} to {name}", "variance by a alone") == pytest.approx(by_a, rel=1e-4)
             assert of(result, f"0.{head} to {name}", "variance by one digit", "head") == head
-    assert set(result.images[folder]) == {f"0.{h} to {d} of pattern.0" for h in (0, 1) for d in "ab"}
-
-
-def test_digits_as_they_stand_in_the_tokens(tmp_path):
-    """The name of a digit goes with its position, whichever comes first."""
-    for digits, first in (("low-first", "x0"), ("high-first", "x1")):
-        task = tasks.get("miiii", p=5, digits=digits)
-        found = task.build_model(0, task.Model(d_model=8, n_heads=1, d_mlp=4))
-        where = str(save_checkpoint(tmp_path / digits, found, task))
-        result = experiments.neurons(where, site="pattern")
-        image = activations(found, task, "pattern.0")[:, 0, 2, 0]
-        assert of(result, f"0.0 to {first}", "mean") == pytest.approx(image.mean(), rel=1e-5)
-
-
-@pytest.mark.parametrize("site", ["mlp_post", "pattern"])
-def test_inputs_that_are_no_cell_of_the_grid_play_no_part(tmp_path, site):
-    """Where digits are multiplied, those with 0 are on no axis."""
-    task = tasks.get("modular-multiplication", p=7)
-    model = task.build_model(0, task.Model(d_model=16, n_heads=2, d_mlp=4, init_std=1.0))
-    with torch.no_grad():
-        model.W_E[0] *= 10
-    result = experiments.neurons(str(save_checkpoint(tmp_path / "c", model, task)), [0, 1], site=site)
-    seen = activations(model, task, f"{site}.0")
-    seen = seen[:, :, -1, :2] if site == "pattern" else seen[:, -1]
-    on_axis = (task.input_grid().tokens[:, 0] > 0).numpy()
-    assert sum(on_axis) == 36 < len(seen)
-    means = seen[on_axis].mean(0)
-    if site == "pattern":
-        for head, (one, other) in enumerate(means):
-            assert of(result, f"0.{head} to a", "mean") == pytest.approx(one, rel=1e-5)
-            share = max(one, other) / (one + other)
-            assert of(result, f"0.{head}", "share of attention to one digit") == pytest.approx(
-                share, rel=1e-5
-            )
-    else:
-        for neuron in (0, 1):
-            assert of(result, f"neuron {neuron}", "mean") == pytest.approx(means[neuron], rel=1e-5)
+    assert set(result.data["images"][folder]) == {f"0.{h} to {d} of pattern.0" for h in (0, 1) for d in "ab"}
 
 
 def test_amplitudes_are_of_the_grid_without_its_first_row_and_column():
@@ -277,81 +224,3 @@ def test_a_model_of_which_nothing_varies(addition, tmp_path):
     assert of(result, "all neurons", "constant neurons") == 4
     assert of(result, "in clusters", "clusters") == 0
     assert result.page().html()
-
-
-def test_tables_and_pages(folder, run, capsys, tmp_path):
-    assert main(["modular", "neurons", "--ckpt", folder, "--neurons", "0,7"]) == 0
-    shown = capsys.readouterr().out
-    assert "neuron 7" in shown
-    assert "cluster 2" in shown
-    assert main(["modular", "neurons", "--ckpt", folder, "--site", "pattern"]) == 0
-    assert "0.1 to b" in capsys.readouterr().out
-    assert (
-        main(["modular", "neurons", "--ckpt", f"{run}@all", "--plot", "--out", str(tmp_path), "--quiet"]) == 0
-    )
-    shown = capsys.readouterr().out
-    assert "3 checkpoints" in shown
-    assert "without" in shown
-    page = (tmp_path / "neurons.html").read_text()
-    assert "Over training" in page
-    # A title that is too long for its panel is broken into lines.
-    words = page.replace("\\u003cbr>", "")
-    assert words.count("neuron 0 of mlp_post.0") >= 2
-    assert json.loads((tmp_path / "neurons.json").read_text())
-
-
-def test_figures_show_values_and_shares_in_percent(folder):
-    result = experiments.neurons(folder, [7])
-    drawn: Image = result.images[folder]["neuron 7 of mlp_post.0"]
-    values, share = result.plot().data
-    np.testing.assert_allclose(np.array(values.z), drawn.values)
-    np.testing.assert_allclose(np.array(share.z), 100 * drawn.share)
-    assert (share.zmin, share.zmax) == (0, pytest.approx(100 * drawn.share.max()))
-    off = experiments.neurons(folder, [11]).plot().data[1]
-    assert (off.zmin, off.zmax) == (0, 100)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"site": "z"}, "choose mlp_pre, mlp_post, mlp_out or pattern"),
-        ({"site": "mlp_post.3"}, "has layers 0-0"),
-        ({"neurons": [12]}, "has neurons 0-11"),
-        ({"draws": 0}, "--draws 0"),
-        ({"threshold": 2.0}, "--threshold 2"),
-    ],
-)
-def test_refusals(folder, given, told):
-    with pytest.raises(UserError, match=r"^[^\n]*$") as caught:
-        experiments.neurons(folder, **given)
-    assert told in str(caught.value)
-
-
-def test_neurons_as_they_are_typed(folder, capsys):
-    assert read_neurons("3, 1,3") == (3, 1)
-    assert main(["modular", "neurons", "--ckpt", folder, "--neurons", "0,x"]) == 2
-    assert "write neurons counted from 0" in capsys.readouterr().err
-
-
-def test_a_grid_of_positions_is_refused(folders, capsys):
-    with pytest.raises(UserError, match="no grid of two input digits") as caught:
-        experiments.neurons(folders[0])
-    assert "\n" not in str(caught.value)
-    assert "interp-run fourier also takes grids of positions" in str(caught.value)
-    assert main(["modular", "neurons", "--ckpt", folders[0]]) == 2
-    assert "is for models of modular arithmetic" in capsys.readouterr().err
-
-
-def test_a_grid_of_another_dimension_is_refused(folder, addition, monkeypatch):
-    monkeypatch.setattr(
-        type(addition), "grid_axes", lambda self: (GridAxis("a", tuple(range(self.p)), 0),), raising=True
-    )
-    with pytest.raises(UserError, match="no grid of two input digits"):
-        experiments.neurons(folder)
-
-
-def test_a_shipped_model():
-    result = experiments.neurons("zoo:modular-addition-113@post", site="pattern", draws=1)
-    drawn = result.images["zoo:modular-addition-113@post"]["0.3 to b of pattern.0"]
-    assert drawn.values.shape == (113, 113)
-    assert drawn.share.shape == (57, 57)

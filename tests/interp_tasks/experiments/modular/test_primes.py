@@ -11,12 +11,10 @@ import tasks
 from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments._prime_order.measure import ranked, stratified
-from interp_tasks.experiments._primes.removal import Damage, class_directions
-from interp_tasks.experiments._primes.shares import spread_of
+from interp_tasks.papers.miiii.prime_order import ranked, stratified
+from interp_tasks.papers.miiii.removal import Damage, class_directions
+from interp_tasks.papers.miiii.shares import spread_of
 
 P, NEURONS = 31, 120
 #: Of the model with two circuits, the neurons of 3; those of 5 are the rest.
@@ -217,57 +215,6 @@ def test_answers_per_neuron_count_equal_parts():
     assert math.isnan(spread_of(strength, served & False))
 
 
-def test_a_single_answer_has_no_others(tmp_path):
-    addition = tasks.get("modular-addition", p=7)
-    model = addition.build_model(0, addition.Model(d_model=8, n_heads=1, d_mlp=12))
-    ref = str(save_checkpoint(tmp_path / "c", model, addition, step=0))
-    frame = experiments.primes(ref, draws=2).frame
-    assert not frame["intervention"].str.startswith("digit: ").any()
-    assert np.isnan(value(frame, "all answers", "damage to the others", "waves of the answer at mlp_post.0"))
-
-
-def test_the_command_prints_and_draws(found, capsys, tmp_path):
-    ref = found["apart"][0]
-    assert (
-        main(
-            [
-                "modular",
-                "primes",
-                "--ckpt",
-                ref,
-                "--draws",
-                "2",
-                "--samples",
-                "40",
-                "--out",
-                str(tmp_path),
-                "--plot",
-            ]
-        )
-        == 0
-    )
-    printed = capsys.readouterr().out
-    assert "the others" in printed
-    assert "accuracy of" not in printed
-    page = (tmp_path / "primes.html").read_text()
-    assert "share of accuracy" in page
-    assert main(["modular", "primes", "--ckpt", ref, "--draws", "2", "--no-ablate", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert not any("damage" in row["metric"] for row in rows)
-
-
-def test_refusals(found, tmp_path):
-    with pytest.raises(UserError, match="at least one draw"):
-        experiments.primes(found["apart"][0], draws=0)
-    with pytest.raises(UserError, match="needs a task"):
-        experiments.primes(found["apart"][0], tokens=torch.zeros(2, 3, dtype=torch.long))
-    completion = tasks.get("matrix-completion", n=3)
-    model = completion.build_model(0, completion.Model(d_model=8, n_heads=1, n_layers=1, d_mlp=8))
-    ref = str(save_checkpoint(tmp_path / "c", model, completion, step=0))
-    with pytest.raises(UserError, match="declares no modular answers, which primes is about"):
-        experiments.primes(ref)
-
-
 # --- prime-order
 
 
@@ -302,14 +249,3 @@ def test_a_strict_order_is_found_and_its_p_value_counts_permutations():
     assert all(math.isnan(one) for one in stratified(x, np.ones(4), np.zeros(4), 0))
     # Between strata nothing is compared.
     assert all(math.isnan(one) for one in stratified(x, y, np.arange(4), 0))
-
-
-def test_a_model_that_computes_nothing_is_refused_in_one_line(tmp_path):
-    addition = tasks.get("modular-addition", p=5)
-    model = addition.build_model(0, addition.Model(d_model=8))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    save_checkpoint(tmp_path / "nothing", model, addition)
-    with pytest.raises(UserError, match="the same for every input: no variance to share out"):
-        experiments.primes(str(tmp_path / "nothing"))

@@ -1,7 +1,5 @@
 """``interp-run modular progress``: against numpy, forwards by hand and the library's interventions, on small models."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,21 +9,14 @@ from circuits import ablate, fourier
 from circuits import run as run_model
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
-from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments._progress import phases
-from interp_tasks.experiments._progress.attention import (
-    mean_streams,
-    output_with_patterns,
-    outputs_without_parts,
+from interp_tasks.papers.nanda import phases
+from interp_tasks.papers.nanda.attention import (
     rows_of_attention,
-    rows_of_waves,
 )
-from interp_tasks.experiments._progress.inputs import read_inputs
-from interp_tasks.experiments._progress.logits import rows_of_losses
-from interp_tasks.experiments._progress.measure import KINDS
-from interp_tasks.experiments._progress.neurons import Neurons
+from interp_tasks.papers.nanda.inputs import read_inputs
+from interp_tasks.papers.nanda.logits import rows_of_losses
+from interp_tasks.papers.nanda.neurons import Neurons
 
 P = 7
 STEPS = (0, 2, 4, 6)
@@ -121,7 +112,7 @@ def test_losses_against_numpy(task, name, keys, request, models, results):
     assert tuple(frame.columns) == COLUMNS
     tokens, logits, r, q = grid_of(task, models[task.name], name)
     if task.name == "miiii":
-        (listed,) = results[task.name].keys.values()
+        (listed,) = results[task.name].data["keys"].values()
         keys = listed[name]
     left = without(logits, r, q, keys)
     fitted = logits - left + logits.mean(0)
@@ -153,20 +144,6 @@ def test_losses_against_numpy(task, name, keys, request, models, results):
     by_answer = np.stack([logits[r == answer].mean(0) for answer in range(q)])[r]
     share = ((by_answer - logits.mean()) ** 2).sum() / ((logits - logits.mean()) ** 2).sum()
     assert value(frame, name, "variance of logits that follows the answer") == pytest.approx(share, rel=1e-5)
-
-
-def test_losses_are_the_tasks_own(addition, primes, models, results):
-    for task in (addition, primes):
-        batch = task.sample(None, split="test")
-        found = task.metrics(run_model(models[task.name], batch.tokens), batch)
-        frame = results[task.name].frame
-        if task is addition:
-            expected = {"sum": found["loss"].mean()}
-        else:
-            # The task divides by ln q; here the cross-entropy stays in nats.
-            expected = {f"mod_{q}": found[f"loss_{q}"].mean() * np.log(q) for q in (2, 3, 5)}
-        for name, loss in expected.items():
-            assert value(frame, name, "loss", split="test") == pytest.approx(float(loss), rel=1e-5)
 
 
 def test_neurons_as_ablate_frequencies_has_it(addition, models, results):
@@ -323,7 +300,9 @@ def test_keys_by_the_neurons(folders, models, addition, primes):
     spectrum = fourier.spectrum(seen["mlp_post.0"][:, -1], {"a": P, "b": P})
     for rule, threshold in (("clusters", 0.85), ("clusters=0.9", 0.9)):
         result = experiments.progress(folders["modular-addition"], rule=rule, kinds=["gini"])
-        assert list(result.keys.values()) == [{"sum": tuple(fourier.clusters(spectrum, threshold).sizes)}]
+        assert list(result.data["keys"].values()) == [
+            {"sum": tuple(fourier.clusters(spectrum, threshold).sizes)}
+        ]
         assert any(
             f"more than {threshold:g} of the variance of at least one" in note for note in result.notes
         )
@@ -346,7 +325,7 @@ def test_keys_by_the_neurons(folders, models, addition, primes):
     result = experiments.progress(
         folders["miiii"], rule=f"clusters={middle!r}", answers="mod_5", kinds=["gini"]
     )
-    assert list(result.keys.values()) == [{"mod_5": tuple(expected)}]
+    assert list(result.data["keys"].values()) == [{"mod_5": tuple(expected)}]
 
 
 def test_waves_in_the_place_of_attention(addition, models, results):
@@ -381,20 +360,6 @@ def test_waves_in_the_place_of_attention(addition, models, results):
     assert abs(found - clean) > 0.005 * clean
 
 
-def test_attention_that_is_waves_already_is_left_as_it_is(addition, models):
-    model = models["modular-addition"]
-    inputs = read_inputs(addition)
-    a, b = inputs.tokens[:, 0].double(), inputs.tokens[:, 1].double()
-    turn = 2 * np.pi * 2 / P
-    first = 0.45 + 0.1 * ((turn * a).cos() - (turn * b).cos())
-    pattern = torch.stack([first, 0.9 - first, torch.full_like(first, 0.1)], 1)[:, None].repeat(1, 2, 1)
-    logits = output_with_patterns(model, inputs, inputs.tokens, {0: pattern})
-    (row, *_) = rows_of_waves(model, inputs, {0: pattern}, logits)
-    assert row["value"] == pytest.approx(row["baseline"], rel=1e-5)
-    plain = run_model(model, inputs.tokens)[:, -1].double()
-    assert (plain - logits).abs().max() > 0.1
-
-
 def test_skips_against_a_forward_by_hand(addition, models, results):
     model, frame = models["modular-addition"], results["modular-addition"].frame
     tokens, _, r, _ = grid_of(addition, model, "sum")
@@ -421,41 +386,6 @@ def test_skips_against_a_forward_by_hand(addition, models, results):
     for said, stream in streams.items():
         expected = cross_entropy((stream @ w_u + b_u).numpy(), r).mean()
         assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-4), said
-
-
-def test_skips_of_a_post_norm_model_against_a_forward_by_hand(addition):
-    """What passes the MLP by is the normalised sum before it."""
-    model = scaled(addition, normalization="LN", norm="post")
-    inputs = read_inputs(addition)
-    sites = ["resid_pre.0", "attn_out.0"]
-    _, seen = run_model(model, inputs.tokens, cache=sites)
-    before, attention = (seen[site].detach() for site in sites)
-    block = model.blocks[0]
-
-    def normed(x, norm):
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.w, norm.b, 1e-12)
-
-    def mlp(stream):
-        return torch.relu(stream @ model.W_in[0] + model.b_in[0]) @ model.W_out[0] + model.b_out[0]
-
-    way = normed(before + attention, block.ln1)
-    without = normed(attention, block.ln1)
-    sums = {
-        "way around attention zeroed": without + mlp(without),
-        "MLP zeroed": way,
-        "MLP at its mean": way + mlp(way).mean(0),
-        "way around MLP zeroed": mlp(way),
-        "way around MLP at its mean": mlp(way) + way.mean(0),
-    }
-    streams = ["resid_pre.0", "mlp_out.0", "resid_post.0"]
-    means = mean_streams(model, inputs, streams)
-    found = {
-        name: output
-        for (_, name), output in outputs_without_parts(model, inputs, inputs.tokens, streams, means)
-    }
-    for said, stream in sums.items():
-        expected = (normed(stream, block.ln2) @ model.W_U + model.b_U)[:, inputs.position].detach().double()
-        torch.testing.assert_close(found[said], expected, rtol=1e-4, atol=1e-5, msg=said)
 
 
 def test_attention_that_is_a_wave_of_the_digits(addition, primes):
@@ -513,11 +443,11 @@ def test_keys_are_those_of_the_last_checkpoint_stored(run):
     """Also where only earlier ones are looked at; curves of four and more have phases."""
     last = experiments.progress(f"{run}@last", rule="of-largest=0.43", kinds=["losses"])
     first = experiments.progress(f"{run}@0", rule="of-largest=0.43", kinds=["losses"])
-    assert first.keys == last.keys
+    assert first.data["keys"] == last.data["keys"]
     model = load_checkpoint(f"{run}@last").model
     weights = model.W_out[0] @ model.W_U
     own = fourier.key_frequencies(fourier.spectrum(weights, axis=1), fourier.OfLargest(0.43)).keys
-    assert list(last.keys.values()) == [{"sum": own}]
+    assert list(last.data["keys"].values()) == [{"sum": own}]
     start = load_checkpoint(f"{run}@0").model
     other = fourier.key_frequencies(
         fourier.spectrum(start.W_out[0] @ start.W_U, axis=1), fourier.OfLargest(0.43)
@@ -532,7 +462,7 @@ def test_curves_over_a_run(run):
     assert list(frame["step"].unique()) == list(STEPS)
     assert set(frame.loc[frame["intervention"] == "boundary of phases", "step"]) == {STEPS[-1]}
     assert set(frame.loc[frame["intervention"] == "attention zeroed", "step"]) == {STEPS[-1]}
-    (curves,) = result.curves.values()
+    (curves,) = result.data["curves"].values()
     excluded = frame[(frame["intervention"] == "key frequencies excluded") & (frame["metric"] == "loss")]
     excluded = excluded[excluded["split"] == "train"].set_index("step")["value"].to_dict()
     assert curves["sum"]["excluded loss"] == excluded
@@ -552,30 +482,6 @@ def test_curves_over_a_run(run):
     assert list(drawn["excluded loss"].y) == pytest.approx(list(excluded.values()))
     assert {"key frequency", "taken out of the neurons"} <= set(drawn)
     assert result.page().html()
-
-
-def command(capsys, *arguments):
-    code = main(["modular", "progress", *arguments, "--quiet"])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_the_command(folders, capsys, tmp_path):
-    options = ["--ckpt", folders["miiii"], "--answer", "mod_5", "--keys", "2"]
-    code, out, err = command(capsys, *options, "--plot", "--out", str(tmp_path))
-    assert (code, err) == (0, "")
-    for word in (
-        "mod_5, frequency 2",
-        "49 grid examples",
-        "keys 2",
-        "answers mod_5",
-        "way around MLP zeroed",
-    ):
-        assert word in " ".join(out.split())
-    assert "mod_3" not in out
-    assert json.loads((tmp_path / "progress.config.json").read_text())["config"]["keys"] == [2]
-    code, out, _ = command(capsys, *options, "--kind", "gini", "--format", "json")
-    assert {row["metric"] for row in json.loads(out)} == {"gini", "key frequencies"}
 
 
 @pytest.mark.parametrize("form", ["indices", "mask", "file"])
@@ -599,18 +505,6 @@ def test_a_checkpoint_that_does_not_say_what_it_was_trained_on(addition, models,
     assert value(found, "sum", "loss", split="train") == pytest.approx(losses[indices].mean())
     assert value(found, "sum", "loss", split="test") == pytest.approx(np.delete(losses, indices).mean())
     assert set(found.loc[found["split"] == "test", "n"]) == {P * P - 7}
-    if form == "file":
-        options = ["--ckpt", folder, "--task", "modular-addition", "--set", f"p={P}", "--kind", "losses"]
-        code, out, err = command(capsys, *options)
-        assert (code, err) == (0, "")
-        assert "does not say what it was trained on: state it by --train-inputs FILE.npy" in " ".join(
-            out.split()
-        )
-        assert " test " not in out.split("\n\n")[0]
-        code, out, _ = command(
-            capsys, *options, "--train-inputs", str(tmp_path / "train.npy"), "--format", "json"
-        )
-        assert {row["split"] for row in json.loads(out)} == {"grid", "train", "test"}
 
 
 @pytest.mark.parametrize("kind", ["restricted to key frequencies", "cosines of key frequencies"])
@@ -661,46 +555,3 @@ def test_memorised_answers_are_not_in_held_out_logits():
     for kind in ("restricted to key frequencies", "cosines of key frequencies"):
         assert accuracy(f"{kind}, held out", "test") < 0.1
         assert accuracy(f"{kind}, held out", "train") == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rule": "largest"}, "--rule 'largest'"),
-        ({"rule": "clusters=2"}, "a share of a neuron's variance, from 0 to 1"),
-        ({"rule": "noise", "keys": [1], "answers": "mod_5"}, "leave one of the two out"),
-        ({"kinds": ["loss"]}, "choose losses"),
-        ({"tokens": np.zeros((2, 3), dtype=int)}, "progress needs a task"),
-        ({"train": [0, 49]}, "indices 0 to 48 of the grid's inputs, or a mask of all 49; got int64 [2]"),
-        ({"answers": "mod_7"}, "--answer 'mod_7': task 'miiii' has mod_2, mod_3, mod_5"),
-        ({"keys": [1]}, "choose one by --answer, such as mod_2"),
-        ({"task": "matrix-completion", "task_config": {"n": 3, "rank": 1}}, "does not fit"),
-    ],
-)
-def test_faults_are_one_line(folders, given, message):
-    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
-        experiments.progress(folders["miiii"], **given)
-    assert message in str(caught.value)
-
-
-def test_a_task_without_modular_answers(addition, folders):
-    class Bare(addition.__class__):
-        def modular_answers(self):
-            return {}
-
-    with pytest.raises(UserError, match="declares no modular answers"):
-        experiments.progress(folders["modular-addition"], task=Bare(p=P))
-
-
-def test_faults_of_the_command(folders, capsys):
-    for arguments, message in (
-        (["--keys", "0"], "--keys '0'"),
-        (["--keys", "1;2"], "write frequencies from 1, such as 3,24"),
-        (["--kind", "curves"], f"choose {KINDS[0]}"),
-        (["--rule", "noise=x"], "after = comes a number"),
-        (["--keys", "4", "--answer", "mod_5"], "frequencies from 1 to 2"),
-    ):
-        code, out, err = command(capsys, "--ckpt", folders["miiii"], *arguments)
-        assert (code, out) == (2, ""), err
-        assert message in err
-        assert len(err.splitlines()) == 1

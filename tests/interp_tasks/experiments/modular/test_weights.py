@@ -1,6 +1,5 @@
 """``interp-run modular weights``: against numpy's SVD, FFT and correlations, on tables by hand; what is refused."""
 
-import json
 import math
 
 import numpy as np
@@ -8,19 +7,14 @@ import pytest
 import torch
 
 import tasks
-from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
-from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
-from interp_tasks.experiments._weights.figure import STEPS
-from interp_tasks.experiments._weights.measure import MODELS
-from interp_tasks.experiments._weights.position_similarity import PUBLISHED_DIMENSIONS
-from interp_tasks.experiments._weights.shuffled_rows import relabelled
-from interp_tasks.experiments._weights.singular_vectors import Singular, periodic_above, periodicity
-from interp_tasks.experiments._weights.tensors import spectral_numbers
 from interp_tasks.measurement.subjects import Examples, subjects
 from interp_tasks.measurement.untrained import untrained
+from interp_tasks.papers.miiii.singular import Singular, periodic_above, periodicity, relabelled
+from interp_tasks.papers.miiii.tensors import spectral_numbers
+from interp_tasks.papers.miiii.weights import MODELS, PUBLISHED_DIMENSIONS
 
 RNG = np.random.default_rng(0)
 P, D = 23, 48
@@ -40,14 +34,6 @@ def test_vectors_for_a_share_by_hand(power, expected):
     if power == 2:
         expected = {0.5: 1, 0.8: 2, 0.9: 3, 0.98: 4}
     assert {share: found.needed(share, power) for share in expected} == expected
-
-
-def test_vectors_for_a_share_as_the_published_marks_count_them():
-    """The mark is the last index, from 0, whose cumulated share is below: two fewer than are needed."""
-    table = RNG.normal(size=(P, D)) * np.linspace(0.1, 3, D)
-    sizes = np.linalg.svd(table)[1]
-    below = np.flatnonzero(np.cumsum(sizes) / sizes.sum() < 0.5)[-1]
-    assert Singular.of(table).needed(0.5) == below + 2
 
 
 def test_effective_rank_is_the_number_of_equal_values():
@@ -78,12 +64,6 @@ def test_periodicity_is_the_largest_share_of_the_fft(rows):
     assert found.periodic.tolist() == (shares.max(0) > periodic_above(rows)).tolist()
 
 
-def test_white_noise_is_called_periodic_about_as_often_as_said():
-    """Bonferroni errs on the side of too few; for one best frequency of white noise by little."""
-    functions = np.random.default_rng(1).normal(size=(P, 4000))
-    assert 0.03 < periodicity(functions).periodic.mean() < 0.06
-
-
 def test_norms_beside_relabelled_digits_are_those_of_the_fft():
     table = RNG.normal(size=(P, D))
     table += 2 * np.cos(2 * np.pi * 3 * np.arange(P) / P)[:, None] * RNG.normal(size=D)
@@ -100,12 +80,6 @@ def test_norms_beside_relabelled_digits_are_those_of_the_fft():
     assert np.array_equal(found.strongest, again.strongest)
 
 
-def test_even_periods_have_a_highest_frequency_of_one_function():
-    table = np.cos(np.pi * np.arange(8))[:, None] * np.ones((1, 3))
-    found = relabelled(table, 19, 0)
-    assert found.norms == pytest.approx([0, 0, 0, math.sqrt(24)], abs=1e-6)
-
-
 def test_rows_in_no_order_have_a_significant_frequency_as_often_as_said():
     """Of strongly correlated dimensions, where a rule of independent ones would fail."""
     rng = np.random.default_rng(2)
@@ -114,18 +88,6 @@ def test_rows_in_no_order_have_a_significant_frequency_as_often_as_said():
         for seed in range(300)
     ]
     assert 0.01 < np.mean(found) < 0.1
-
-
-def test_a_table_that_does_not_change_has_no_frequency():
-    for table in (np.zeros((P, 3)), np.full((P, 3), 1e6)):
-        assert not relabelled(table, 99, 0).significant.any()
-
-
-def test_few_orders_make_nothing_significant():
-    waves = np.cos(2 * np.pi * np.arange(P) / P)[:, None]
-    assert not relabelled(waves, 18, 0).significant.any()
-    assert relabelled(waves, 18, 0).threshold == math.inf
-    assert relabelled(waves, 19, 0).significant[0]
 
 
 def test_numbers_of_a_spectrum_by_hand():
@@ -143,20 +105,6 @@ def test_numbers_of_a_spectrum_by_hand():
     assert found["frequencies for 90% of the variance"] == 3
     assert found["frequencies above mean + 1 sd"] == len(published)
     assert spectral_numbers(table[:, :2])[0]["frequencies for 90% of the variance"] == 2
-
-
-def test_the_published_threshold_is_drawn_at_the_norms_that_it_is_for():
-    """Half an even period has one wave, whose amplitude is √2 times as large as that of two of the same norm."""
-    table = np.random.default_rng(8).normal(size=(12, 3))
-    table += 0.7 * np.cos(np.pi * np.arange(12))[:, None]
-    _, bound, published = spectral_numbers(table)
-    amplitudes = np.sqrt((np.abs(np.fft.rfft(table, axis=0)) ** 2).sum(1))
-    above = amplitudes > amplitudes.mean() + amplitudes.std()
-    assert published == set(np.flatnonzero(above[1:]) + 1)
-    norms = relabelled(table, 1, 0).norms
-    np.testing.assert_array_equal(norms > bound, above[1:])
-    assert 6 in published
-    assert norms[5] < bound[0]
 
 
 # ---- the experiment
@@ -265,14 +213,6 @@ def test_untrained_models_stand_beside(made, result):
     assert (beside["value"], beside["n"], beside["n_runs"]) == (row["baseline"], MODELS, 0)
 
 
-def test_every_frequency_and_no_untrained_models(made):
-    frame = weights(made, untrained=False, every=True).frame
-    assert (frame["metric"] == "norm").sum() == P // 2
-    assert frame["baseline"].isna().all()
-    assert not frame["intervention"].str.startswith("untrained").any()
-    assert row_of(frame, variant="frequency 7")["intervention"] == "W_E, above neither"
-
-
 def test_exponents_put_the_digits_of_multiplication_in_order(tmp_path):
     """A table that is periodic in the exponent, not in the digit; 0 and '=' have none."""
     task = tasks.get("modular-multiplication", p=P)
@@ -305,69 +245,3 @@ def test_a_task_without_a_grid_of_inputs_has_no_spectrum(folders, task):
     assert set(result.frame.loc[result.frame["site"] == "embed", "n"]) == {len(task.token_values()), MODELS}
     assert any(note.startswith("No spectrum") for note in result.notes)
     assert len(result.page().sections) == 3
-
-
-def test_maps_hold_every_weight(made, result):
-    held = result.shown[made].weights
-    model = load_checkpoint(made).model
-    assert set(held) == {name for name, weight in model.named_parameters() if weight.any()}
-    query = held["blocks.0.attn.W_Q"]
-    assert np.array_equal(query[:, D // 2 :], model.W_Q[0, 1].detach().numpy())
-    out = held["blocks.0.attn.W_O"]
-    assert np.array_equal(out[D // 2 :], model.W_O[0, 1].detach().numpy())
-    drawn = dict(zip(held, result.maps().data, strict=True))["blocks.0.attn.W_Q"].z
-    largest = np.abs(query).max()
-    assert np.abs(drawn * largest / STEPS - query).max() <= 0.51 * largest / STEPS
-
-
-def test_the_command(made, capsys, tmp_path):
-    assert main(["modular", "weights", "--ckpt", made, "--out", str(tmp_path), "--plot", "--quiet"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    for word in (
-        "weights alone",
-        "[95% range]",
-        "vectors for 90% of S²",
-        "frequency 2",
-        "relabelled",
-    ):
-        assert word in out
-    stamp = json.loads((tmp_path / "weights.config.json").read_text())
-    assert stamp["config"]["control"] == []
-    assert "singular values of W_E" in (tmp_path / "weights.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--tokens", __file__], "leave --tokens out"),
-        (["--control", "nowhere@last"], "nowhere"),
-        (["--control", "MADE"], "is a checkpoint of --ckpt too"),
-    ],
-)
-def test_faults_are_one_line(made, capsys, arguments, says):
-    arguments = [made if one == "MADE" else one for one in arguments]
-    assert main(["modular", "weights", "--ckpt", made, *arguments, "--quiet"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert says in captured.err
-    assert captured.err.count("\n") == 1
-
-
-def test_shipped_addition_is_made_of_few_frequencies():
-    frame = experiments.weights("zoo:modular-addition-113@post", untrained=False).frame
-    strong = frame[(frame["metric"] == "norm") & frame["intervention"].str.contains("relabelled")]
-    assert {"frequency 3", "frequency 24", "frequency 32", "frequency 41"} <= set(strong["variant"])
-
-
-def test_weights_that_are_all_0_have_a_page_and_no_map(tmp_path):
-    addition = tasks.get("modular-addition", p=5)
-    model = addition.build_model(0, addition.Model(d_model=8))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    save_checkpoint(tmp_path / "nothing", model, addition)
-    found = weights(str(tmp_path / "nothing"))
-    assert found.page().sections[0].title == f"Embeddings, {tmp_path}/nothing"
-    assert not any(str(section.title).startswith("Weights") for section in found.page().sections)
-    with pytest.raises(UserError, match="every weight is 0, there is no map to draw"):
-        found.maps()

@@ -1,0 +1,1 @@
+"""The main job on the shipped models, on one page: ``interp-run demo``."""

@@ -1,0 +1,400 @@
+"""Measures how the embeddings of values and positions are arranged, and when they come to be so.
+
+``variant`` is ``tokens`` or ``positions``, ``baseline`` the untrained model's, of silhouettes their mean under
+permuted labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from circuits.figures.layout import Panel, draw
+from circuits.figures.palette import SEQUENTIAL, SYMBOLS
+from circuits.figures.panels import Series, curve, of_rows, scatter
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.embeddings.tables import (
+    ALIGNMENT,
+    WEIGHTS,
+    EmbeddingTargets,
+    Tables,
+    interval,
+    of_tokens,
+)
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.run_logs import logged_drop
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    PendingCheckpoint,
+    by_run,
+    check_has_task,
+    resolve_refs,
+    run_of,
+)
+from interp_tasks.measurement.table import Row, numbers
+from interp_tasks.measurement.untrained import untrained as untrained_model
+from interp_tasks.pages import Figure
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.subjects import LabelledRef
+    from tasks import Task
+
+HALF_WAY = "half-way step of the alignment"
+#: Width of the bins that values are coloured by, as in figure 7 of the paper.
+BIN = 0.5
+LARGEST = typer.Option(
+    "--largest", help="Only values up to ± this.", show_default="all the examples can hold"
+)
+UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
+
+
+def metrics_of_embeddings(task: Task) -> Sequence[str]:
+    """Returns the metrics that rows can have: of values by whether there are v and -v, of positions by axis."""
+    targets = EmbeddingTargets.of_task(task, None)
+    values = set(targets.values.values())
+    names: list[str] = []
+    if values:
+        names = ["variance of two components", ALIGNMENT, HALF_WAY]
+        if any(value > 0 and -value in values for value in values):
+            names += ["norm asymmetry", "norm symmetry", "sign separability", "magnitude correlation"]
+        if any(-value not in values for value in values):
+            # Without pairs, or where --largest leaves none.
+            names += ["value correlation, component 1", "value correlation, component 2"]
+    for prefix in ("", "t-SNE "):
+        for axis in targets.clustered_axes:
+            names += [f"{prefix}silhouette by {axis}", f"{prefix}silhouette by {axis}: p"]
+    if targets.axes:
+        names += ["norm variation", f"norm of the middle {next(iter(targets.axes))} / others"]
+    return names
+
+
+@experiment("matrix", says={"largest": None}, metrics=metrics_of_embeddings)
+def embeddings(
+    refs: str | Sequence[str],
+    largest: Annotated[float | None, LARGEST] = None,
+    *,
+    untrained: Annotated[bool, UNTRAINED] = True,
+    **options: Unpack[Options],
+) -> Result:
+    """See how token embeddings follow the values they stand for, and position embeddings the grid.
+
+    Norms of v against -v, sign and size on two principal components, clusters of positions by row and column with a
+    permutation test, norms of the middle row. Of several checkpoints of one run also how far each is on the way to the
+    last.
+
+    Gopalani, Lubana, Hu 2024, figures 7, 9 and 10. Examples play no part.
+
+    Args:
+        refs: one or several REFs. With several checkpoints of one run, also how far each is on the way to the last:
+            its embeddings and the last one's, both on the last one's two principal components by plain dot products
+            (no centring), as a correlation over values.
+        largest: only values up to ±this (1.5 in the paper). Default: all that the task's examples can hold
+            (``token_values``).
+        untrained: compare with an untrained model of the architecture.
+        options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples,
+            permutations, t-SNE and the untrained model.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task that says of neither tokens nor
+            positions what they stand for.
+    """
+    check_largest(largest)
+    check_has_task("embeddings", options)
+    refs = resolve_refs(refs, Examples.of(options))
+    measures = Measures(largest, untrained, Ends.of(refs.named, options.get("device", "cpu")))
+
+    def check(planned: PendingCheckpoint) -> None:
+        EmbeddingTargets.of(planned, largest)
+
+    config = {"largest": largest}
+    result = measure("embeddings", refs, options, measures.measured, config=config, check=check)
+    return replace(
+        result,
+        frame=result.frame.assign(split=WEIGHTS),
+        notes=(*notes(largest), *measures.remarks),
+        data={"tokens": measures.tokens, "positions": measures.positions},
+    )
+
+
+@dataclass
+class Measures:
+    """What is measured of each checkpoint, and the tables of the figures by REF.
+
+    Attributes:
+        aligned: run -> step -> how far the embeddings are aligned with the last ones, with resamples.
+    """
+
+    largest: float | None
+    untrained: bool
+    ends: Ends
+    tokens: dict[str, pandas.DataFrame] = field(default_factory=dict)
+    positions: dict[str, pandas.DataFrame] = field(default_factory=dict)
+    remarks: dict[str, None] = field(default_factory=dict)
+    aligned: dict[str, dict[int, Array]] = field(default_factory=dict)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
+        """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
+        import pandas
+
+        ref, run = str(subject.labels["ref"]), run_of(subject)
+        targets, tables = EmbeddingTargets.of(subject, self.largest), Tables.of(subject.model)
+        untrained = Tables.of(untrained_model(subject)) if self.untrained else None
+        rows: list[Row] = []
+        if targets.values:
+            end = self.ends.of_subject(subject)
+            rows, self.tokens[ref] = token_rows(targets, tables, untrained, end, subject.seed)
+            if end is not None:
+                resampled = of_tokens(targets, tables, end, subject.seed)[ALIGNMENT][1]
+                self.aligned.setdefault(run, {})[subject.checkpoint.step] = resampled
+                if subject.checkpoint.path == self.ends.last[run].resolved.path:
+                    rows += half_way(Path(run), self.aligned[run])
+        # t-SNE cannot place fewer than four points.
+        if targets.axes and tables.positions is not None and math.prod(targets.axes.values()) > 3:
+            more, self.positions[ref], note = position_rows(targets, tables, untrained, subject.seed)
+            rows += more
+            self.remarks[note] = None
+        return Measured(pandas.DataFrame(rows), {})
+
+
+def notes(largest: float | None) -> tuple[str, ...]:
+    which = "that the task's examples can hold" if largest is None else f"up to ±{largest:g}"
+    return (
+        f"tokens: values {which}; other rows of W_E are left out. Intervals: 95%, bootstrap over values.",
+        "sign separability: area under the ROC curve of the sign along that one of two principal components that tells "
+        "signs apart better; magnitude correlation: Spearman's of |v| with the other one, without its sign.",
+        "baseline: an untrained model of the architecture; of silhouettes their mean under permuted labels, with p "
+        "from 999 permutations; of the half-way step the onset of the run's drop.",
+    )
+
+
+def check_largest(largest: float | None) -> None:
+    if largest is not None and not 0 < largest < 1e9:
+        raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
+
+
+@dataclass
+class Ends:
+    """Finds the last chosen checkpoint of each run that has several."""
+
+    last: Mapping[str, LabelledRef]
+    device: str
+    loaded: dict[str, Tables] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, named: Sequence[LabelledRef], device: str) -> Ends:
+        ends = {run: several[-1] for run, several in by_run(named).items() if len(several) > 1}
+        return cls(ends, device)
+
+    def of_subject(self, subject: LoadedCheckpoint) -> Tables | None:
+        from interp_tasks.checkpoints.load import load_resolved
+
+        run = run_of(subject)
+        if run not in self.last:
+            return None
+        if run not in self.loaded:
+            self.loaded = {run: Tables.of(load_resolved(self.last[run].resolved, self.device).model)}
+        return self.loaded[run]
+
+
+def half_way(run: Path, aligned: Mapping[int, Array]) -> list[Row]:
+    """Returns a row of the step at which the alignment is half-way, with the drop's onset; needs 3 checkpoints."""
+    import numpy as np
+
+    from interp_tasks.measurement.crossings import crossing
+
+    if len(aligned) < 3:
+        return []
+    steps = sorted(aligned)
+    curves = np.stack([aligned[step] for step in steps], 1)
+    # The way begins at no alignment at all, whatever checkpoints were asked for.
+    steps_half_way = crossing(steps, curves, 0.5, 0 * curves[:, 0], curves[:, -1])
+    if curves[0, 0] >= 0.5:
+        return []
+    low, high = interval(steps_half_way[1:])
+    against = (
+        () if (drop := logged_drop(run)) is None else (drop.onset, (low - drop.onset, high - drop.onset))
+    )
+    about = {"variant": "tokens", "intervention": "two components", "metric": HALF_WAY, "site": "embed"}
+    row = {**about, "engine": "exact", **numbers(steps_half_way[0], (low, high), *against)}
+    return [row]
+
+
+def token_rows(
+    targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, end: Tables | None, seed: int
+) -> tuple[list[Row], pandas.DataFrame]:
+    """Returns rows of the tidy table, and the table of the figures."""
+    import numpy as np
+    import pandas
+
+    from interp_tasks.measurement.embeddings.geometry import principal
+
+    measured = of_tokens(targets, tables, end, seed)
+    baseline = {} if untrained_tables is None else of_tokens(targets, untrained_tables, end, seed)
+    shared = {"variant": "tokens", "site": "embed", "n": len(targets.values), "engine": "exact"}
+    rows = []
+    for metric, (about, value) in measured.items():
+        other = float(baseline[metric][1][0]) if metric in baseline else None
+        columns = numbers(value[0], interval(value[1:]), other)
+        rows.append({**shared, "intervention": about, "metric": metric, **columns})
+    points = tables.rows(targets.values)
+    components = principal(points)
+    table = pandas.DataFrame(
+        {
+            "id": list(targets.values),
+            "value": list(targets.values.values()),
+            "norm": np.linalg.norm(points, axis=1),
+            "component 1": components.scores[:, 0],
+            "component 2": components.scores[:, 1],
+        }
+    )
+    return rows, table
+
+
+def position_rows(
+    targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, seed: int
+) -> tuple[list[Row], pandas.DataFrame, str]:
+    """Returns rows of the tidy table, the table of the figures, and a note on t-SNE's settings."""
+    import numpy as np
+    import pandas
+
+    from interp_tasks.measurement.embeddings.geometry import clustered, tsne
+
+    assert tables.positions is not None
+    cells = int(np.prod(list(targets.axes.values())))
+    points = tables.positions[:cells]
+    norms = np.linalg.norm(points, axis=1)
+    plane, perplexity = tsne(points, seed)
+    common: dict[str, Any] = {"variant": "positions", "site": "pos_embed", "n": cells, "engine": "exact"}
+    rows: list[Row] = []
+    for prefix, coordinates in (("", points), ("t-SNE ", plane)):
+        for axis in targets.clustered_axes:
+            clusters = clustered(coordinates, targets.labels(axis), seed)
+            name, p = f"{prefix}silhouette by {axis}", clusters.p_value
+            about = {**common, "intervention": "against permuted labels", "metric": name}
+            rows.append({**about, **numbers(clusters.value, baseline=clusters.null), "p_value": p})
+            rows.append({**about, "metric": f"{name}: p", "value": p})
+    measured = of_norms(targets, norms)
+    other = {}
+    if untrained_tables is not None and untrained_tables.positions is not None:
+        other = of_norms(targets, np.linalg.norm(untrained_tables.positions[:cells], axis=1))
+    for metric, value in measured.items():
+        columns = numbers(value, baseline=other.get(metric))
+        rows.append({**common, "intervention": "norms", "metric": metric, **columns})
+    shown = {"position": range(cells), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
+    table = pandas.DataFrame(shown | {axis: targets.labels(axis) for axis in targets.axes})
+    return rows, table, f"t-SNE: scikit-learn, perplexity {perplexity:g}, seed {seed}."
+
+
+def of_norms(targets: EmbeddingTargets, norms: Array) -> dict[str, float]:
+    """Measures how norms vary, and the middle of the first axis against the rest: its one or two middle lines."""
+    import numpy as np
+
+    axis, size = next(iter(targets.axes.items()))
+    quantities = {"norm variation": float(norms.std() / norms.mean())}
+    if size > 2:
+        middle = np.abs(targets.labels(axis) - (size - 1) / 2) < 1
+        quantities[f"norm of the middle {axis} / others"] = float(
+            norms[middle].mean() / norms[~middle].mean()
+        )
+    return quantities
+
+
+def arrangement(
+    ref: str, tokens: pandas.DataFrame | None, positions: pandas.DataFrame | None
+) -> plotly.graph_objects.Figure:
+    """Draws the embeddings of one checkpoint: a row of panels for values, a row for positions."""
+    panels: list[Panel] = []
+    if tokens is not None:
+        panels += value_panels(ref, tokens)
+    if positions is not None:
+        panels += position_panels(ref, positions)
+    return draw(panels, columns=2, showlegend=False)
+
+
+def value_panels(ref: str, table: pandas.DataFrame) -> list[Panel]:
+    """Returns values on two principal components, and norms over values."""
+    # The ends of the scale are near black and near white: a rim is seen on both grounds.
+    rim = {"width": 0.8, "color": "#808080"}
+    bins = ((table["value"] / BIN).round() * BIN).tolist()
+    style = {"marker": {"size": 7, "color": bins, "colorscale": SEQUENTIAL, "line": rim, "symbol": "circle"}}
+    hover = [f"value {value:g}" for value in table["value"]]
+    return [
+        scatter(
+            {"values": Series(table[x].tolist(), table[y].tolist(), hover=hover, style=style)},
+            title,
+            x=x,
+            y=y,
+            height=320,
+        )
+        for title, x, y in (
+            (f"values: principal components<br>{ref}", "component 1", "component 2"),
+            ("values: norms", "value", "norm"),
+        )
+    ]
+
+
+def position_panels(ref: str, table: pandas.DataFrame) -> list[Panel]:
+    """Returns positions by t-SNE, and norms over positions; a colour and symbol for each value of the last axis."""
+    axes = [name for name in table.columns if name not in ("position", "norm", "t-SNE 1", "t-SNE 2")]
+    panels = []
+    for title, x, y in (
+        (f"positions: t-SNE<br>{ref}", "t-SNE 1", "t-SNE 2"),
+        ("positions: norms", "position", "norm"),
+    ):
+        series = {}
+        for value in sorted(set(table[axes[-1]])):
+            part = table[table[axes[-1]] == value]
+            hover = [", ".join(f"{axis} {row[axis]}" for axis in axes) for row in part.to_dict("records")]
+            series[f"{axes[-1]} {value}"] = Series(
+                part[x].tolist(), part[y].tolist(), hover=hover, look=int(value)
+            )
+        panels.append(scatter(series, title, x=x, y=y, height=320))
+    return panels
+
+
+def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+    """Draws a panel per metric over steps, a line per run, with open markers for the untrained baseline."""
+    shown = frame[~frame["metric"].str.endswith(": p")]
+    panels = []
+    for metric, rows in shown.groupby("metric", sort=False):
+        series: dict[str, Series] = {}
+        for look, (run, part) in enumerate(rows.groupby("run", sort=False)):
+            part = part.sort_values("step")
+            opened: dict[str, Any] = {"symbol": f"{SYMBOLS[look % len(SYMBOLS)]}-open"}
+            series[str(run)] = Series(part["step"].tolist(), part["value"].tolist(), look=look)
+            style = {"mode": "markers", "marker": opened}
+            series[f"{run}, baseline"] = of_rows(part, "step", "baseline", style=style, look=look)
+        panels.append(curve(series, str(metric), y="", height=220))
+    return draw(panels, columns=2)
+
+
+def figures(result: Result) -> list[Figure]:
+    """Returns the arrangement in every checkpoint, and over training where there are several."""
+    tokens, positions = result.data["tokens"], result.data["positions"]
+    caption = "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
+    refs = list(dict.fromkeys([*tokens, *positions]))
+    drawn = [
+        Figure(arrangement(ref, tokens.get(ref), positions.get(ref)), f"Embeddings, {ref}", caption)
+        for ref in refs
+    ]
+    if len(refs) > 1:
+        drawn.append(
+            Figure(
+                over_training(result.frame), "Over training", "Filled: the checkpoint. Open: its baseline."
+            )
+        )
+    return drawn

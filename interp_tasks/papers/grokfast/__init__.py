@@ -1,0 +1,1 @@
+"""Analyses of Lee et al. 2024 (Grokfast), steps to generalisation."""

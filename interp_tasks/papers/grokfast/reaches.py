@@ -1,0 +1,195 @@
+"""Finds the step at which each accuracy of a run reaches a level, and tabulates these steps and their order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from interp_tasks.checkpoints.drop import final_level
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.run_logs import Run, modulus, named
+from interp_tasks.measurement.table import Row
+
+ACCURACY = "accuracy"
+SPLITS = ("validation", "train")
+#: Metrics of the table; ``{level}`` is the level in per cent.
+STEP, LASTING, REACHED = "step at {level}", "step at {level} for good", "reached {level}"
+SECONDS = "seconds at {level}"
+THEN = "validation when train is at {level}"
+FINAL, MIRROR, PLACE = "final level", "rank correlation with its loss", "place in order"
+PAIRS, SPREAD = "pairs in order", "last step / first step"
+RATIO, AT_LEAST, AT_MOST = "ratio of steps", "ratio of steps, at least", "ratio of steps, at most"
+#: Of an accuracy, by default.
+LEVEL = 0.95
+#: The primes below it generalise one by one, says the figure of the MIIII paper, those from it on together.
+TOGETHER_FROM = 11
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The steps at which one accuracy of a run reaches a level on one split; infinite where it never does."""
+
+    run: Run
+    name: str
+    split: str
+    first: float
+    lasting: float
+    until: float
+    final: float
+
+
+def reaches_of(run: Run, level: float) -> list[Reach]:
+    """Returns every accuracy on both splits.
+
+    Raises:
+        UserError: for a run that logs no accuracy.
+    """
+    from interp_tasks.measurement.crossings import reached
+
+    reaches = []
+    for split in SPLITS:
+        for name in named(run, ACCURACY, split):
+            steps, values = run.points(name, split)
+            # Step 0 has no batch that was trained on.
+            logged = [
+                (step, value)
+                for step, value in zip(steps, values, strict=True)
+                if step or split == "validation"
+            ]
+            if not logged:
+                continue
+            steps, values = zip(*logged, strict=True)
+            reaches.append(
+                Reach(run, name, split, *reached(steps, values, level), float(steps[-1]), final_level(values))
+            )
+    if not any(reach.split == "validation" for reach in reaches):
+        if any(name.startswith(ACCURACY) for name in run.logged()):
+            raise UserError(f"{run.name} logs no accuracy that is a finite number")
+        raise UserError(
+            f"{run.name} logs no accuracy: it has {', '.join(run.logged()) or 'nothing'}; "
+            "generalisation is of tasks with right and wrong answers"
+        )
+    return reaches
+
+
+def percent(level: float) -> str:
+    return f"{100 * level:g}%"
+
+
+def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row]:
+    """Yields the rows of one run: where each accuracy reaches the level, its delay, and its last value."""
+    from interp_tasks.measurement.crossings import finite_or_nan
+
+    trained = {reach.name: reach for reach in reaches if reach.split == "train"}
+    named = {name: name.format(level=percent(level)) for name in (STEP, LASTING, REACHED, SECONDS, THEN)}
+    for reach in reaches:
+        validation, other = reach.split == "validation", trained.get(reach.name)
+        shared = {**run.labels(), "step": int(reach.until), "split": reach.split, "variant": reach.name}
+        if not validation:
+            shared["n"] = None
+        delay = {}
+        if validation and other is not None:
+            baseline, effect = finite_or_nan(other.first), finite_or_nan(reach.first - other.first)
+            delay = {"baseline": baseline, "effect": effect}
+        yield {**shared, **delay, "metric": named[STEP], "value": finite_or_nan(reach.first)}
+        values = {
+            named[LASTING]: finite_or_nan(reach.lasting),
+            named[REACHED]: float(math.isfinite(reach.first)),
+            FINAL: reach.final,
+        }
+        if validation and run.clock:
+            values[named[SECONDS]] = seconds_at(run, reach.first)
+        if validation and other is not None:
+            values[named[THEN]] = value_at(run, reach.name, other.first)
+        if validation:
+            values[MIRROR] = mirrored(run, reach.name)
+        yield from ({**shared, "metric": metric, "value": value} for metric, value in values.items())
+
+
+def value_at(run: Run, name: str, step: float) -> float:
+    """Returns a validation metric at a step, linear between logged ones; NaN at no step."""
+    import numpy as np
+
+    return float(np.interp(step, *run.points(name))) if math.isfinite(step) else math.nan
+
+
+def seconds_at(run: Run, step: float) -> float:
+    """Returns the seconds of training until a step, linear between logged ones; NaN beyond the clock."""
+    import numpy as np
+
+    steps = sorted(run.clock)
+    if not math.isfinite(step) or not steps[0] <= step <= steps[-1]:
+        return math.nan
+    return float(np.interp(step, steps, [run.clock[each] for each in steps]))
+
+
+def mirrored(run: Run, name: str) -> float:
+    """Returns Spearman's correlation of an accuracy with the loss of the same answer; NaN without one.
+
+    Over logged steps up to that at which the accuracy first is at its largest: after it accuracies tie, and the loss
+    goes on falling, so that the longer a run goes on, the lower would the correlation be.
+    """
+    import numpy as np
+
+    from circuits.statistics import spearman
+
+    loss_name = f"loss{name.removeprefix(ACCURACY)}"
+    one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, loss_name))
+    steps = sorted(one.keys() & other.keys())
+    if steps:
+        # ``max`` gives the first of several.
+        steps = [step for step in steps if step <= max(steps, key=lambda step: one[step])]
+    if len(steps) < 3:
+        return math.nan
+    return float(spearman(*(np.array([[curve[step] for step in steps]]) for curve in (one, other)))[0])
+
+
+def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row]:
+    """Yields rows on the order in which the answers of a run generalise."""
+    import numpy as np
+
+    from circuits.statistics import spearman
+    from interp_tasks.measurement.crossings import finite_or_nan, share_in_order
+
+    of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
+    primes = sorted(q for q in of_prime if q is not None)
+    if len(primes) < 2:
+        return
+    steps = np.array([of_prime[q].first for q in primes])
+    shared = {**run.labels(), "step": int(of_prime[primes[0]].until)}
+    for q, step in zip(primes, steps, strict=True):
+        # Those that are as late, or not there, share their places.
+        rank = (steps < step).sum() + ((steps == step).sum() + 1) / 2
+        known = math.isfinite(step)
+        yield {
+            **shared,
+            "variant": of_prime[q].name,
+            "metric": PLACE,
+            "value": float(rank) if known else math.nan,
+        }
+    sides = {
+        "order of all answers": primes,
+        f"order of answers below {TOGETHER_FROM}": [q for q in primes if q < TOGETHER_FROM],
+        f"order of answers from {TOGETHER_FROM} on": [q for q in primes if q >= TOGETHER_FROM],
+    }
+    for variant, moduli in sides.items():
+        chosen = np.array([of_prime[q].first for q in moduli])
+        if len(chosen) < 2:
+            continue
+        row = {**shared, "variant": variant}
+        yield {**row, "metric": PAIRS, "value": share_in_order(chosen)}
+        first, last = chosen.min(), chosen.max()
+        # Of answers none of which got there nothing is known; nor is there a share of step 0.
+        known = 0 < first < math.inf
+        yield {**row, "metric": SPREAD, "value": finite_or_nan(last / first) if known else math.nan}
+        yield {
+            **row,
+            "metric": REACHED.format(level=percent(level)),
+            "value": float(np.isfinite(chosen).mean()),
+        }
+        if len(chosen) > 2:
+            # Ranks want numbers; whatever is later than the last step stands for "not there".
+            numbers = np.where(np.isfinite(chosen), chosen, 2.0 * shared["step"] + 1)
+            value = float(spearman(np.array([moduli], dtype=float), numbers[None])[0])
+            yield {**row, "metric": "rank correlation of step and modulus", "value": value}

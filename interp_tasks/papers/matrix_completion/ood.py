@@ -1,0 +1,179 @@
+"""Models on data unlike that of their training, beside a method that knows of no training.
+
+A row per checkpoint, variation (the ``variant``) and metric: ``value`` is the model's, ``baseline`` the method's;
+``site`` names the group. The metric ``untrained_positions`` counts positions of the input that the task of training
+has not. Variations that a model cannot take have that row only, with no value, and a note.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.measurement.baselines.comparison import (
+    PAIRED,
+    TRUTH,
+    Comparison,
+    baseline_note,
+    chosen,
+    comparison_figures,
+    declared,
+    forward,
+    metrics_and_properties,
+)
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.table import Row, effect_text, value_text
+from interp_tasks.pages import Column, Figure
+
+if TYPE_CHECKING:
+    import pandas
+    from typing_extensions import Unpack
+
+    from tasks import Task
+
+GROUPS = ("entries", "rank", "rows", "columns")
+#: The metric that counts positions whose embedding training never used.
+UNTRAINED = "untrained_positions"
+VARY = typer.Option(
+    "--vary", metavar="GROUP", help="Variations of the task; repeat.", show_default=", ".join(GROUPS)
+)
+METHOD = typer.Option("--method", metavar="NAME", help="The method.", show_default="the first")
+
+
+def metrics_of_ood(task: Any) -> Sequence[str]:
+    """Returns the names of the metrics that rows can have: the task's, its outputs' properties, and the count."""
+    own = metrics_and_properties(task)
+    return [*own, UNTRAINED] if own else ()
+
+
+@experiment("matrix", says={"vary": list(GROUPS), "method": None}, metrics=metrics_of_ood)
+def ood(
+    refs: str | Sequence[str],
+    vary: Annotated[str | Sequence[str], VARY, list[str]] = GROUPS,
+    method: Annotated[str | None, METHOD] = None,
+    **options: Unpack[Options],
+) -> Result:
+    """Try models on other laws of the entries, ranks, numbers of rows and columns than they were trained on.
+
+    Beside each stands a method that is not trained. Shapes that a model cannot take are named in the notes, as are
+    those that use positions it was never trained at.
+
+    Gopalani, Lubana, Hu 2024, appendix J.2 and figure 19.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        vary: groups of the task's ``variations()``.
+        method: one of the task's ``baselines()``; default: the first.
+        options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Raises:
+        UserError, TaskError: in one line.
+    """
+    names = [vary] if isinstance(vary, str) else list(vary)
+    check_has_task("ood", options)
+    variations = Variations(names, method, Comparison(Examples.of(options), options.get("progress")))
+    config = {"vary": names, "method": method}
+    result = measure("ood", refs, options, variations.measured, config=config)
+    notes = (
+        PAIRED,
+        f"{baseline_note(list(variations.used))}, on the same examples.",
+        "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
+        *variations.remarks,
+    )
+    return replace(result, notes=notes)
+
+
+@dataclass
+class Variations:
+    """The variations that models are tried on, the methods beside them, and what the notes say of shapes."""
+
+    groups: Sequence[str]
+    method: str | None
+    comparison: Comparison
+    used: dict[str, None] = field(default_factory=dict)
+    remarks: dict[str, None] = field(default_factory=dict)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
+        """Measures one checkpoint on every variation of its task."""
+        import pandas
+
+        task = subject.task
+        assert task is not None
+        known = declared(task, "baselines")
+        using = chosen(known, [self.method] if self.method else [], "--method", task) or list(known)[:1]
+        self.used |= dict.fromkeys(using)
+        groups = declared(task, "variations")
+        rows: list[Row] = []
+        # Every group has the task of training among its own.
+        compared: dict[Any, list[Row]] = {}
+        for group in chosen(groups, self.groups, "--vary", task):
+            for name, other in groups[group].items():
+                about = {"variant": name, "site": group}
+                count = self.untrained_positions(subject, name, other)
+                rows.append({**about, **count})
+                if math.isnan(count["value"]):
+                    continue
+                if other not in compared:
+                    output = forward(subject.model, self.comparison.batch(other).tokens)
+                    compared[other] = self.comparison.rows(other, output, using, subject.seed)
+                rows += [{**row, **about} for row in compared[other]]
+        return Measured(pandas.DataFrame(rows), {})
+
+    def untrained_positions(self, subject: LoadedCheckpoint, name: str, other: Task) -> Row:
+        """Returns a count of the positions that were never trained; NaN where the model cannot take the inputs."""
+        assert subject.task is not None
+        new, wrong = (
+            max(0, other.sequence_length - subject.task.sequence_length),
+            misfit(other, subject.model),
+        )
+        if wrong:
+            self.remarks[f"{name}: not measured at {subject.labels['ref']}; {wrong}."] = None
+        elif new:
+            self.remarks[f"{name}: {new} of {other.sequence_length} positions were never trained."] = None
+        about = {
+            "metric": UNTRAINED,
+            "intervention": "untrained positions",
+            "n": len(self.comparison.batch(other)),
+        }
+        return {**about, "value": math.nan if wrong else float(new)}
+
+
+def misfit(task: Task, model: Any) -> str:
+    """Returns the reason why a model cannot take a task's inputs; empty where it can."""
+    from tasks.errors import TaskError
+
+    try:
+        task.check_model(model)
+    except TaskError as error:
+        return str(error)
+    return ""
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns the rows against the method; the count of untrained positions only where nothing else is asked for."""
+    rows = frame[frame["intervention"] != TRUTH]
+    measured = rows[rows["metric"] != UNTRAINED]
+    return rows if measured.empty else measured
+
+
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    """Returns the columns of ``view_rows``; a shape may be named twice, by its rows and by its columns."""
+    return [
+        Column("varied", "site"),
+        Column("variant", "variant"),
+        Column("metric", "metric"),
+        Column("baseline", "baseline"),
+        Column("value [95% CI]", "value", value_text),
+        Column("effect [95% CI]", "effect", effect_text),
+    ]
+
+
+def figures(result: Result) -> list[Figure]:
+    return comparison_figures(result.frame)

@@ -1,0 +1,215 @@
+"""Measures neurons and attention weights over the complete grid of two input digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.activations import grid_of, recorded
+from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from circuits.fourier import Active, Clusters, Grid, Spectrum
+    from tasks import GridAxis
+
+#: Standard deviations above the mean: of the code, which drew the figure, and of the text.
+DEVIATIONS = (1, 2)
+#: Fewer time points have no spread to speak of.
+MIN_CHECKPOINTS = 3
+
+
+def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
+    """Returns amplitudes [frequency feature] of activations [p p feature]: the mean over the first axis of |rfft2|,
+    without row and column 0.
+
+    Frequency 0 is among them, and the FFT is of length p − 1, both as in their code.
+    """
+    import torch
+
+    spectrum = torch.fft.rfft2(arranged[1:, 1:].double(), dim=(0, 1)).abs()
+    mean_spectrum: NDArray[np.float64] = spectrum.mean(0).cpu().numpy()
+    return mean_spectrum
+
+
+def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
+    """Counts the frequencies that are active, [time feature], of amplitudes [time frequency feature].
+
+    Each frequency is divided by its sum over the times; active is what lies above mean + deviations · s.d. of all
+    frequencies and times of the feature. The numbers depend on which times there are.
+    """
+    import numpy as np
+
+    sums = over_time.sum(0)
+    shares = np.divide(over_time, sums, out=np.zeros_like(over_time), where=sums > 0)
+    level = shares.mean((0, 1)) + deviations * shares.std((0, 1))
+    counts: NDArray[np.int64] = (shares > level).sum(1)
+    return counts
+
+
+def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divides amplitudes [time frequency feature] by their sum over the frequencies other than 0, at each time.
+
+    Frequency 0 stays among them, as in the published count.
+
+    A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
+    of these tells that from a change of its frequencies.
+    """
+    import numpy as np
+
+    sums = over_time[:, 1:].sum(1, keepdims=True)
+    return np.divide(over_time, sums, out=np.zeros_like(over_time), where=sums > 0)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Activations at one site on the complete grid, ``values [cell feature]``, and the names of the features."""
+
+    label: str
+    site: str
+    layer: int
+    position: int
+    names: tuple[str, ...]
+    heads: tuple[int | None, ...]
+    values: Tensor
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class MeasuredFeatures:
+    """The measures of every feature of a tensor, each ``[feature]``.
+
+    Attributes:
+        clusters: each feature with its first frequency, which explains ``second`` of its variance.
+        first: of this, what cos and sin of one coordinate alone explain: the degree-1 part.
+        alone: by coordinate, what any function of it alone explains; ``jointly`` is the rest.
+        pairs, pairs_relabelled: pairs of frequencies that together have half of the variance, the largest first, and
+            the same after one relabelling of the digits; NaN for a feature that does not vary.
+    """
+
+    features: Features
+    spectrum: Spectrum
+    clusters: Clusters
+    active: Active
+    first: Tensor
+    second: Tensor
+    alone: Mapping[str, Tensor]
+    jointly: Tensor
+    pairs: Tensor
+    pairs_relabelled: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        return self.spectrum.variance
+
+
+def input_axes(subject: LoadedCheckpoint | PendingCheckpoint) -> tuple[GridAxis, GridAxis]:
+    """Returns the two digits of a checkpoint's task.
+
+    Raises:
+        UserError: for no task, or one whose inputs make no grid of two coordinates.
+    """
+    task = subject.task
+    if task is None:
+        raise UserError(
+            "neurons needs a task with a grid of inputs: leave --tokens out, or give --task NAME instead"
+        )
+    axes = task.grid_axes()
+    if len(axes) != 2 or any(axis.position is None for axis in axes) or not hasattr(task, "input_grid"):
+        raise UserError(
+            f"task {task.name!r} has no grid of two input digits (grid_axes with positions, and input_grid()), which "
+            "neurons are drawn over; interp-run fourier also takes grids of positions"
+        )
+    if min(len(axis.values) for axis in axes) < MIN_CHECKPOINTS:
+        raise UserError(
+            f"task {task.name!r}: a digit takes fewer than {MIN_CHECKPOINTS} values, which have no frequency"
+        )
+    return axes[0], axes[1]
+
+
+def features_at(
+    subject: LoadedCheckpoint, axes: tuple[GridAxis, GridAxis], kind: str, layer: int | None
+) -> Iterator[Features]:
+    """Yields the features of each layer and read position over the complete grid, a few examples at a time."""
+    from circuits.fourier import Grid
+
+    task: Any = subject.task
+    layers = range(subject.model.cfg.n_layers) if layer is None else [layer]
+    tokens = task.input_grid().tokens.to(subject.tokens.device)
+    grid = grid_of(axes, tokens)
+    # Inputs with a digit that is on no axis, such as 0 where digits are multiplied, are no cells.
+    tokens, grid = tokens[list(grid.rows or ())], Grid(grid.axes)
+    keys = [int(axis.position or 0) for axis in axes]
+    for each in layers:
+        site = f"{kind}.{each}"
+        for position in task.read_positions:
+
+            def read(seen: Tensor, at: int = position) -> Tensor:
+                return (seen[:, :, at, keys].flatten(1) if kind == "pattern" else seen[:, at]).cpu()
+
+            values = recorded(subject.model, tokens, [site], read)[site]
+            heads: list[int | None] = [None] * values.shape[1]
+            names = [f"neuron {at}" for at in range(values.shape[1])]
+            if kind == "pattern":
+                heads = [head for head in range(values.shape[1] // 2) for _ in axes]
+                names = [f"{each}.{head} to {axis.name}" for head in heads[::2] for axis in axes]
+            label = f"{site}, position {position}" if len(task.read_positions) > 1 else site
+            yield Features(label, kind, each, position, tuple(names), tuple(heads), values, grid)
+
+
+def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
+    """Returns the indices of the features that get images and separate rows."""
+    return list(range(len(features.names))) if features.site == "pattern" else list(chosen)
+
+
+def measured(features: Features, threshold: float, draws: int, seed: int) -> MeasuredFeatures:
+    """Measures the features of one site: clusters, active frequencies and explained variance."""
+    import torch
+
+    from circuits.fourier import active, clusters, spectrum
+    from circuits.fourier._active import relabelling
+
+    grid = features.grid
+    partition = spectrum(features.values, grid)
+    first_names = relabelling(grid, seed)
+    arranged = grid.arrange(features.values)
+    renamed = arranged[first_names[0]][:, first_names[1]].flatten(0, 1)
+    other = spectrum(renamed, grid.axes)
+    share = partition.share
+    grouped = clusters(partition, threshold)
+    longest = max(share.shape[:2]) - 1
+    linear = share.new_zeros(longest + 1, share.shape[2])
+    linear[1 : share.shape[0]] += share[1:, 0]
+    linear[1 : share.shape[1]] += share[0, 1:]
+    # `best` counts the frequencies that are in the spectrum, which are 1, 2, ...
+    first = linear.gather(0, (grouped.best + 1).clamp(min=0)[None])[0]
+    alone = dict(zip(grid.axes, (share[1:, 0].sum(0), share[0, 1:].sum(0)), strict=True))
+    return MeasuredFeatures(
+        features,
+        partition,
+        grouped,
+        active(features.values, grid, draws=draws, seed=seed),
+        torch.where(grouped.best < 0, 0.0, first),
+        grouped.share,
+        alone,
+        share[1:, 1:].sum((0, 1)),
+        pairs_for_half(share),
+        pairs_for_half(other.share),
+    )
+
+
+def pairs_for_half(share: Tensor) -> Tensor:
+    """Counts the largest pairs of frequencies that together make one half, of shares [k_a k_b feature]; NaN if all make
+    no more than half.
+    """
+    import torch
+
+    sums = share.flatten(0, 1).sort(0, descending=True).values.cumsum(0)
+    counts = (sums < 0.5).sum(0) + 1.0
+    return torch.where(sums[-1] > 0.5, counts, math.nan)

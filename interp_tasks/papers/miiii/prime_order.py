@@ -1,0 +1,202 @@
+"""Correlates the order of generalisation with the prime q, whether q divides p − 1, and p mod q; over several p.
+
+For every run and prime the step (empty where it does not get there), and for each property of (q, p) the ``rank
+correlation with the step`` within runs, and ``of the same q`` over the runs. Ranks are taken within each run (each
+q), those that do not get there last and equal; p-values are of 9,999 permutations of the steps within each run (each
+q). Empty where nothing varies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from circuits.figures.layout import draw
+from circuits.figures.palette import mark
+from circuits.figures.panels import Series, curve
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import check_level
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.run_logs import Run, read_runs, setting
+from interp_tasks.measurement.table import tidy, value_text
+from interp_tasks.pages import Column, Figure, p_value
+
+if TYPE_CHECKING:
+    import pandas
+
+    from interp_tasks.measurement.embeddings.geometry import Array
+
+LEVEL = 0.95
+PERMUTATIONS = 9999
+FOLLOWS, SAME_Q = "rank correlation with the step", "rank correlation with the step, of the same q"
+STEP = "step at {level}"
+#: Of a prime q and the base p, what its step may follow.
+PROPERTIES = {
+    "q": lambda q, p: q,
+    "q divides p − 1": lambda q, p: float(p % q == 1),
+    "p mod q": lambda q, p: p % q,
+    "p mod q, distance from 0": lambda q, p: min(p % q, q - p % q),
+}
+LEVEL_OPTION = typer.Option("--level", help="Of an accuracy, above 0, at most 1.")
+SEED = typer.Option("--seed", help="Draws the permutations.")
+
+
+@dataclass(frozen=True)
+class Point:
+    """When a prime of a run generalises; infinite where it does not."""
+
+    run: Run
+    p: int
+    q: int
+    step: float
+
+
+@experiment("modular", says={"level": LEVEL})
+def prime_order(
+    runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTION] = LEVEL, seed: Annotated[int, SEED] = 0
+) -> Result:
+    """See what the order in which primes generalise follows: q, whether q divides p − 1, or p mod q.
+
+    Give runs of several p: of one p the primes differ in all of these at once.
+
+    Args:
+        runs: run folders, globs of some, or ``zoo:NAME``, of tasks that log ``accuracy_q`` and have a base p.
+        level: a prime has generalised once its validation accuracy first is at this level.
+        seed: of the permutations.
+
+    Raises:
+        UserError: in one line.
+    """
+    import numpy as np
+
+    check_level(level)
+    points = [point for run in read_runs(runs) for point in points_of(run, level)]
+    rows = [
+        {
+            **point.run.labels(),
+            "variant": f"mod_{point.q}",
+            "metric": STEP.format(level=f"{100 * level:g}%"),
+            "value": point.step if math.isfinite(point.step) else math.nan,
+        }
+        for point in points
+    ]
+    steps = np.array([point.step for point in points])
+    by_run = np.unique([point.run.name for point in points], return_inverse=True)[1]
+    by_q = np.unique([point.q for point in points], return_inverse=True)[1]
+    shared = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed}
+    shared |= {"n_runs": int(by_run.max()) + 1}
+    for name, property_of in PROPERTIES.items():
+        values = np.array([float(property_of(point.q, point.p)) for point in points])
+        for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
+            value, p_value = stratified(values, steps, strata, seed)
+            rows.append({**shared, "variant": name, "metric": metric, "value": value, "p_value": p_value})
+    import pandas
+
+    frame: pandas.DataFrame = tidy(
+        pandas.DataFrame(rows).assign(experiment="prime-order", intervention="none")
+    )
+    config = {"runs": [runs] if isinstance(runs, str) else list(runs), "level": level, "seed": seed}
+    notes = (
+        "Rank correlation: of the property with the step, ranks within each run; positive is later. Of the same q: "
+        "ranks within each q over the runs, which takes what q alone does out.",
+        f"p: {PERMUTATIONS:,} permutations of the steps within each run, or each q. Several rows were looked at.",
+        "A prime that does not get there is later than all that do.",
+    )
+    return Result("prime-order", frame, config, notes, data={"points": points})
+
+
+def points_of(run: Run, level: float) -> list[Point]:
+    """Returns the primes of one run.
+
+    Raises:
+        UserError: for a run without a base p or accuracies of primes.
+    """
+    from interp_tasks.measurement.crossings import reached
+
+    p = setting(run.config, "task.p")
+    if setting(run.config, "task.variant") == "shuffled":
+        raise UserError(
+            f"{run.name} has shuffled answers, which no property of q and p tells apart: leave it out"
+        )
+    named = [(name, name.removeprefix("accuracy_")) for name in run.logged()]
+    primes = {int(q): name for name, q in named if name != q and q.isdecimal()}
+    if not isinstance(p, int) or not primes:
+        raise UserError(
+            f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
+        )
+    return [Point(run, p, q, reached(*run.points(name), level)[0]) for q, name in sorted(primes.items())]
+
+
+def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
+    """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
+    import numpy as np
+
+    one, other = ranked(x, strata), ranked(y, strata)
+    size = math.sqrt((one**2).sum() * (other**2).sum())
+    if size < 1e-12:
+        return math.nan, math.nan
+    observed = float((one * other).sum() / size)
+    draws = np.random.default_rng([seed, 4])
+    hits = 0
+    members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+    for _ in range(PERMUTATIONS):
+        mixed = other.copy()
+        for indices in members:
+            mixed[indices] = other[draws.permutation(indices)]
+        hits += abs((one * mixed).sum() / size) >= abs(observed) - 1e-12
+    return observed, (1 + hits) / (1 + PERMUTATIONS)
+
+
+def ranked(values: Array, strata: Any) -> Array:
+    """Ranks within each stratum, equal values sharing theirs, less the stratum's mean."""
+    import numpy as np
+    from scipy.stats import rankdata
+
+    ranks = np.zeros(len(values))
+    for stratum in np.unique(strata):
+        indices = np.flatnonzero(strata == stratum)
+        ranks[indices] = rankdata(values[indices])
+        ranks[indices] -= ranks[indices].mean()
+    return ranks
+
+
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    return [
+        Column("run", "ref"),
+        Column("", "variant"),
+        Column("metric", "metric"),
+        Column("value", "value", value_text),
+        Column("p", "p_value", lambda row: p_value(row["p_value"])),
+    ]
+
+
+def figures(result: Result) -> list[Figure]:
+    """Returns steps over primes, a line for each run; primes that never reach the level are left out."""
+    points: Sequence[Point] = result.data["points"]
+    bases, runs = sorted({one.p for one in points}), list(dict.fromkeys(one.run.name for one in points))
+    series = {}
+    for index, name in enumerate(runs):
+        of_run = [one for one in points if one.run.name == name and one.step < math.inf]
+        p = next(one.p for one in points if one.run.name == name)
+        # Runs of one p are told apart by their own names.
+        short = name.rsplit("/", 1)[-1]
+        look = bases.index(p) if len(bases) > 1 else index
+        symbol = mark(look)[1]
+        symbols = [symbol if p % one.q == 1 else f"{symbol}-open" for one in of_run]
+        called = f"p = {p}" if len(bases) > 1 or len(runs) == 1 else f"{short}, p = {p}"
+        hover = [f"{short}<br>q = {one.q}: step {one.step:.0f}" for one in of_run]
+        style = {"name": called, "marker": {"size": 10, "symbol": symbols}}
+        steps = [one.step for one in of_run]
+        series[name] = Series([str(one.q) for one in of_run], steps, hover=hover, style=style, look=look)
+    order = [str(q) for q in sorted({one.q for one in points})]
+    axis = {"type": "category", "categoryorder": "array", "categoryarray": order}
+    drawn = draw([curve(series, x="prime q", y="step", log_y=True, x_axis=axis, height=340)])
+    caption = (
+        "Filled: q divides p − 1, the answer is the sum of the digits mod q. Open: it does not. Log scale."
+    )
+    return [Figure(drawn, "Step at which each prime generalises", caption)]

@@ -1,0 +1,218 @@
+"""Measures how neurons make logits: W_L = W_U·W_out by frequency, losses with frequencies of the neurons removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.measurement.table import Row
+from interp_tasks.papers.nanda.inputs import Answer, Inputs, measured, put_at, scored
+from interp_tasks.papers.nanda.logits import GINI, of_frequency
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Inputs on which the linear way from neurons to logits is checked against the model itself.
+CHECKED = 64
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """The last layer's neurons over the grid, and their linear map to the logits.
+
+    Attributes:
+        values: ``[input neuron]``, after the activation function, where the output is read.
+        logits: ``[input output]`` of the unedited model, float64.
+        to_logits: ``[neuron output]``, W_out·W_U.
+        linear: whether logits change by just that much when neurons do (no normalisation between).
+    """
+
+    model: Any
+    inputs: Inputs
+    site: str
+    values: Tensor
+    logits: Tensor
+    to_logits: Tensor
+    linear: bool
+
+    @classmethod
+    def of(cls, model: Any, inputs: Inputs, logits: Tensor, values: Tensor) -> Neurons:
+        site = f"mlp_post.{model.cfg.n_layers - 1}"
+        neurons = cls(model, inputs, site, values.double(), logits.double(), w_l(model), linear=False)
+        checked = slice(0, CHECKED)
+        by_hand = neurons.logits[checked] - neurons.values[checked] @ neurons.to_logits
+        logits_without = neurons.run(neurons.values * 0, checked)
+        close = (by_hand - logits_without).abs().max() < 1e-4 * neurons.logits[checked].abs().max()
+        return cls(model, inputs, site, neurons.values, neurons.logits, neurons.to_logits, linear=bool(close))
+
+    @property
+    def engine(self) -> str:
+        return "linear" if self.linear else "naive"
+
+    def run(self, values: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Returns the logits of the whole model with these neurons ``[input neuron]``, ``[input output]``."""
+        from circuits import edit, run
+
+        tokens, at = self.inputs.tokens[rows], self.inputs.position
+        put = edit(self.site, put_at(at, values[rows], 1), positions=[at])
+        return run(self.model, tokens.to(next(self.model.parameters()).device), put)[:, at].double().cpu()
+
+    def logits_with(self, change: Callable[[Tensor], Tensor], answer: Answer) -> Tensor:
+        """Returns the answer's logits where the neurons are changed as functions of the input.
+
+        Args:
+            change: linear in its argument ``[input feature]``, and the same whatever the features are.
+        """
+        if not self.linear:
+            return self.run(change(self.values))[:, answer.classes]
+        brought = self.values @ self.to_logits[:, answer.classes]
+        return self.logits[:, answer.classes] - brought + change(brought)
+
+    def logits_of(self, values: Tensor, answer: Answer) -> Tensor:
+        """Returns the answer's logits with these neurons."""
+        if not self.linear:
+            return self.run(values)[:, answer.classes]
+        change = (values - self.values) @ self.to_logits[:, answer.classes]
+        return self.logits[:, answer.classes] + change
+
+    def logits_along(self, directions: Tensor, answer: Answer, keep: bool) -> Tensor:
+        """Returns the answer's logits where neurons are projected on orthonormal directions ``[neuron direction]``, or
+        off them.
+        """
+        if not self.linear:
+            on = self.values @ directions @ directions.T
+            return self.logits_of(on if keep else self.values - on, answer)
+        weights = self.to_logits[:, answer.classes]
+        on = (self.values @ directions) @ (directions.T @ weights)
+        taken = self.values @ weights - on if keep else on
+        return self.logits[:, answer.classes] - taken
+
+
+def w_l(model: Any) -> Tensor:
+    """Returns W_out·W_U of the last layer, ``[neuron output]``, float64: W_L of Nanda et al. 2023, transposed."""
+    if not hasattr(model, "W_out") or model.cfg.attn_only:
+        from interp_tasks.errors import UserError
+
+        raise UserError("progress needs a model with an MLP: W_L is the map from its neurons to the logits")
+    return (model.W_out[-1].detach().double() @ model.W_U.detach().double()).cpu()
+
+
+def rows_of_map(
+    neurons: Neurons, answer: Answer, keys: Sequence[int], embedding: Mapping[int, float] | None
+) -> Iterator[Row]:
+    """Yields the rows of W_L: its parts along cosines and sines over the classes, how the neurons' projections on them
+    follow the answer, and whether the neurons of a frequency write to it alone.
+
+    Args:
+        embedding: the norm of each frequency in W_E, where the answer has the embedding's period.
+    """
+    import torch
+
+    from circuits.fourier import basis, clusters, frequencies, spectrum, variance_explained
+
+    weights = neurons.to_logits[:, answer.classes]
+    period = answer.sum.period
+    waves = basis(period) @ weights.T
+    of_row = frequencies(period)
+    common = {"site": "mlp_post"}
+    key_rows = torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))
+    residual = float((waves[~key_rows].norm() / waves.norm()).nan_to_num())
+    yield measured(answer.name, "residual of W_L", residual, **common)
+    for key in keys:
+        variant = of_frequency(answer.name, key)
+        yield measured(variant, "norm in W_L", float(waves[of_row == key].norm()), **common)
+        if embedding is not None:
+            yield measured(variant, "norm in W_E", embedding[key], site="embed")
+        directions = zip(("cos", "sin"), waves[of_row == key], answer.sum.waves(key).T, strict=False)
+        for wave, row, along in directions:
+            projected = neurons.values @ row
+            share = float(variance_explained(projected[:, None], along[:, None])[0])
+            slope = (projected - projected.mean()) @ along / (along - along.mean()).square().sum()
+            which = f"{wave} of {variant}"
+            yield measured(which, "variance explained by the wave", share, **common)
+            # Waves have mean square 1; the amplitude is that of cos and sin themselves.
+            yield measured(
+                which, "amplitude", float(slope) * (1.0 if 2 * key == period else 2**0.5), **common
+            )
+    if set(neurons.inputs.sizes) == {period}:
+        # A neuron's column is what it writes to the classes.
+        power = waves.square()
+        groups = clusters(spectrum(neurons.values, neurons.inputs.sizes))
+        for label in groups.sizes:
+            cluster_power = power[:, groups.neurons(label)]
+            of_cluster = float(cluster_power[of_row == label].sum() / cluster_power.sum())
+            variant = of_frequency(answer.name, int(label))  # type: ignore[arg-type]
+            yield measured(variant, "power of W_L in the frequency of its neurons", of_cluster, **common)
+    if embedding is not None:
+        strong = [key for key, norm in embedding.items() if norm > max(embedding.values()) / 4]
+        yield measured(answer.name, "frequencies of W_E", float(len(strong)), site="embed")
+        yield measured(
+            answer.name,
+            "share of key frequencies among those of W_E",
+            sum(key in strong for key in keys) / max(1, len(keys)),
+        )
+
+
+def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+    """Yields the Gini coefficient of W_L's Fourier components over the classes, and the number of key frequencies."""
+    from circuits.fourier import gini, transform
+
+    norms = transform(w_l(model)[:, answer.classes], 1).norm(dim=0)
+    yield {**measured(answer.name, GINI, gini(norms)), "site": "mlp_post"}
+    yield measured(answer.name, "key frequencies", float(len(keys)))
+
+
+def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+    """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
+    import torch
+
+    from circuits.fourier import basis, clusters, frequencies, share, spectrum
+
+    inputs, total = neurons.inputs, answer.sum
+    logits = neurons.logits[:, answer.classes]
+    clean = inputs.scores(logits, answer)
+
+    def rows(variant: str, name: str, logits: Tensor) -> Iterator[Row]:
+        found = scored(variant, name, inputs.scores(logits, answer), clean, neurons.engine)
+        return ({**row, "site": "mlp_post"} for row in found)
+
+    def kept(directions: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda values: values.mean(0) + share(values, directions)
+
+    def removed(directions: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda values: values - share(values, directions)
+
+    for name, change in (
+        ("neurons: key frequencies alone", kept(total.block(keys))),
+        ("neurons: waves of the answer alone", kept(total.directions(keys))),
+        ("neurons: without key frequencies", removed(total.block(keys))),
+    ):
+        yield from rows(answer.name, name, neurons.logits_with(change, answer))
+    for key in keys:
+        without = neurons.logits_with(removed(total.block([key])), answer)
+        yield from rows(of_frequency(answer.name, key), "neurons: without one key frequency", without)
+    for name, edited in (
+        ("logits: key frequencies alone", kept(total.block(keys))(logits)),
+        ("logits: without key frequencies", removed(total.block(keys))(logits)),
+    ):
+        yield from scored(answer.name, name, inputs.scores(edited, answer), clean)
+    for key in keys:
+        without = removed(total.block([key]))(logits)
+        name = "logits: without one key frequency"
+        yield from scored(of_frequency(answer.name, key), name, inputs.scores(without, answer), clean)
+    of_row = frequencies(total.period)
+    waves = basis(total.period) @ neurons.to_logits[:, answer.classes].T
+    chosen = waves[torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))]
+    directions = torch.linalg.qr(chosen.T).Q
+    for name, keep in (("on the directions of W_L alone", True), ("off the directions of W_L", False)):
+        projected = neurons.logits_along(directions, answer, keep)
+        yield from rows(answer.name, f"neurons: {name}", projected)
+    if set(inputs.sizes) == {total.period}:
+        found = clusters(spectrum(neurons.values, inputs.sizes))
+        values = neurons.values.clone()
+        for label in found.sizes:
+            members = found.neurons(label)
+            values[:, members] = kept(total.block([int(label)]))(values[:, members])  # type: ignore[arg-type]
+        name = "neurons: own frequency of each alone"
+        yield from rows(answer.name, name, neurons.logits_of(values, answer))

@@ -1,0 +1,613 @@
+"""Progress measures of modular arithmetic (Nanda et al. 2023), for each modular answer of a task.
+
+From all inputs of the grid, at the position where the output is read, and the answer's own classes. ``losses``:
+restricted, excluded (all keys, one at a time, the worst single frequency), of the fitted cosines; in nats. Restricted
+logits and cosines are fitted on all inputs, as published, and held out: on other inputs of the same split than those
+that are scored. ``gini``, ``weights``: of every checkpoint, too. ``map`` (W_L by frequency), ``neurons`` (frequencies
+removed and in the logits), ``attention`` (as waves of the digits), ``skips``: of the last checkpoint given of each
+run. The ``variant`` of a row is the answer, or a frequency of it; rows under an edit have the unedited model's value
+as ``baseline``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from circuits.figures.layout import Panel, draw
+from circuits.figures.panels import Series, curve, points, spectrum
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import RULES, THRESHOLD, check_kinds, read_rule
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    PendingCheckpoint,
+    by_run,
+    check_has_task,
+    in_runs,
+    resolve_refs,
+    run_of,
+    trained_on,
+)
+from interp_tasks.measurement.table import Row, side_by_side
+from interp_tasks.pages import Column, Figure, number, signed
+from interp_tasks.papers.nanda.inputs import ACCURACY, ALL, LOSS, NONE, SPLITS, TEST, TRAIN
+from interp_tasks.papers.nanda.logits import (
+    ALL_WEIGHTS,
+    EXCLUDED,
+    GINI,
+    ONE_EXCLUDED,
+    RESTRICTED,
+    RESTRICTED_HELD_OUT,
+    SQUARES,
+)
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor
+    from typing_extensions import Unpack
+
+    from interp_tasks.measurement.subjects import LabelledRef
+    from interp_tasks.papers.nanda.inputs import Answer, Inputs
+    from tasks import Task
+
+#: What is measured of every checkpoint, and of the last one of each run alone; and what has to be recorded for it.
+KINDS = ("losses", "gini", "weights", "map", "neurons", "attention", "skips")
+SITES = {"map": "mlp_post", "neurons": "mlp_post", "attention": "pattern"}
+#: Rules by name, with their usual number: those of ``fourier``, of W_L, and one of the neurons.
+CLUSTERS, USUAL = "clusters", "of-largest"
+KEY_RULES = {**RULES, CLUSTERS: THRESHOLD}
+#: The losses that the phases and the figure are made of: what was done, on which inputs -> name.
+LOSSES = {
+    (NONE, TRAIN): "train loss",
+    (NONE, TEST): "test loss",
+    (RESTRICTED, ALL): "restricted loss",
+    (EXCLUDED, TRAIN): "excluded loss",
+    (RESTRICTED_HELD_OUT, TEST): "held-out restricted loss",
+}
+#: Below it losses are drawn at the bottom: a loss of 0 has no logarithm.
+SMALLEST = 1e-12
+Curves = Mapping[str, Mapping[int, float]]
+RULE = typer.Option(
+    "--rule",
+    metavar="NAME[=NUMBER]",
+    help="Which frequencies are key: of W_L by noise, of-largest, above-mean or preferred; of neurons by clusters.",
+)
+KEYS = typer.Option("--keys", metavar="3,24", help="These frequencies instead.")
+ANSWERS = typer.Option(
+    "--answer",
+    metavar="NAME",
+    help="Only this answer of the task, such as mod_7; repeat for several.",
+    show_default="all",
+)
+KIND = typer.Option(
+    "--kind",
+    metavar="NAME",
+    help=f"Measure these: {', '.join(KINDS)}; repeat for several.",
+    show_default="all",
+)
+TRAINING = typer.Option(
+    "--train-inputs",
+    metavar="FILE.npy",
+    help="What the model was trained on, where its checkpoint does not say: indices of the grid's inputs, such as "
+    "a·p + b, or a mask.",
+)
+
+
+@experiment("modular", says={"rule": None, "keys": None, "answers": [], "train": None, "kinds": []})
+def progress(
+    refs: str | Sequence[str],
+    *,
+    rule: Annotated[str, RULE] = USUAL,
+    keys: Annotated[Sequence[int] | None, KEYS, str | None, read_keys] = None,
+    answers: Annotated[str | Sequence[str], ANSWERS, list[str]] = (),
+    kinds: Annotated[str | Sequence[str], KIND, list[str]] = (),
+    train: Annotated[Any, TRAINING, str | None] = None,
+    **options: Unpack[Options],
+) -> Result:
+    """See how far a model of modular arithmetic has come: Nanda et al.'s progress measures, for each answer.
+
+    Restricted and excluded loss, cosines in the logits, Gini coefficients, weight norms, W_L and neurons by frequency,
+    attention as waves of the digits, losses without attention or MLP; of a run's checkpoints the phases too.
+
+    Args:
+        refs: one or several REFs; four or more of a run give its phases (:mod:`interp_tasks.papers.nanda.phases`).
+        rule: which frequencies are key, as in ``fourier``, of W_L = W_U·W_out over the answer's classes; or
+            ``"clusters"``: those that explain more than 0.85 of the variance of at least one neuron of the last layer.
+            They are taken from the last checkpoint that the run has stored, whichever are given, and used at all.
+        keys: these frequencies instead; for a single answer.
+        answers: some of the task's modular answers; none: all.
+        kinds: some of ``KINDS``; none: all.
+        train: the training inputs, where the checkpoints do not say what they were trained on; the others are test
+            inputs. Indices of the grid's inputs (the last coordinate varies fastest: a·p + b), a mask of all of them,
+            or an ``.npy`` file of either.
+        options: seed, task, task_config, device, progress: see :class:`Options`. Nothing is sampled.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
+    """
+    chosen_keys = KeyRule.of(rule, keys)
+    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
+    wanted = [answers] if isinstance(answers, str) else list(answers)
+    check_has_task("progress", options)
+    found = resolve_refs(refs, Examples.of(options))
+    runs = by_run(found.named)
+    grids = Grids(wanted, chosen_keys, train)
+    device = options.get("device", "cpu")
+    followed = {run: RunMeasures(named, chosen_keys, device) for run, named in runs.items()}
+
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+        return followed[run_of(subject)].measured(subject, grids.of(subject), chosen_kinds)
+
+    config = chosen_keys.describe() | {
+        "answers": wanted,
+        "train": train if train is None or isinstance(train, str) else "given",
+        "kinds": list(chosen_kinds) if kinds else [],
+    }
+    result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=grids.check)
+    return told(result, list(found), followed, chosen_keys, grids.unknown)
+
+
+def told(
+    result: Result,
+    refs: list[str],
+    followed: Mapping[str, RunMeasures],
+    rule: KeyRule,
+    unknown: Sequence[str],
+) -> Result:
+    """Returns the result with its notes and what its figure draws."""
+    # A row says which inputs it is of, not what its checkpoint's examples were drawn from.
+    result.frame["split"] = [split for one in followed.values() for split in one.splits]
+    return replace(
+        result,
+        config={**result.config, "refs": refs},
+        notes=(*notes(followed, rule), *notes_on_splits(unknown)),
+        data={
+            "curves": {run: one.curves for run, one in followed.items()},
+            "coefficients": {ref: of for one in followed.values() for ref, of in one.coefficients.items()},
+            "keys": {run: one.keys for run, one in followed.items()},
+            "runs_of": {ref: run for run, one in followed.items() for ref in one.coefficients},
+        },
+    )
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """Which frequencies are key: by a rule with its number, or ``chosen``."""
+
+    name: str
+    number: float
+    chosen: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, rule: str, keys: Sequence[int] | None) -> KeyRule:
+        """Reads a rule and keys.
+
+        Raises:
+            UserError: for a rule there is not, for no number; for a rule beside keys, which it would not decide.
+        """
+        name, number = read_rule(rule, KEY_RULES)
+        if name == CLUSTERS and number > 1:
+            raise UserError(f"--rule {rule}: after = comes a share of a neuron's variance, from 0 to 1")
+        if keys is not None and rule != USUAL:
+            raise UserError(
+                f"--keys are the key frequencies whatever --rule {rule} says: leave one of the two out"
+            )
+        if keys is not None and not all(isinstance(key, int) for key in keys):
+            raise UserError(f"keys {keys!r}: give frequencies, whole numbers from 1, such as (3, 24)")
+        return cls(name, number, None if keys is None else tuple(keys))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "rule": f"{self.name}={self.number:g}" if self.chosen is None else None,
+            "keys": None if self.chosen is None else list(self.chosen),
+            "keys from": "the last checkpoint stored of each run",
+        }
+
+    def keys(self, ref: str, device: str, inputs: Inputs) -> dict[str, tuple[int, ...]]:
+        """Returns the key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
+        from circuits.fourier import key_frequencies, spectrum
+        from circuits.fourier._key_frequencies import RULES as MADE
+        from interp_tasks.checkpoints import load_checkpoint
+        from interp_tasks.papers.nanda.inputs import activations
+        from interp_tasks.papers.nanda.neurons import w_l
+
+        if self.chosen is not None:
+            return {answer.name: self.chosen for answer in inputs.answers}
+        model = load_checkpoint(ref, device=device).model
+        weights = w_l(model)
+        if self.name == CLUSTERS:
+            (neurons,) = activations(model, inputs, ["mlp_post"])[1].values()
+            found = {each.name: each.sum.clusters(neurons, self.number).sizes for each in inputs.answers}
+        else:
+            rule = MADE[self.name](self.number)
+            of_classes = {each.name: spectrum(weights[:, each.classes], axis=1) for each in inputs.answers}
+            found = {name: key_frequencies(each, rule).keys for name, each in of_classes.items()}  # type: ignore[misc]
+        return {name: tuple(int(key) for key in keys) for name, keys in found.items()}  # type: ignore[arg-type]
+
+
+def read_keys(text: str | None) -> tuple[int, ...] | None:
+    """Parses frequencies from ``3,24``.
+
+    Raises:
+        UserError: for what is none.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) < 10**6 for part in parts):
+        raise UserError(f"--keys {text!r}: write frequencies from 1, such as 3,24")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+@dataclass
+class Grids:
+    """The inputs of each checkpoint's task, read once for all that have the same.
+
+    Attributes:
+        unknown: checkpoints that do not say what they were trained on.
+    """
+
+    answers: Sequence[str]
+    rule: KeyRule
+    train: Any
+    unknown: list[str] = field(default_factory=list)
+    read: dict[tuple[Task | None, bool], Inputs] = field(default_factory=dict)
+    own_split: dict[Any, bool] = field(default_factory=dict)
+
+    def check(self, planned: PendingCheckpoint) -> None:
+        """Reads the inputs of a checkpoint; refuses several answers where keys are given."""
+        from interp_tasks.papers.nanda.inputs import read_inputs
+
+        own_split = self.train is None and trained_on(planned.named, planned.task)
+        if self.train is None and not own_split:
+            self.unknown.append(planned.named.label)
+        self.own_split[planned.named.resolved.path, planned.task] = own_split
+        if (planned.task, own_split) in self.read:
+            return
+        inputs = read_inputs(planned.task, self.answers, self.train, own_split=own_split)
+        if self.rule.chosen is not None and len(inputs.answers) > 1:
+            raise UserError(
+                f"--keys are of one answer, this task has {len(inputs.answers)}: choose one by --answer, such as "
+                f"{inputs.answers[0].name}"
+            )
+        self.read[planned.task, own_split] = inputs
+
+    def of(self, subject: LoadedCheckpoint) -> Inputs:
+        return self.read[subject.task, self.own_split[subject.checkpoint.path, subject.task]]
+
+
+@dataclass
+class RunMeasures:
+    """One run over its checkpoints.
+
+    Attributes:
+        keys: answer -> key frequencies.
+        curves: answer (or ``""`` for the whole model) -> quantity -> step -> value.
+        coefficients: REF of the last checkpoint -> answer -> frequency -> coefficient of cos w(r - c) in the logits.
+        splits: which inputs each row is of.
+    """
+
+    named: Sequence[LabelledRef]
+    rule: KeyRule
+    device: str
+    keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    curves: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    coefficients: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    splits: list[str] = field(default_factory=list)
+
+    def measured(self, subject: LoadedCheckpoint, inputs: Inputs, kinds: Sequence[str]) -> Measured:
+        """Measures the progress of one checkpoint, by the key frequencies of its run's last stored one."""
+        import pandas
+
+        if not self.keys:
+            last = self.named[-1].resolved
+            ref = last.ref if last.run_name is None else f"{last.run_name}@last"
+            self.keys = self.rule.keys(ref, self.device, inputs)
+        rows = self.rows(subject, inputs, kinds)
+        for row in rows:
+            row["n"] = len(inputs.splits[row.setdefault("split", ALL)])
+        self.splits += [row["split"] for row in rows]
+        return Measured(
+            pandas.DataFrame(rows), {"keys": {name: list(keys) for name, keys in self.keys.items()}}
+        )
+
+    def rows(self, subject: LoadedCheckpoint, inputs: Inputs, kinds: Sequence[str]) -> list[Row]:
+        """Returns the rows of one checkpoint; of the last one those of the whole run too."""
+        from interp_tasks.papers.nanda.inputs import activations
+        from interp_tasks.papers.nanda.logits import rows_of_losses, rows_of_weights
+        from interp_tasks.papers.nanda.neurons import rows_of_concentration
+
+        last = subject.checkpoint.path == self.named[-1].resolved.path
+        sites = [site for kind, site in SITES.items() if kind in kinds and last]
+        logits, seen = activations(subject.model, inputs, sites)
+        rows: list[Row] = []
+        for answer in inputs.answers:
+            keys, of_answer = self.keys[answer.name], logits[:, answer.classes]
+            if "losses" in kinds:
+                rows += rows_of_losses(inputs, answer, of_answer, keys)
+            if "gini" in kinds:
+                rows += rows_of_concentration(subject.model, answer, keys)
+            if last:
+                coefficients = self.coefficients.setdefault(str(subject.labels["ref"]), {})
+                coefficients[answer.name] = answer.sum.cosines(of_answer).coefficients.tolist()
+        weights = rows_of_weights(subject.model, digits(subject))
+        rows += [row for row in weights if ("gini" if row["metric"] == GINI else "weights") in kinds]
+        self.follow(rows, subject.checkpoint.step)
+        if last:
+            rows += self.mechanism(subject, inputs, kinds, logits, seen)
+            rows += self.phases()
+        return rows
+
+    def mechanism(
+        self,
+        subject: LoadedCheckpoint,
+        inputs: Inputs,
+        kinds: Sequence[str],
+        logits: Tensor,
+        seen: Mapping[str, Tensor],
+    ) -> list[Row]:
+        """Returns the rows that look inside one checkpoint: the neurons' map, removals, attention, skips."""
+        from interp_tasks.papers.nanda import attention
+        from interp_tasks.papers.nanda.neurons import Neurons, rows_of_map, rows_of_removal
+
+        rows: list[Row] = []
+        model, layers = subject.model, subject.model.cfg.n_layers
+        if {"map", "neurons"} & set(kinds):
+            neurons = Neurons.of(model, inputs, logits, seen[f"mlp_post.{layers - 1}"])
+            for answer in inputs.answers:
+                keys = self.keys[answer.name]
+                if "map" in kinds:
+                    rows += rows_of_map(neurons, answer, keys, embedding_norms(subject, answer))
+                if "neurons" in kinds and keys:
+                    rows += rows_of_removal(neurons, answer, keys)
+        if "attention" in kinds:
+            patterns = {layer: seen[f"pattern.{layer}"] for layer in range(layers)}
+            rows += attention.rows_of_attention(inputs, patterns)
+            rows += attention.rows_of_waves(model, inputs, patterns, logits)
+        if "skips" in kinds:
+            rows += attention.rows_of_skips(model, inputs, logits)
+        return rows
+
+    def follow(self, rows: Sequence[Row], step: int) -> None:
+        """Stores the values that the phases and the figure are made of."""
+        for row in rows:
+            answer, quantity = row["variant"], None
+            if row["metric"] == LOSS:
+                quantity = LOSSES.get((row["intervention"], row["split"]))
+            elif row["metric"] == GINI:
+                quantity = "gini of W_E" if row["site"] == "embed" else "gini of W_L"
+            elif row["metric"] == SQUARES and answer == ALL_WEIGHTS:
+                quantity = SQUARES
+            if quantity is None or ", frequency " in answer:
+                continue
+            answer = "" if quantity in ("gini of W_E", SQUARES) else answer
+            self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
+
+    def phases(self) -> list[Row]:
+        """Returns boundaries of each answer's phases, changes in each, and the half-way step of each curve."""
+        from interp_tasks.papers.nanda.phases import MIN_STEPS, begins, changes, find_phases, made
+
+        rows: list[Row] = []
+        for answer, own in self.curves.items():
+            if not {"train loss", "test loss"} <= set(own) or len(own["test loss"]) < MIN_STEPS:
+                continue
+            steps, curves = sorted(own["test loss"]), {**own, **self.curves.get("", {})}
+            lines = {name: [values[step] for step in steps] for name, values in curves.items()}
+            phases = find_phases(steps, lines["train loss"], lines["test loss"])
+            about = {"variant": answer, "intervention": "boundary of phases"}
+            for name, step in (
+                ("memorisation ends", phases.memorised),
+                ("cleanup begins", phases.cleanup),
+                ("cleanup ends", phases.end),
+            ):
+                rows.append({**about, "metric": f"step: {name}", "value": step})
+            half = made(steps, lines["test loss"], 0.5, "max")
+            for name, line in lines.items():
+                for phase, (first, after) in changes(steps, line, phases).items():
+                    row = {"variant": answer, "intervention": phase, "metric": f"change of {name}"}
+                    rows.append({**row, "value": after - first, "baseline": first})
+                step = made(steps, line, 0.5, begins(name))
+                row = {"variant": answer, "intervention": "half of its way", "metric": f"step: {name}"}
+                rows.append({**row, "value": step, "baseline": half, "effect": step - half})
+        return rows
+
+
+def digits(subject: LoadedCheckpoint) -> tuple[int, ...]:
+    """Returns the token ids of the first coordinate."""
+    assert subject.task is not None
+    return subject.task.grid_axes()[0].values
+
+
+def embedding_norms(subject: LoadedCheckpoint, answer: Answer) -> dict[int, float] | None:
+    """Returns the norm of each frequency in W_E; ``None`` where the answer's period is not that of the digits."""
+    from circuits.fourier import spectrum
+
+    ids = list(digits(subject))
+    if len(ids) != answer.sum.period:
+        return None
+    norms = spectrum(subject.model.W_E[ids]).total()
+    return {key: float((norms.power[key] * len(ids)).sqrt()) for key in answer.sum.frequencies}
+
+
+def notes(followed: Mapping[str, RunMeasures], rule: KeyRule) -> list[str]:
+    """Returns the notes below the table; they say which frequencies are key, and by which rule."""
+    from circuits.fourier._key_frequencies import RULES as MADE
+
+    texts = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]
+    for one in followed.values():
+        run = one.named[-1].resolved.run_name or one.named[-1].label
+        listed = "; ".join(f"{name} {', '.join(map(str, keys)) or 'none'}" for name, keys in one.keys.items())
+        texts.append(f"Key frequencies of {run}: {listed}.")
+    if rule.chosen is None and rule.name == CLUSTERS:
+        texts.append(
+            f"key: more than {rule.number:g} of the variance of at least one neuron; of the last layer's neurons over "
+            "all inputs, in the last checkpoint that the run has stored, for all checkpoints."
+        )
+    elif rule.chosen is None:
+        texts.append(
+            f"{MADE[rule.name](rule.number).statement}; of W_L over the answer's classes, in the last checkpoint that "
+            "the run has stored, for all checkpoints."
+        )
+    return texts
+
+
+def notes_on_splits(unknown: Sequence[str]) -> list[str]:
+    """Returns what the splits are, or of which checkpoints they are not known."""
+    if not unknown:
+        return [
+            "Restricted logits and cosines are fitted on all inputs, as published; held out: on other inputs of the "
+            "same split than those that are scored."
+        ]
+    return [
+        f"{', '.join(unknown)}: no train or test, nothing held out, as the checkpoint does not say what it was trained "
+        "on: state it by --train-inputs FILE.npy."
+    ]
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns splits as columns; no accuracies under edits; before a run's last checkpoint whole answers alone."""
+    last = frame.groupby("run", dropna=False)["step"].transform("max") == frame["step"]
+    is_whole = ~frame["variant"].str.contains(", frequency ") & (
+        frame["metric"].isin([LOSS, GINI]) | (frame["variant"] == ALL_WEIGHTS)
+    )
+    plain = (frame["metric"] != ACCURACY) | (frame["intervention"] == NONE)
+    tensors = (frame["metric"] == SQUARES) & (frame["variant"] != ALL_WEIGHTS)
+    shown = frame[(last | is_whole) & plain & ~tensors]
+    is_of_head, edited = shown["head"].notna(), shown["intervention"] != NONE
+    of_head = ", head " + shown["layer"].astype("string") + "." + shown["head"].astype("string")
+    shown = shown.assign(
+        variant=shown["variant"].where(~is_of_head, shown["variant"] + of_head),
+        metric=shown["metric"].where(~edited, shown["metric"] + ", " + shown["intervention"]),
+        **dict.fromkeys(SPLITS, math.nan),
+    )
+    return side_by_side(
+        shown,
+        lambda row: (row["ref"], row["variant"], row["metric"]),
+        lambda row: {row["split"]: row["value"]},
+    )
+
+
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    def shown(key: str) -> Callable[[Mapping[str, Any]], str]:
+        def text(row: Mapping[str, Any]) -> str:
+            if math.isnan(row[key]):
+                return ""
+            return signed(row[key]) if row["metric"].startswith("change") else number(row[key])
+
+        return text
+
+    splits = [split for split in SPLITS if split == ALL or (frame["split"] == split).any()]
+    columns = [Column("", "variant"), Column("measure", "metric")]
+    return [*columns, *(Column(split, split, shown(split)) for split in splits)]
+
+
+def figures(result: Result) -> list[Figure]:
+    """Returns curves over training where a run has several checkpoints, then the last one's frequencies."""
+    caption = (
+        "Restricted loss: on all inputs, key frequencies kept alone; held out: on test inputs, fitted on others. "
+        "Excluded loss: on training inputs, without them. Dotted lines: boundaries of the phases. Bars: coefficients "
+        "of cos w(r − c) in the logits, key frequencies in the second colour. Points: the loss on all inputs without "
+        "one key frequency."
+    )
+    panels: list[Panel] = []
+    for run, by_answer in result.data["curves"].items():
+        if any(len(each) > 1 for of_answer in by_answer.values() for each in of_answer.values()):
+            panels += training_panels(run.rsplit("/", 1)[-1], by_answer)
+        of_run = {
+            ref: of for ref, of in result.data["coefficients"].items() if result.data["runs_of"][ref] == run
+        }
+        panels += frequency_panels(result.frame, of_run, result.data["keys"][run])
+    figure = draw(panels, columns=2 if len(panels) > 6 else 1, barmode="overlay")
+    return [Figure(figure, "Progress measures", caption)]
+
+
+def training_panels(name: str, by_answer: Mapping[str, Curves]) -> list[Panel]:
+    """Returns the losses of each answer, Gini coefficients and weights of a run with several checkpoints."""
+    panels = []
+    for answer, of_answer in by_answer.items():
+        losses = {loss: of_answer[loss] for loss in LOSSES.values() if loss in of_answer}
+        if losses:
+            bounds = [{"x": step, "line": {"dash": "dot", "width": 1}} for step in boundaries(losses)]
+            panels.append(lines(losses, f"{name}: {answer}", "loss (nats)", log_y=True, lines=bounds))
+    whole = by_answer.get("", {})
+    if "gini of W_E" in whole:
+        of_answers = {answer: of["gini of W_L"] for answer, of in by_answer.items() if "gini of W_L" in of}
+        ginis = {
+            f"gini of W_L, {answer}" if len(of_answers) > 1 else "gini of W_L": values
+            for answer, values in of_answers.items()
+        }
+        ginis = {"gini of W_E": whole["gini of W_E"], **ginis}
+        panels.append(lines(ginis, f"{name}: Gini coefficients", "Gini"))
+    if SQUARES in whole:
+        panels.append(lines({SQUARES: whole[SQUARES]}, f"{name}: weights", "sum of squares"))
+    return panels
+
+
+def lines(curves: Curves, title: str, y: str, log_y: bool = False, **panel: Any) -> Panel:
+    looks = {name: at for at, name in enumerate(LOSSES.values())}
+    series = {}
+    for at, (name, values) in enumerate(curves.items()):
+        steps = sorted(values)
+        shown = [max(values[step], SMALLEST) if log_y else values[step] for step in steps]
+        series[name] = Series(steps, shown, look=looks.get(name, at))
+    return curve(series, title, y=y, log_y=log_y, height=280, width=300, **panel)
+
+
+def boundaries(losses: Curves) -> list[float]:
+    """Returns the steps at which the phases of training begin and end, where they can be found."""
+    from interp_tasks.papers.nanda.phases import MIN_STEPS, find_phases
+
+    if not {"train loss", "test loss"} <= set(losses) or len(losses["test loss"]) < MIN_STEPS:
+        return []
+    steps = sorted(losses["test loss"])
+    train, test = ([losses[name][step] for step in steps] for name in ("train loss", "test loss"))
+    phases = find_phases(steps, train, test)
+    # A phase that did not begin is NaN.
+    return [step for step in (phases.memorised, phases.cleanup, phases.end) if step == step]
+
+
+def frequency_panels(
+    frame: pandas.DataFrame,
+    coefficients: Mapping[str, Mapping[str, Sequence[float]]],
+    keys: Mapping[str, tuple[int, ...]],
+) -> list[Panel]:
+    """Returns the coefficients of the last checkpoint's frequencies, and the loss without each key frequency."""
+    panels = []
+    rows = frame[(frame["split"] == ALL) & (frame["metric"] == LOSS)]
+    for ref in dict.fromkeys(frame["ref"]):
+        for answer, values in coefficients.get(ref, {}).items():
+            labels, title = list(range(1, len(values))), f"{ref}: {answer}"
+            size: dict[str, Any] = {"height": 280, "width": 300}
+            panels.append(spectrum(labels, values[1:], keys[answer], title, y="coefficient (logits)", **size))
+            if losses := without_one(rows[rows["ref"] == ref], answer):
+                size |= {"x": "frequency taken out", "y": "loss (nats)"}
+                panels.append(points(losses, f"{title}, one frequency less", log_y=True, **size))
+    return panels
+
+
+def without_one(rows: pandas.DataFrame, answer: str) -> dict[str, Series]:
+    """Returns the loss without each key frequency, at logits and at neurons, beside the unedited model's."""
+    found: dict[str, Series] = {}
+    of_neurons = "neurons: without one key frequency"
+    for look, (where, intervention) in enumerate(
+        (("logits", ONE_EXCLUDED), ("neurons", of_neurons)), start=3
+    ):
+        part = rows[rows["intervention"] == intervention]
+        names = part["variant"].str.partition(", frequency ")
+        part = part.assign(key=names[2])[names[0] == answer]
+        if len(part):
+            lowest = part[["value", "baseline"]].clip(lower=SMALLEST)
+            found["unedited"] = Series(part["key"].tolist(), lowest["baseline"].tolist(), look=2)
+            found[f"taken out of the {where}"] = Series(
+                part["key"].tolist(), lowest["value"].tolist(), look=look
+            )
+    return found

@@ -1,0 +1,121 @@
+"""What experiments refuse, each in one line: calls and what is said of them."""
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from interp_tasks import experiments as e
+from interp_tasks.checkpoints import save_checkpoint
+
+TOKENS = np.ones((8, 9), dtype=int)
+NOWHERE = "zoo:nowhere"
+
+#: Experiment, what it looks at, options, a pattern of the message.
+REFUSED = [
+    ("ablation", "matrix", {"heads": "9.0"}, "^heads '9.0': no head 9.0: the model has layers 0-1"),
+    ("ablation", "matrix", {"heads": []}, "no heads given"),
+    ("ablation", "matrix", {"mode": "unifrom"}, "choose uniform"),
+    ("ablation", "matrix", {"mode": "zero", "keys": "0"}, "--keys goes with --mode uniform"),
+    ("ablation", "matrix", {"positions": "shown"}, "hidden, observed"),
+    ("ablation", "matrix", {"samples": 0}, "at least one"),
+    ("ablation", "matrix", {"split": "tets"}, "choose train"),
+    ("ablation", "matrix", {"device": "cuda:99"}, "this machine has cpu"),
+    ("ablation", "matrix", {"task": "modular-addition"}, "does not fit this model"),
+    ("ablation", "matrix", {"tokens": np.zeros((2, 9))}, "whole numbers"),
+    ("ablation", "matrix", {"tokens": np.zeros((2, 10), dtype=int)}, "at most 9"),
+    ("ablation", "matrix", {"tokens": np.full((2, 9), 26)}, "knows 0 to 25"),
+    ("attention", "matrix", {"threshold": 2.0}, "--threshold 2: above 0"),
+    ("attention", "matrix", {"templates": "rows"}, "rows"),
+    ("attention", "modular", {"mask": "rows"}, "not hidden by a mask"),
+    ("circuit", "matrix", {"method": "best"}, "--method 'best': choose gradient, integrated or exact"),
+    ("circuit", "matrix", {"faithfulness": 1.5}, "--faithfulness 1.5: above 0 and at most 1"),
+    ("circuit", "matrix", {"samples": 3}, "3 examples: one half finds the circuit"),
+    ("circuit", "matrix", {"source": "shifted"}, "--source shifted: no such source of task matrix-completion"),
+    ("circuit", "matrix", {"metric": "accuracy"}, "the metrics are mse_all, mse_masked, mse_observed$"),
+    ("circuit", "matrix", {"keep": "nowhere.json"}, "nowhere.json"),
+    ("circuit", "matrix", {"keep": "c.json", "kind": "nodes", "rank": "size"}, "^--kind, --rank with --keep c.json"),
+    ("circuit", "matrix", {"tokens": TOKENS, "metric": "mse_all"}, "tokens of your own have no task with metrics"),
+    ("fourier", "modular", {"rule": "noise=much"}, "after = comes a number from 0, such as noise=0.05"),
+    ("fourier", "modular", {"threshold": 85.0}, "--threshold 85: give a share"),
+    ("fourier", "modular", {"tokens": TOKENS[:, :3]}, "needs a task that declares a grid"),
+    ("heads", "matrix", {"groups": {"a": "7.0"}}, "layers 0-1"),
+    ("heads", "matrix", {"least": 2}, "--least 2 goes with --by-class"),
+    ("heads", "matrix", {"random": 2}, "give --group or --by-class, or --random-size"),
+    ("patch", "matrix", {"source": "negativ"}, "declares negated"),
+    ("patch", "matrix", {"source": "resample", "samples": 1}, "at least 2 examples"),
+    ("patch", "matrix", {"source": "resample", "site": "zz"}, "no site 'zz'; closest"),
+    ("patch", "matrix", {"source": "resample", "site": "resid_pre", "heads": "all"}, "has no heads"),
+    ("patch", "matrix", {"source": "negated", "tokens": [[1, 2]]}, "resample or a REF"),
+    ("permute", "matrix", {"draws": 0}, "at least one"),
+    ("permute", "matrix", {"what": "diagonals"}, "rows, within-rows, middle-row, columns"),
+    ("probe", "matrix", {"targets": "rows"}, "rows"),
+    ("probe", "matrix", {"tokens": TOKENS}, "leave --tokens out, or give --task NAME"),
+    ("transplant", "matrix", {"source": ""}, "no source"),
+    ("transplant", "matrix", {"source": "zoo:matrix-completion-4x4@post"}, "is of another architecture than"),
+    ("transplant", "matrix", {"source": NOWHERE, "components": "qvk"}, "no component 'qvk'; choose from q, k"),
+    ("embeddings", "matrix", {"largest": 0.0}, "above 0"),
+    ("embeddings", "matrix", {"largest": 0.05}, "1 values are left"),
+    ("influence", "matrix", {"shift": 0.0}, "above 0"),
+    ("influence", "modular", {}, "does not say what may be changed"),
+    ("decoding", "matrix", {}, "decodes nothing"),
+    ("copying", "modular", {}, "declares no inputs to copy"),
+    ("algorithm", "matrix", {"methods": "mean"}, "--method 'mean'"),
+    ("baseline", "matrix", {"vary": "colour"}, "--vary 'colour'"),
+    ("ood", "matrix", {"method": "best"}, "--method 'best'"),
+    ("order", "matrix", {}, "is in no run"),
+    ("order", "matrix", {"kinds": "loss"}, "--kind 'loss'"),
+    ("neurons", "modular", {"site": "z"}, "choose mlp_pre, mlp_post, mlp_out or pattern"),
+    ("neurons", "modular", {"site": "mlp_post.3"}, "has layers 0-0"),
+    ("neurons", "modular", {"neurons": [12]}, "has neurons 0-11"),
+    ("neurons", "modular", {"draws": 0}, "--draws 0"),
+    ("neurons", "matrix", {}, "no grid of two input digits"),
+    ("primes", "modular", {"draws": 0}, "at least one draw"),
+    ("primes", "matrix", {}, "declares no modular answers, which primes is about"),
+    ("primes", "constant", {}, "the same for every input: no variance to share out"),
+    ("detector", "modular", {"samples": 5}, "leave --samples out"),
+    ("detector", "addition", {}, "'modular-addition' has none"),
+    ("weights", "modular", {"control": NOWHERE}, "nowhere"),
+    ("progress", "modular", {"rule": "clusters=2"}, "a share of a neuron's variance, from 0 to 1"),
+    ("progress", "modular", {"rule": "noise", "keys": [1], "answers": "mod_5"}, "leave one of the two out"),
+    ("progress", "modular", {"train": [0, 49]}, "indices 0 to 48 of the grid's inputs, or a mask of all 49"),
+    ("progress", "modular", {"answers": "mod_7"}, "--answer 'mod_7': task 'miiii' has mod_2, mod_3, mod_5"),
+    ("progress", "modular", {"keys": [1]}, "choose one by --answer, such as mod_2"),
+    ("drops", "zoo:matrix-completion-4x4@pre", {}, "name the run alone, "),
+    ("drops", "zoo:matrix-completion-4x4", {"against": "d_model"}, "a setting such as model.d_model"),
+    ("drops", "zoo:matrix-completion-4x4", {"metric": "accuracy"}, "accuracy"),
+    ("generalisation", "zoo:matrix-completion-4x4", {}, "logs no accuracy: it has"),
+    ("generalisation", "zoo:modular-addition-113", {"level": 1.5}, "an accuracy above 0, at most 1"),
+    ("gradients", "zoo:modular-addition-113", {}, "train with --set train.gradient_norms_every=100"),
+    ("gradients", "zoo:miiii-113-paper", {"start": -1}, "--start -1: a step from 0"),
+    ("prime_order", "zoo:modular-addition-113", {}, "prime-order is of the task miiii"),
+    ("data", 3, {}, "give the name of a task, or a task"),
+    ("data", "miiii", {"multiples": [1]}, "--multiples 1: give whole numbers from 2"),
+    ("data", "miiii", {"config": {"p": 12}}, "p must be prime"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def refs(folders, tmp_path_factory):
+    """Checkpoints of small models by name."""
+    root = tmp_path_factory.mktemp("refused")
+    found = {"matrix": folders[0]}
+    for name, task in (
+        ("modular", tasks.get("miiii", p=7, primes=[2, 3, 5])),
+        ("addition", tasks.get("modular-addition", p=7)),
+        ("constant", tasks.get("modular-addition", p=5)),
+    ):
+        model = task.build_model(0, task.Model(d_model=8, n_heads=2, d_mlp=12))
+        if name == "constant":
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+        found[name] = str(save_checkpoint(root / name, model, task, step=1))
+    return found
+
+
+@pytest.mark.parametrize(("experiment", "of", "options", "message"), REFUSED)
+def test_what_is_refused_and_how(refs, experiment, of, options, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        getattr(e, experiment)(refs.get(of, of), **options)
+    assert "\n" not in str(refused.value)
