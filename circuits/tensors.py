@@ -172,10 +172,6 @@ class Span:
 SPANS = ("prompt", "new")
 
 
-class _Array(tuple[int, ...]):
-    """Positions 0 and 1 from an array; in a run of two positions such an array could also mean a mask."""
-
-
 def refuse_numbers_as_mask(given: Any, label: str, mask: str) -> None:
     """Refuses whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes.
 
@@ -224,7 +220,6 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
     if given is None:
         return None
     given = as_dense_tensor(given, label)
-    is_array = isinstance(given, Tensor)
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if given.ndim not in (1, 2):
             raise CircuitsError(f"{label}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")
@@ -253,7 +248,7 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
         ) from error
     if not parsed:
         raise CircuitsError(f"{label}: no position given")
-    return _Array(parsed) if is_array and set(parsed) == {0, 1} else parsed
+    return parsed
 
 
 def largest(x: Tensor, *dim: int) -> Tensor:
@@ -278,8 +273,6 @@ def select_positions(positions: Positions, length: int, label: str, mask: Tensor
     if outside:
         where = "the run has positions" if mask is None else "the shortest prompt has positions"
         raise CircuitsError(f"{label}: no position {outside[0]}: {where} 0-{shortest - 1}")
-    if isinstance(positions, _Array) and length == len(positions):
-        refuse_numbers_as_mask(np.array(positions, dtype=np.uint8), label, "[pos]")
     if mask is None:
         chosen = torch.zeros(length, dtype=torch.bool)
         chosen[list(positions)] = True

@@ -72,7 +72,7 @@ class Transplant(Intervention):
                     f"{self.label}: {name} of the model was made under torch.inference_mode and cannot be exchanged; "
                     "make or copy the model outside of it"
                 )
-        _refuse_shared(self.label, chosen, parameters)
+        _check_shared(self.label, chosen, parameters)
         return tuple(
             WeightEdit(self.label, part, layer, name, parameters[name], values[name])
             for name, (part, layer) in chosen.items()
@@ -183,7 +183,7 @@ def _is_equal_buffer(buffer: Tensor | None, value: Tensor) -> bool:
     return buffer is not None and buffer.shape == value.shape and bool((buffer == value.to(buffer)).all())
 
 
-def _refuse_shared(label: str, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
+def _check_shared(label: str, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuses tied weights: one parameter under two names, or two that share memory."""
     for name in names:
         for other in parameters:

@@ -42,7 +42,7 @@ def at_columns_of_run(
         axis = write.kind.query_axis
         if not pooled:
             here = torch.arange(decode_step.start, decode_step.start + current.shape[axis])[None]
-            refuse_beyond(here, torch.tensor([source.shape[axis]]), current, context, what)
+            check_reach(here, torch.tensor([source.shape[axis]]), current, context, what)
             source = columns_at(source, axis, decode_step.start, current.shape[axis], 0.0)
         if "key" in write.kind.axes:
             first = decode_step.start + current.shape[axis] - current.shape[-1]
@@ -56,10 +56,10 @@ def _masked(write: ActivationEdit) -> float:
     """Returns the value of a key that the query does not see."""
     if write.kind.name != "scores":
         return 0.0
-    return -torch.inf if write.masked_score is None else write.masked_score
+    return -torch.inf
 
 
-def refuse_beyond(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
+def check_reach(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
     """Refuses an edit, while the model generates, at positions that the source has not.
 
     Args:
@@ -131,7 +131,7 @@ def source_rows(
     if at is None:
         here, there = real.sum(1), source_real.sum(1).expand(len(real))
         if decode_step.open:
-            refuse_beyond(decode_step.own(current.shape[kind.query_axis]), there, current, context, "source")
+            check_reach(decode_step.own(current.shape[kind.query_axis]), there, current, context, "source")
         elif bool((here != there).any()):
             row = int((here != there).nonzero()[0])
             raise CircuitsError(

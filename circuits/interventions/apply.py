@@ -232,7 +232,7 @@ class _Runs:
         if not self._call.state.suspended:
             self.count += 1
             self._call.begin(self._writes, args, kwargs)
-            self._refuse_cuts()
+            self._check_cuts()
 
     def end(self) -> None:
         if not self._call.state.suspended:
@@ -242,9 +242,9 @@ class _Runs:
         if not self._call.state.suspended:
             self.count += 1
             self._call.begin_unseen(self._writes, kwargs)
-            self._refuse_cuts()
+            self._check_cuts()
 
-    def _refuse_cuts(self) -> None:
+    def _check_cuts(self) -> None:
         if self._cuts and self._call.frame.decode_step.open:
             raise CircuitsError(
                 f"{self._cuts[0].label}: paths are not supported while the model generates, or with {CACHED}"
@@ -258,10 +258,6 @@ def _count(fired: list[int], index: int) -> None:
 def _read(call: ForwardPass, write: ActivationEdit, name: str, activation: Tensor) -> None:
     if not call.state.suspended:
         call.reads(write)[name] = activation.detach()
-
-
-# Number of entries from which on a temporary copy of the output would take much memory.
-_LARGE = 2**22
 
 
 class Activations(Mapping[str, Tensor]):
@@ -333,29 +329,11 @@ def run_with_padding(
         intervene(model, *interventions),
         recording(surface, hooks) as seen,
     ):
-        output = own_memory(model, surface.call(prompts))
+        output = surface.call(prompts)
     for hook in hooks:
         if hook not in seen:
             raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
     return output, Activations({hook: seen[hook] for hook in hooks}, prompts.mask if prompts.padded else None)
-
-
-def own_memory(model: Any, output: Any) -> Any:
-    """Returns the output in memory that the model's next run does not overwrite; a large one is copied only if it
-    might.
-    """
-    if not isinstance(output, Tensor):
-        return output
-    if output.numel() < _LARGE:
-        return output.clone()
-    addresses = {
-        tensor.untyped_storage().data_ptr()
-        for module in model.modules()
-        for attributes in (module._parameters, module._buffers, vars(module))
-        for tensor in attributes.values()
-        if isinstance(tensor, Tensor)
-    }
-    return output.clone() if output.untyped_storage().data_ptr() in addresses else output
 
 
 def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:

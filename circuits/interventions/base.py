@@ -136,8 +136,6 @@ class ActivationEdit:
     groups: bool = False  # whether `heads` are numbers of key-value groups
     neurons: tuple[int, ...] | None = None
     positions: Positions | Span | Snapshot | None = None
-    # The finite value this model gives to masked attention scores, if it has one.
-    masked_score: float | None = None
 
     def selected(
         self, current: Tensor, rows: slice | Tensor | None, total: int | None, decode_step: DecodeStep = WHOLE

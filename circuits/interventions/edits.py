@@ -137,7 +137,6 @@ class Edit(Intervention):
                     groups=surface.has_groups(place.site.kind),
                     neurons=place.neurons,
                     positions=self.positions,
-                    masked_score=surface.masked_score(layer) if layer is not None else None,
                 )
                 for layer, hook, heads in hooks
             ]
@@ -197,7 +196,7 @@ def read_place(site: Any, heads: Any, caller: str, neurons: Any = None, features
     try:
         parsed = Site.parse(site)
         if units is not None:
-            _refuse_other_units(parsed, unit)
+            _check_units(parsed, unit)
         return Place(parsed, None if heads is None else parse_heads(heads), chosen, size)
     except CircuitsError as error:
         raise CircuitsError(f"{caller}: {error}") from error
@@ -207,12 +206,12 @@ def refuse_other_units(site: Site, by: str, caller: str) -> None:
     """Refuses by="neuron" and by="feature" at a site that has others, or none."""
     if by in UNITS.values():
         try:
-            _refuse_other_units(site, by)
+            _check_units(site, by)
         except CircuitsError as error:
             raise CircuitsError(f"{caller}: {error}") from error
 
 
-def _refuse_other_units(site: Site, unit: str) -> None:
+def _check_units(site: Site, unit: str) -> None:
     if site.kind.unit != unit:
         where = (
             "at mlp_pre and mlp_post" if unit == "neuron" else 'of a spliced SAE, at "features.resid_post.1"'

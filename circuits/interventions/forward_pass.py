@@ -196,7 +196,7 @@ def _replace(
 ) -> Tensor | None:
     if call.state.suspended:
         return None
-    _refuse_outside(write, call)
+    _check_embedding(write, call)
     new, selected = replacement_for(write, call, current)
     # While the model generates, positions that are named may come in a later run, as a stretch may in any longer one.
     late = call.frame.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
@@ -207,7 +207,7 @@ def _replace(
     return torch.where(selected, new, current)
 
 
-def _refuse_outside(write: ActivationEdit, call: ForwardPass) -> None:
+def _check_embedding(write: ActivationEdit, call: ForwardPass) -> None:
     """Refuses what depends on the position where the model adds position embeddings outside of its forward pass."""
     if write.layer is not None or call.frame.whole:
         return

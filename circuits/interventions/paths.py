@@ -33,7 +33,7 @@ class Path(Intervention):
         try:
             output = Place(Site("resid_post", surface.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
-            _refuse_shared_inputs(receivers, surface)
+            _check_shared_inputs(receivers, surface)
             places = [(place, *hook_heads) for place in receivers for hook_heads in place.on(surface)]
         except CircuitsError as error:
             raise CircuitsError(f"{self.label}: {error}") from error
@@ -85,7 +85,7 @@ class Path(Intervention):
         return f"patch.path({sender} -> {receiver})"
 
 
-def _refuse_shared_inputs(receivers: Sequence[Place], surface: HookedModel) -> None:
+def _check_shared_inputs(receivers: Sequence[Place], surface: HookedModel) -> None:
     """Refuses heads as a whole where others share their keys and values, and says how to name their inputs."""
     asked = {place.site.name: place.heads for place in receivers if place.site.layer is None}
     chosen = asked.get("q")
@@ -139,7 +139,7 @@ def receivers_of(surface: HookedModel) -> dict[str, int]:
 
     Raises `CircuitsError` for a model whose paths were not compared with a forward by hand.
     """
-    surface.refuse_unproved_paths()
+    surface.check_paths_proved()
     return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if surface.parallel else RECEIVERS
 
 

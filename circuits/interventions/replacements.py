@@ -14,8 +14,8 @@ from circuits.errors import CircuitsError
 from circuits.interventions.alignment import (
     at_columns_of_run,
     at_own_positions,
+    check_reach,
     in_dtype_of,
-    refuse_beyond,
     run_mask,
     same_columns,
     source_mask,
@@ -51,9 +51,7 @@ class Zero(Replacement):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         if context.write.kind.name == "scores":
             # A zero in the place of a masked score would let a query see its future.
-            return torch.where(
-                visible(current, context.write.masked_score), torch.zeros_like(current), current
-            )
+            return torch.where(visible(current), torch.zeros_like(current), current)
         return torch.zeros_like(current)
 
     def describe(self) -> dict[str, Any]:
@@ -118,7 +116,7 @@ class Mean(_FromPrompts):
         real = run_mask(context, current)
         lengths, known = real.sum(1), self.prompts.lengths
         if context.decode_step.open:
-            refuse_beyond(
+            check_reach(
                 context.decode_step.own(current.shape[kind.query_axis]),
                 known.max()[None],
                 current,
@@ -288,7 +286,7 @@ class Uniform(Replacement):
         scores = context.reads.pop("scores", None)
         if scores is None:
             raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
-        may_see = visible(scores, context.write.masked_score)
+        may_see = visible(scores)
         chosen = may_see
         if self.keys is not None:
             decode_step = context.decode_step
@@ -315,15 +313,9 @@ class Uniform(Replacement):
         return {"value": "uniform", "keys": None if self.keys is None else list(self.keys)}
 
 
-def visible(scores: Tensor, mask_value: float | None) -> Tensor:
-    """Tells which attention scores are not masked, from the scores themselves.
-
-    Masked scores are minus infinity, the model's own finite mask value where it has one, and anything so low that
-    only a mask can have put it there.
-    """
-    lowest = torch.finfo(scores.dtype).min / 2
-    seen = scores > lowest
-    return seen if mask_value is None else seen & (scores != mask_value)
+def visible(scores: Tensor) -> Tensor:
+    """Tells which attention scores are not masked: neither minus infinity nor so low that only a mask can be there."""
+    return scores > torch.finfo(scores.dtype).min / 2
 
 
 def derangement(size: int, seed: int) -> Tensor:

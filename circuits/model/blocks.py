@@ -16,7 +16,7 @@ from functools import cached_property, wraps
 from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from circuits.errors import CircuitsError
 
@@ -174,7 +174,7 @@ class User:
         thread = f"thread {self.thread.name!r}" + (" (ended)" if not self.thread.is_alive() else "")
         return thread if self.task is None else f"task {self.task.get_name()!r} of {thread}"
 
-    def refuse_others(self) -> None:
+    def check_owner(self) -> None:
         """Refuses what runs now where it is not this user."""
         if not self.here():
             raise CircuitsError(
@@ -199,7 +199,7 @@ class _Hold:
                 ids.add(id(module))
                 for parameter in module._parameters.values():
                     if parameter is not None:
-                        ids.update((id(parameter), _address(parameter)))
+                        ids.update((id(parameter), parameter.data_ptr()))
         return frozenset(ids - {0})
 
 
@@ -218,15 +218,7 @@ def exclusive(model: nn.Module) -> Iterator[None]:
     try:
         for other in _holds[: _holds.index(hold)]:
             if not other.user.here() and not other.parts.isdisjoint(hold.parts):
-                other.user.refuse_others()
+                other.user.check_owner()
         yield
     finally:
         _holds.remove(hold)
-
-
-def _address(parameter: Tensor) -> int:
-    """Returns the address of a parameter; 0 while another thread traces it (its module's id identifies it then)."""
-    try:
-        return parameter.data_ptr()
-    except RuntimeError:
-        return 0

@@ -1,7 +1,8 @@
 """Reads and writes the activations of a `TransformerBridge` (transformer-lens 3.9 to 4.3).
 
-There a hook point is not always in line. Heads are hooked flat, and split here. A write at `resid_mid` (the input
-of ln2) does not reach the skip connection, so the difference is put in at the end of the block (`stream_writes`).
+There a hook point is not always in line. Heads are hooked flat, and split here. A write at `resid_mid` (the input of
+ln2) would not reach the skip connection, so it is made in place. Scores and pattern are met at the softmax where the
+module computes attention itself.
 
 Hooks here and beside are lambdas: a deep copy of a model shares them, and does not copy the objects that they refer to.
 """
@@ -15,21 +16,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point, passed
 from circuits.model.sites import KINDS
 
 BRIDGE = "TransformerBridge"
-
-# Between the recomputed attention, or a sum of the stream, and the model's own. Both come from the same operations on
-# the same tensors, so on most machines they are equal.
-RECOMPUTED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-# The same where the dtype is none of these.
-COARSEST = 3e-2
-
-# Of results, where that is promised.
-PROMISED = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 # Sites at which the model has all heads on one flat axis.
 _BY_HEAD = ("q", "k", "v", "z")
@@ -78,8 +72,8 @@ class Bridge(ABC):
     def block(self, layer: int) -> Any:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
 
-    def _recomputed(self, site: str, layer: int, function: Function) -> Handle | None:
-        """Hooks a site that is recomputed; returns None where its hook point is in line."""
+    def _at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
+        """Hooks a site that is met at the softmax; returns None where its hook point is in line."""
         return None
 
     def on_forward(self, hook: str, function: Function) -> Handle:
@@ -91,10 +85,8 @@ class Bridge(ABC):
         if site in _BY_HEAD:
             return on_hook_point(module, _by_head(given, self._d_head(layer)))
         if site == "resid_mid" and self.on_branch(site):
-            return StreamWrite(given, module, layer).register(
-                self._hooks[KINDS["resid_post"].hook.format(layer)]
-            )
-        return self._recomputed(site, layer, given) or on_hook_point(module, given)
+            return _on_stream(module, given, layer)
+        return self._at_softmax(site, layer, given) or on_hook_point(module, given)
 
     def before(self, hook: str, function: Function) -> Handle:
         site, layer = self._sites.get(hook, (hook, None))
@@ -106,10 +98,10 @@ class Bridge(ABC):
     def through(self, hook: str, activation: Tensor) -> Tensor:
         site, layer = self._sites.get(hook, (hook, None))
         if layer is not None and site == "resid_mid" and self.on_branch(site):
-            output = passed(self._hooks[hook], activation)
-            if output is not activation:
-                refuse_other_writes(activation, self._hooks[hook], output, layer)
-            return output
+            output: Tensor = self._hooks[hook](copy := activation.clone())
+            _check_stream(output, copy, layer)
+            written = output.is_inference() or output._version > 0
+            return output if written or not torch.equal(output, activation) else activation
         if layer is None or site not in _BY_HEAD:
             return passed(self._hooks[hook], activation)
         flat = activation.flatten(-2)
@@ -174,54 +166,151 @@ def _flattened(by_head: Tensor | None) -> Tensor | None:
     return None if by_head is None else by_head.flatten(-2)
 
 
-class AttentionHooks(ABC):
-    """Hooks scores and pattern of one layer, for as long as any function is hooked at them."""
+class SoftmaxHooks:
+    """Hooks scores and pattern of a module that computes attention itself, for as long as any function is hooked.
 
-    def __init__(self, attention: Any, layer: int) -> None:
-        self._attention = attention
-        self._layer = layer
+    The softmax that the module calls is met while it runs: scores are what that is given, and what it returns is the
+    pattern. A call of torch's fused attention, which has none to meet, is computed in its steps.
+    """
+
+    def __init__(self, attention: Any, layer: int, masks_after: bool) -> None:
+        """
+        Args:
+            masks_after: whether the module masks the pattern once more, which would undo a write at a masked key.
+        """
+        self._attention, self._layer, self.masks_after = attention, layer, masks_after
         self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
         self._hooks: Handles | None = None
+        self._mode: _Softmax | None = None
 
     @classmethod
-    def of(cls, attention: nn.Module, layer: int) -> AttentionHooks:
-        if attention not in _attention_hooks:
-            _attention_hooks[attention] = cls(attention, layer)
-        return _attention_hooks[attention]
-
-    @abstractmethod
-    def _register(self) -> Handles: ...
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drops what is held of a forward pass."""
+    def of(cls, attention: nn.Module, layer: int, masks_after: bool = False) -> SoftmaxHooks:
+        if attention not in _softmax_hooks:
+            _softmax_hooks[attention] = cls(attention, layer, masks_after)
+        return _softmax_hooks[attention]
 
     def listen(self, site: str, function: Function) -> Handle:
         if self._hooks is None:
-            self._hooks = self._register()
+            self._hooks = Handles(
+                self._attention.register_forward_pre_hook(lambda module, inputs: self._enter(), prepend=True),
+                self._attention.register_forward_hook(
+                    lambda module, inputs, output: self._leave(output), always_call=True
+                ),
+            )
         key = object()
         self._listeners[site][key] = function
-        return _AttentionHandle(self, site, key)
+        return _ListenerHandle(self, site, key)
 
-    def leave(self, site: str, key: object) -> None:
+    def stop(self, site: str, key: object) -> None:
         self._listeners[site].pop(key, None)
         if self._hooks is not None and not any(self._listeners.values()):
             self._hooks.remove()
             self._hooks = None
-            self._forget()
-            _attention_hooks.pop(self._attention, None)
+            self._end()
+            _softmax_hooks.pop(self._attention, None)
+
+    def _end(self) -> int:
+        """Stops looking at softmaxes; returns how many there were, or 1 where that had been stopped."""
+        mode, self._mode = self._mode, None
+        if mode is None:
+            return 1
+        mode.__exit__(None, None, None)
+        return mode.count
+
+    def _enter(self) -> None:
+        # A copy of the model made while hooks are on shares them.
+        if any(self._listeners.values()):
+            self._mode = _Softmax(self)
+            self._mode.__enter__()
+
+    def _leave(self, output: Any) -> None:
+        count = self._end()
+        # After an exception of the module there is no output. (After an interrupt nothing is called but `_end`.)
+        if output is not None and count != 1:
+            raise CircuitsError(
+                f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is supported, which hides scores "
+                'and pattern; call model.original_model.set_attn_implementation("eager"), and no softmax in a hook '
+                "there"
+            )
+
+    @property
+    def grouped(self) -> bool:
+        """Whether heads share keys, which may then come with another axis than that of heads."""
+        return bool(getattr(self._attention, "num_key_value_groups", 1) > 1)
+
+    def given(self, scores: Tensor) -> Tensor:
+        new = apply_in_order(self._listeners["scores"], scores)
+        return scores if new is None else new
+
+    def returned(self, pattern: Tensor) -> Tensor:
+        # The module brings the pattern into the dtype of its weights; one that is put there has it, unrounded.
+        new = apply_in_order(self._listeners["pattern"], pattern.to(next(self._attention.parameters()).dtype))
+        return pattern if new is None else new
 
 
-class _AttentionHandle:
-    def __init__(self, hooks: AttentionHooks, site: str, key: object) -> None:
+class _ListenerHandle:
+    def __init__(self, hooks: SoftmaxHooks, site: str, key: object) -> None:
         self._hooks, self._site, self._key = hooks, site, key
 
     def remove(self) -> None:
-        self._hooks.leave(self._site, self._key)
+        self._hooks.stop(self._site, self._key)
 
 
 # The attention modules whose scores or pattern have a hook now.
-_attention_hooks: WeakKeyDictionary[nn.Module, AttentionHooks] = WeakKeyDictionary()
+_softmax_hooks: WeakKeyDictionary[nn.Module, SoftmaxHooks] = WeakKeyDictionary()
+
+
+class _Softmax(TorchFunctionMode):
+    """Meets the softmax of an activation [batch head query key]."""
+
+    def __init__(self, hooks: SoftmaxHooks) -> None:
+        super().__init__()
+        self._hooks = hooks
+        self.count = 0
+        self._pattern: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.masked_fill and args[0] is self._pattern:
+            return args[0]
+        # Inside this method the mode is off, so that a softmax which calls another is seen once.
+        if func not in _MET or not args or args[0].ndim != 4:
+            return func(*args, **kwargs)
+        if func is scaled_dot_product_attention:
+            return func(*args, **kwargs) if self._hooks.grouped else self._attention(*args, **kwargs)
+        self.count += 1
+        scores = self._hooks.given(args[0])
+        if not self._hooks.masks_after:
+            return self._hooks.returned(func(scores, *args[1:], **kwargs))
+        self._pattern = self._hooks.returned(pattern_of(scores))
+        return self._pattern
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Returns what torch's scaled_dot_product_attention does, [batch head query d_head], by its definition."""
+        self.count += 1
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            hidden = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
+        pattern = self._hooks.returned(pattern_of(self._hooks.given(scores)))
+        return dropout(pattern, dropout_p) @ value
+
+
+_MET = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax, scaled_dot_product_attention)
 
 
 def apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
@@ -239,89 +328,31 @@ def pattern_of(scores: Tensor) -> Tensor:
     return scores.masked_fill(fully_masked, 0.0).softmax(-1).masked_fill(fully_masked, 0.0)
 
 
-class StreamWrite:
-    """Carries a write at resid_mid on to the residual stream. There the hook point is on the MLP's branch, so the
-    change is added to the stream at the end of the block.
+def _on_stream(module: nn.Module, function: Function, layer: int) -> Handle:
+    """Hooks a hook point of the residual stream that feeds the MLP alone: what is written there is written to the
+    stream's own memory, which the skip connection reads next.
     """
+    streams: list[Tensor] = []
 
-    def __init__(self, function: Function, module: nn.Module, layer: int) -> None:
-        self._function, self._module, self._layer = function, module, layer
-        self.change: Tensor | None = None
-        self._input: Tensor | None = None
-        self._largest = 0.0  # entry of the stream that was replaced
-
-    def register(self, block_end: nn.Module) -> Handle:
-        writes = _writes.setdefault(self._module, [])
-        writes.append(self)
-        return Handles(
-            self._module.register_forward_pre_hook(lambda module, inputs: self._begin(inputs), prepend=True),
-            self._module.register_forward_hook(lambda module, inputs, output: self._write(output)),
-            block_end.register_forward_pre_hook(lambda module, inputs: self._carry(inputs)),
-            _WriteHandle(writes, self),
-        )
-
-    def _begin(self, inputs: tuple[Any, ...]) -> None:
-        self._input = inputs[0]
-
-    def _write(self, output: Tensor) -> Tensor | None:
-        block_input, self._input = self._input, None
-        new = self._function(output)
-        if new is not None and block_input is not None:
-            refuse_other_writes(block_input, self._module, output, self._layer, before=self)
-        self.change = None if new is None else new - output
-        self._largest = 0.0 if new is None else float(output.detach().abs().nan_to_num().max())
-        return new
-
-    def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Returns the input of the block's end with the change added; refuses one that rounding would blur."""
-        # The change is kept until the next write: `through` may be called again with the stream that comes to the end
-        # of the block.
-        if self.change is None:
+    def write(output: Tensor) -> Tensor | None:
+        stream = streams.pop()
+        # A copy, as gradients may need what the function was given.
+        new = function(output.clone())
+        if new is None:
             return None
-        # The MLP of some models has batch and positions on one axis.
-        stream = inputs[0] + self.change.reshape(inputs[0].shape)
-        # Digits lost by rounding next to a large old stream do not come back when that is removed. Half precision
-        # promises less.
-        rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
-        if rounding > PROMISED.get(stream.dtype, torch.inf) * least:
-            raise CircuitsError(
-                f"resid_mid: of a residual stream with entries to {self._largest:.1e} a write that leaves {least:.1e} "
-                "has too few digits on a TransformerBridge; run the model in float64, or edit attn_out and resid_pre"
-            )
-        return (stream, *inputs[1:])
+        _check_stream(output, stream, layer)
+        return output.copy_(new)
+
+    return Handles(
+        module.register_forward_pre_hook(lambda module, inputs: streams.append(inputs[0]), prepend=True),
+        module.register_forward_hook(lambda module, inputs, output: write(output)),
+    )
 
 
-# Active writes by hook point, in the order in which they act.
-_writes: WeakKeyDictionary[nn.Module, list[StreamWrite]] = WeakKeyDictionary()
-
-
-class _WriteHandle:
-    def __init__(self, writes: list[StreamWrite], write: StreamWrite) -> None:
-        self._writes, self._write = writes, write
-
-    def remove(self) -> None:
-        if self._write in self._writes:
-            self._writes.remove(self._write)
-
-
-def refuse_other_writes(
-    block_input: Tensor, module: nn.Module, output: Tensor, layer: int, before: StreamWrite | None = None
-) -> None:
-    """Refuses hooks of the user's at resid_mid: the MLP reads their output, but the residual stream does not carry it
-    on.
-
-    Args:
-        module: the hook point, whose own writes are known.
-        before: of these, only those that act before this one have acted.
-    """
-    writes = _writes.get(module, [])
-    writes = writes if before is None else writes[: writes.index(before)]
-    with torch.no_grad():
-        expected = sum((write.change for write in writes if write.change is not None), block_input)
-        difference = (expected - output).abs().masked_fill(expected == output, 0).max()
-        # The comparison is negated so that NaN counts as a difference.
-        if not bool(difference <= RECOMPUTED.get(block_input.dtype, COARSEST) * output.abs().max()):
-            raise CircuitsError(
-                f"resid_mid.{layer}: a hook of yours changes it, which on a TransformerBridge reaches the MLP and not "
-                "the residual stream, so the two differ; make that change with edit"
-            )
+def _check_stream(output: Tensor, stream: Tensor, layer: int) -> None:
+    """Refuses hooks of the user's at resid_mid: the MLP reads their output, but the stream does not carry it on."""
+    if output is not stream:
+        raise CircuitsError(
+            f"resid_mid.{layer}: a hook of yours changes it, which on a TransformerBridge reaches the MLP and not the "
+            "residual stream, so the two differ; make that change with edit"
+        )

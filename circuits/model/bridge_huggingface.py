@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
 from circuits.model.blocks import model_block
-from circuits.model.bridge import AttentionHooks, Bridge, Inputs, apply_in_order, pattern_of
+from circuits.model.bridge import Bridge, Inputs, SoftmaxHooks
 from circuits.model.hooks import Function, Handle, Handles
 from circuits.model.sites import KINDS
 from circuits.model.state import modules_of
@@ -63,7 +61,7 @@ class HuggingFaceBridge(Bridge):
     def _d_head(self, layer: int) -> int:
         return int(self._cfg.d_head)
 
-    def _recomputed(self, site: str, layer: int, function: Function) -> Handle | None:
+    def _at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
         if not self.family.softmax or site not in AT_SOFTMAX:
             return None
         attention: Any = self._blocks[layer].get_submodule("attn").original_component
@@ -175,111 +173,3 @@ def _seeing(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[An
         return None
     empty = (mask <= torch.finfo(mask.dtype).min).all(-1, keepdim=True)
     return args, {**kwargs, "attention_mask": mask.masked_fill(empty, 0.0)}
-
-
-# ---- Scores and pattern of a module that computes attention itself. It shows its pattern when that has been used; here
-# the softmax that it calls is met while it runs: scores are what that is given, and what it returns is the pattern. A
-# call of torch's fused attention, which has none to meet, is computed in its steps, for as long as anything is hooked.
-
-
-class SoftmaxHooks(AttentionHooks):
-    """Hooks the softmax of one layer's attention."""
-
-    def __init__(self, attention: nn.Module, layer: int) -> None:
-        super().__init__(attention, layer)
-        self._mode: _Softmax | None = None
-
-    def _register(self) -> Handles:
-        return Handles(
-            self._attention.register_forward_pre_hook(lambda module, inputs: self._enter(), prepend=True),
-            self._attention.register_forward_hook(
-                lambda module, inputs, output: self._leave(output), always_call=True
-            ),
-        )
-
-    def _forget(self) -> None:
-        self._end()
-
-    def _end(self) -> int:
-        """Stops looking at softmaxes; returns how many there were, or 1 where that had been stopped."""
-        mode, self._mode = self._mode, None
-        if mode is None:
-            return 1
-        mode.__exit__(None, None, None)
-        return mode.count
-
-    def _enter(self) -> None:
-        # A copy of the model made while hooks are on shares them.
-        if any(self._listeners.values()):
-            self._mode = _Softmax(self)
-            self._mode.__enter__()
-
-    def _leave(self, output: Any) -> None:
-        count = self._end()
-        # After an exception of the module there is no output. (After an interrupt nothing is called but `_forget`.)
-        if output is not None and count != 1:
-            raise CircuitsError(
-                f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is supported, which hides scores "
-                'and pattern; call model.original_model.set_attn_implementation("eager"), and no softmax in a hook '
-                "there"
-            )
-
-    @property
-    def grouped(self) -> bool:
-        """Whether heads share keys, which may then come with another axis than that of heads."""
-        return bool(getattr(self._attention, "num_key_value_groups", 1) > 1)
-
-    def given(self, scores: Tensor) -> Tensor:
-        new = apply_in_order(self._listeners["scores"], scores)
-        return scores if new is None else new
-
-    def returned(self, pattern: Tensor) -> Tensor:
-        # The module brings the pattern into the dtype of its weights; one that is put there has it, unrounded.
-        new = apply_in_order(self._listeners["pattern"], pattern.to(next(self._attention.parameters()).dtype))
-        return pattern if new is None else new
-
-
-class _Softmax(TorchFunctionMode):
-    """Sees the softmax of an activation [batch head query key]."""
-
-    def __init__(self, hooks: SoftmaxHooks) -> None:
-        super().__init__()
-        self._hooks = hooks
-        self.count = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        # Inside this method the mode is off, so that a softmax which calls another is seen once.
-        if func not in _MET or not args or args[0].ndim != 4:
-            return func(*args, **kwargs)
-        if func is scaled_dot_product_attention:
-            return func(*args, **kwargs) if self._hooks.grouped else self._attention(*args, **kwargs)
-        self.count += 1
-        return self._hooks.returned(func(self._hooks.given(args[0]), *args[1:], **kwargs))
-
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Returns what torch's scaled_dot_product_attention does, [batch head query d_head], by its definition."""
-        self.count += 1
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None:
-            hidden = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
-        pattern = self._hooks.returned(pattern_of(self._hooks.given(scores)))
-        return dropout(pattern, dropout_p) @ value
-
-
-_MET = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax, scaled_dot_product_attention)

@@ -21,7 +21,6 @@ from circuits.model.bridge import BRIDGE, Bridge, Inputs, is_native, wrapped_mod
 from circuits.model.bridge_huggingface import HuggingFaceBridge
 from circuits.model.bridge_native import NativeBridge
 from circuits.model.hooks import (
-    Bound,
     Function,
     Handle,
     Handles,
@@ -36,12 +35,12 @@ from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.state import parameters_of
 from circuits.model.supported import (
     FAMILIES,
+    check_not_compiled,
     family_of,
     has_norms_after_only,
     is_parallel,
     is_post_norm,
     is_unchecked,
-    refuse_compiled,
     served_sites,
     untested_setting,
     untested_version,
@@ -64,7 +63,7 @@ class HookedModel:
 
     def __init__(self, model: nn.Module) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
-        refuse_compiled(model)
+        check_not_compiled(model)
         hooks = _hook_points(model)
         self.model = model
         self.family = _class_of(model, hooks)
@@ -170,12 +169,6 @@ class HookedModel:
         known = {**self.sizes, "head": self.head_count(kind), "batch": batch}
         known |= dict.fromkeys(("pos", "query", "key"), pos)
         return tuple(known.get(axis) for axis in kind.axes)
-
-    def masked_score(self, layer: int) -> float | None:
-        """Returns the finite number this model writes into masked scores; None where it uses minus infinity."""
-        attention = getattr(self.model.get_submodule(f"blocks.{layer}"), "attn", None)
-        ignore = getattr(attention, "IGNORE", None)
-        return None if ignore is None else float(ignore)
 
     def stream_norm(self, site: str, layer: int | None) -> str | None:
         """Returns the path of the norm that the residual stream itself passes after a site; None where there is none.
@@ -385,7 +378,7 @@ class HookedModel:
             return {"unchecked": what or self.family}
         return {} if version is None else {"unchecked": version}
 
-    def refuse_unproved_paths(self) -> None:
+    def check_paths_proved(self) -> None:
         """Refuses a bridge around a Hugging Face model whose paths were not compared with a forward by hand."""
         bridge = self.huggingface
         if bridge is not None and not bridge.family.paths and not is_unchecked(self.model):
@@ -455,10 +448,10 @@ class HookedModel:
             over,
             entered,
             self.model.register_forward_pre_hook(
-                Bound(lambda module, args, kwargs: started(args, bound(forward, args, kwargs))),
+                lambda module, args, kwargs: started(args, bound(forward, args, kwargs)),
                 with_kwargs=True,
             ),
-            self.model.register_forward_hook(Bound(lambda module, inputs, output: over()), always_call=True),
+            self.model.register_forward_hook(lambda module, inputs, output: over(), always_call=True),
             first.register_forward_pre_hook(
                 lambda module, args, kwargs: entered(bound(type(module).forward, args, kwargs)),
                 with_kwargs=True,

@@ -10,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError
 from circuits.model.blocks import User
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
@@ -52,7 +51,7 @@ class Revocable:
     def __call__(self, *given: Any) -> Any:
         if self._function is None or (self._ignores_others and not self._owner.here()):
             return None
-        self._owner.refuse_others()
+        self._owner.check_owner()
         return self._function(*given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Revocable:
@@ -60,25 +59,6 @@ class Revocable:
 
     def remove(self) -> None:
         self._function = None
-
-
-class Bound:
-    """A hook that is on a model for a while: it goes with a copy of the model, and refuses to be pickled with it."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, *given: Any) -> Any:
-        return self._function(*given)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise CircuitsError(
-            "the model is pickled inside a block of intervene, whose edits a file cannot hold: save it outside of the "
-            "block, or its state_dict()"
-        )
 
 
 def on_hook_point(hook: nn.Module, function: Function) -> Handle:

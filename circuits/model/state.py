@@ -73,7 +73,7 @@ def suspended(model: nn.Module) -> Iterator[None]:
         if state.suspended:
             yield
             return
-        _refuse_others(model, state.others(), "a clean pass would run on a mixture")
+        _check_unwritten(model, state.others(), "a clean pass would run on a mixture")
         try:
             with holding(state.originals.items()):
                 state.suspended = True
@@ -215,7 +215,7 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     state = state_of(model)
     new_values = dict(values)
     if new_values:
-        _refuse_others(model, state.others(), "another block would replace a part of them")
+        _check_unwritten(model, state.others(), "another block would replace a part of them")
     others: list[nn.Parameter] = []
     names = {parameter: name for name, parameter in model.named_parameters() if parameter in new_values}
     try:
@@ -227,7 +227,7 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     finally:
         others += state.others()
         _end(state, new_values, others)
-    _refuse_others(
+    _check_unwritten(
         model,
         [one for one in new_values if any(one is other for other in others)],
         "they are left as they are now",
@@ -242,7 +242,7 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
         )
 
 
-def _refuse_others(model: nn.Module, others: list[nn.Parameter], what: str) -> None:
+def _check_unwritten(model: nn.Module, others: list[nn.Parameter], what: str) -> None:
     if others:
         name = next(
             (name for name, parameter in model.named_parameters() if parameter is others[0]), "of before"

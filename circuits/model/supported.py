@@ -234,7 +234,7 @@ def served_sites(model: nn.Module, what: str) -> frozenset[str]:
     return _EVERY if isinstance(found, str) else found
 
 
-def refuse_compiled(model: nn.Module) -> None:
+def check_not_compiled(model: nn.Module) -> None:
     """Refuses a model of which torch.compile has made or changed a part: it passes over hooks that come later."""
     if type(model).__name__ == _COMPILED:
         raise CircuitsError(

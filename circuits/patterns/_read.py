@@ -270,7 +270,7 @@ def _show(
     pattern: Tensor,
 ) -> None:
     """Passes a pattern to `visitor`, with the visible keys that the layer's scores show, which precede it."""
-    seen = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
+    seen = visible(scores.pop(KINDS["scores"].hook.format(layer)))
     seen_layers.append(layer)
     pattern, seen = pattern.detach(), seen.expand_as(pattern)
     if prompts.padded:

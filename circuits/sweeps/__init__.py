@@ -11,8 +11,7 @@ How a value reaches the table:
                                              run 0 is the unedited model
       Table.add(measurements).result()       values, effects, intervals and p-values, a row for each   table.py
 
-The logit difference of given answers stands in logit_difference.py, the checkpoints of a sweep in checkpoints.py, and
-copies of what users' functions are given in copies.py. `compare` and `patch.attribution` fill Measurements with outputs
-and estimates of their own; `patch.screen` and `patch.edges` measure their largest estimates by `run_sweep`, and
-`circuit.evaluate` circuits by the same Metric.
+The logit difference of given answers stands in logit_difference.py, the checkpoints of a sweep in checkpoints.py.
+`compare` and `patch.attribution` fill Measurements with outputs and estimates of their own; `patch.screen` and
+`patch.edges` measure their largest estimates by `run_sweep`, and `circuit.evaluate` circuits by the same Metric.
 """

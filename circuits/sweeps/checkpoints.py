@@ -39,10 +39,10 @@ class Checkpoint:
                 "undo; put the transplant among the variants"
             )
         with holding((parameter, value) for _, parameter, value in self.values):
-            self._refuse_lost()
+            self._check_tied()
             yield self.surface
 
-    def _refuse_lost(self) -> None:
+    def _check_tied(self) -> None:
         """Refuses values of which the model cannot hold all, as some of its parameters are one."""
         for name, parameter, value in self.values or ():
             if name in self.shared and not same_bits(parameter, value):
@@ -137,14 +137,14 @@ def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
         given = given.model
     if isinstance(given, nn.Module):
         surface = HookedModel.of(given)
-        _refuse_block_around(model.surface, surface, what)
+        _check_block_around(model.surface, surface, what)
         return Checkpoint(surface, what)
     if not isinstance(given, Mapping):
         raise CircuitsError(f"{what}: expected a model or a state_dict, got {type(given).__name__}")
     return Checkpoint(model.surface, what, _read_weights(given, model, what), model.shared)
 
 
-def _refuse_block_around(swept: HookedModel, checkpoint: HookedModel, what: str) -> None:
+def _check_block_around(swept: HookedModel, checkpoint: HookedModel, what: str) -> None:
     """Refuses a block that edits the model of the sweep, where the checkpoint is another model and in no block."""
     if checkpoint.model is swept.model:
         return

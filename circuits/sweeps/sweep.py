@@ -52,31 +52,29 @@ def sweep(
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
             `grid` make such dicts. Draws get a row each, after one that pools them.
         metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a slice). It
-            gets copies of its own, a tensor's on the output's device, is called once per variant and chunk of examples,
-            and returns a value per example [n], a pair (sum [n], count [n]), or a dict of those. Pairs are pooled as
-            Σsum/Σcount over examples. Without a metric: `kl` (nats) and `mse` from the unedited output, which have no
-            p-value, and `logit_diff`, of the unedited model's two highest logits: means over all positions read but
-            padding. `logit_difference` makes a metric of given answers.
-        engine: "auto", many variants in each forward of the model's own blocks, from the first that they edit on, and
-            one full forward with plain hooks for each variant that cannot be run so; "naive", plain hooks for all. The
-            column `engine` says which it was ("fast" or "naive"), `settings["naive"]` why, by variant.
-        batch_size: rows (examples × variants) in a forward. Results depend on it by rounding only. Default: as many as
-            keep to a bound on tokens and on numbers in memory; halved where an accelerator has no room for them.
-        positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
-            there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
+            gets copies of its own, is called once per variant and chunk of examples, and returns a value per example
+            [n], a pair (sum [n], count [n]), pooled as Σsum/Σcount, or a dict of those. Without a metric: `kl` (nats)
+            and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited model's two
+            highest logits: means over all positions read but padding.
+        engine: "auto", many variants in each forward of the model's own blocks where that can be; "naive", a forward
+            with plain hooks for each. The column `engine` says which it was, `settings["naive"]` why.
+        batch_size: rows (examples × variants) in a forward; results depend on it by rounding only. Default: a bound on
+            tokens and on numbers in memory; halved where an accelerator has no room for them.
+        positions: the positions the metric reads; the output is NaN everywhere else. Default: `read_positions` of the
+            metric, or of the task whose method it is, else all.
         checkpoints: objects with a .ref and a .model, as `load_checkpoints` yields, or label -> a model, a state_dict
-            that is loaded into `model` for it, or a function that returns one of these; every variant is run at each,
-            and compared with that checkpoint unedited. Pairs (label, model) may also come from an iterator, one at a
-            time. Default: `model` itself.
-        seed: of the bootstrap over examples (95% percentile intervals, `draws` resamples shared by all variants) and of
-            the sign-flip test (at most `flips` flips; exact where 2^n is no more than that).
-        draws: see `seed`.
-        flips: see `seed`.
+            that is loaded into `model` for it, or a function that returns one of these; every variant is compared with
+            that checkpoint unedited. Pairs (label, model) may also come from an iterator. Default: `model` itself.
+        seed: of the bootstrap over examples (95% percentile intervals) and of the sign-flip test.
+        draws: resamples of the bootstrap, shared by all variants.
+        flips: the most flips of the sign-flip test, which is exact where 2^n is no more than that.
 
-    Inside a block of `intervene`, the edits of that block belong to the model that is compared with, while
-    clean passes still run without them. Raises `CircuitsError` before any run for variants, batch or
-    arguments that do not fit, and after the first one for a metric that returns another shape or a value
-    that is not finite.
+    Inside a block of `intervene`, the edits of that block belong to the model that is compared with, while clean passes
+    still run without them.
+
+    Raises:
+        CircuitsError: before any run for variants, batch or arguments that do not fit, and after the first one for a
+            metric that returns another shape or a value that is not finite.
     """
     refuse_removed("sweep", removed, _REMOVED)
     surface = HookedModel.of(model)
@@ -203,10 +201,10 @@ def compare(
         parts: for consecutive chunks of examples, the unedited output [n pos out] and, by variant, the outputs to
             compare with it. One chunk is in memory at a time.
         metric: as in `sweep`; batch covers the examples of all chunks.
-        batch: see `metric`.
-        seed: see `metric`.
-        draws: see `metric`.
-        flips: see `metric`.
+        batch: as in `sweep`.
+        seed: as in `sweep`.
+        draws: as in `sweep`.
+        flips: as in `sweep`.
         columns: by variant, its values in the columns intervention, site, layer, head, position.
 
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.

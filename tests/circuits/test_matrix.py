@@ -98,7 +98,7 @@ def native(name: str, family: str, dtype: torch.dtype = torch.float64) -> Subjec
         )
     masks = "norm" not in changes and (causal or family == BRIDGE)
     # Norms and rotary tables of native bridges are in single precision, whatever the model's.
-    tolerance = max(TOLERANCE[dtype], 1e-6 if family == BRIDGE else 0.0)
+    tolerance = max(TOLERANCE[dtype], 1e-5 if family == BRIDGE else 0.0)
     return Subject(model, forward, tolerance, (0, 7), masks, dtype != torch.float64)
 
 

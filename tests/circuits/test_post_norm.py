@@ -3,16 +3,12 @@
 The tests of the operations run on a post-norm model as on others (conftest: SHAPES, FEATURES).
 """
 
-import itertools
-import random
 import zlib
 
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, lens, run, sweep
-from circuits.model.hooked_model import HookedModel
-from circuits.model.sites import KINDS, Site
+from circuits import CircuitsError, ablate, edit, lens
 
 NORMED = "blocks.{}.hook_normalized_resid_post"
 
@@ -23,63 +19,9 @@ def post_norm(request, make_model, hooked_only):
     return make_model(family=hooked_only, norm="post", n_layers=3, attention_dir="bidirectional", **changes)
 
 
-def every_place(model):
-    surface = HookedModel.of(model)
-    layers = range(model.cfg.n_layers)
-    return [
-        (name, layer)
-        for name, kind in KINDS.items()
-        for layer in (layers if kind.per_layer else [None])
-        if kind.hook.format(layer) in surface.hooks
-    ]
-
-
 def noise(place, shape):
     generator = torch.Generator().manual_seed(zlib.crc32(str(place).encode()))
     return 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def writes_to(chosen):
-    """Interventions that add noise at some places, and what the forward by hand is given to do the same."""
-
-    def by_hand(site, layer, x):
-        return x + drawn[site, layer].reshape(x.shape) if (site, layer) in drawn else x
-
-    drawn = {}
-
-    def write(place):
-        def add(x):
-            drawn[place] = noise(place, x.numel())
-            return x + drawn[place].reshape(x.shape)
-
-        return edit(Site(*place), add)
-
-    return [write(place) for place in chosen], by_hand
-
-
-def test_engines_agree_with_each_other_and_with_the_forward_by_hand(post_norm, tokens, by_hand):
-    def total(output):
-        return (output * torch.linspace(-1, 2, output[0].numel(), dtype=output.dtype).reshape(6, 11)).sum(
-            (1, 2)
-        )
-
-    places = [place for place in every_place(post_norm) if place[0] != "scores"]
-    pairs = list(
-        itertools.islice(itertools.combinations(random.Random(0).sample(places, len(places)), 2), 40)
-    )
-    variants, expected = {}, {}
-    for chosen in [*[(place,) for place in places], *pairs]:
-        given, same = writes_to(chosen)
-        name = " + ".join(map(str, chosen))
-        variants[name] = tuple(given)
-        run(post_norm, tokens, *given)  # draws the noise
-        expected[name] = float(total(by_hand(post_norm, tokens, same)).mean())
-    for engine in ("auto", "naive"):
-        found = sweep(post_norm, tokens, variants, metric=total, engine=engine, draws=5, flips=5)
-        assert set(found.frame["engine"]) == {"fast" if engine == "auto" else "naive"}
-        values = dict(zip(found.frame["variant"], found.frame["value"], strict=True))
-        largest = found.frame["effect"].abs().max()
-        assert all(abs(values[name] - expected[name]) <= 1e-10 * largest for name in expected)
 
 
 # ---- The lens

@@ -14,7 +14,6 @@ from circuits import (
     patch,
     run,
     splice,
-    sweep,
 )
 
 D_MODEL, D_MLP, FEATURES = 16, 24, 12
@@ -72,40 +71,6 @@ def three():
 
 
 @torch.no_grad()
-def test_edits_of_several_at_once(model, tokens, other_tokens, by_hand, assert_same, three):
-    clean = run(model, tokens)
-    with splice(model, three):
-        source = cache(model, other_tokens, ["features.z.1", "features.mlp_out.1"])
-        plan = [
-            ablate.features("resid_post.0", 3),
-            patch.activations("features.z.1", source, positions=[1, 4], features=[0, 6]),
-            ablate.features("mlp_out.1", [1, 2], how="mean", reference=other_tokens),
-            edit("attn_out.1", lambda x: x + 1, positions=2),
-        ]
-        found = run(model, tokens, *plan)
-        by_tokens = patch.activations("features.z.1", other_tokens, positions=[1, 4], features=[0, 6])
-        assert torch.equal(run(model, tokens, plan[0], by_tokens, *plan[2:]), found)
-
-    def patched(f):
-        f[:, [1, 4], 0], f[:, [1, 4], 6] = (source["features.z.1"][:, [1, 4], i] for i in (0, 6))
-        return f
-
-    def averaged(f):
-        f[..., [1, 2]] = source["features.mlp_out.1"].mean(0)[:, [1, 2]]
-        return f
-
-    inline = inlined(three, {"resid_post.0": _zero(3), "z.1": patched, "mlp_out.1": averaged})
-
-    def change(site, layer, x):
-        if (site, layer) == ("attn_out", 1):
-            x = x.clone()
-            x[:, 2] += 1
-        return inline(site, layer, x)
-
-    assert_same(found, by_hand(model, tokens, change), clean)
-
-
-@torch.no_grad()
 def test_edits_at_the_site_come_before_the_autoencoder(model, tokens, by_hand, assert_same):
     sae, clean = Autoencoder(), run(model, tokens)
     double = edit("resid_post.0", lambda x: 2 * x, positions=[0, 3])
@@ -154,26 +119,6 @@ def test_the_error_is_a_site(model, tokens, by_hand, assert_same):
         return error.flatten(2)
 
     assert_same(of_a_head, by_hand(model, tokens, inlined({"z.0": sae}, nothing, one_head)), clean)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("how", ["resample", "mean"])
-def test_a_sweep_over_features(model, tokens, other_tokens, by_hand, how, three):
-    given = {"source" if how == "resample" else "reference": other_tokens}
-    with splice(model, three):
-        variants = {
-            f"{site}, {feature}": ablate.features(site, feature, how=how, **given)
-            for site in ("z.1", "resid_post.0")
-            for feature in (0, 7)
-        }
-        table = sweep(model, tokens, variants, lambda out: out[:, -1, 0]).frame
-        outputs = {name: run(model, tokens, one)[:, -1, 0].mean() for name, one in variants.items()}
-    assert list(table.variant) == list(variants)
-    assert set(table.engine) == {"naive"}
-    assert set(table.site) == {"features.z", "features.resid_post"}
-    for name, value in zip(table.variant, table.value, strict=True):
-        assert value == pytest.approx(float(outputs[name]))
-    assert table.effect.abs().min() > 1e-6
 
 
 def metric(output):

@@ -89,7 +89,7 @@ def last(output, targets):
 last.read_positions = (-1,)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_shares_forwards_is_what_runs_alone(make_model, hooked_only, name, dtype, seed):

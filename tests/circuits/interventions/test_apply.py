@@ -1,9 +1,7 @@
 """What an edit leaves behind: nothing. Hooks, modes and weights are compared before and after."""
 
 import contextlib
-import copy
 import hashlib
-import pickle
 from typing import Any
 
 import pytest
@@ -196,14 +194,3 @@ def _shared_model(make_model):
     SHARED["model"] = make_model()
     SHARED["model"].add_hook("blocks.0.attn.hook_z", lambda z, hook: z + 0.1)
     SHARED["clean"] = SHARED["model"](TOKENS)
-
-
-def test_a_model_pickled_inside_a_block_says_so_in_one_line(make_model, hooked_only, tokens):
-    """It was a traceback about a local object. A bridge is never pickled."""
-    model = make_model(family=hooked_only)
-    with intervene(model, ablate.zero("0.1")):
-        edited = model(tokens)
-        with pytest.raises(CircuitsError, match="the model is pickled inside a block of intervene"):
-            pickle.dumps(model)
-        assert torch.equal(copy.deepcopy(model)(tokens), edited)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(tokens), model(tokens))

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -244,21 +243,3 @@ def test_masked_scores_stay_masked(small):
         upper = torch.ones(3, 3, dtype=torch.bool).triu(1)
         assert bool((seen["pattern.0"][..., upper] == 0).all())
         assert bool(seen["scores.0"][..., ~upper].isfinite().all())
-
-
-def test_description_and_equality():
-    grid = complete(5)
-    given = ablate.frequencies("z", [2, 1, 2], [0, 1], 5, grid=grid, heads="0.1", directions="sum")
-    described = json.loads(json.dumps(given.describe()))
-    assert {key: described[key] for key in ("keys", "period", "coords", "directions", "keep")} == {
-        "keys": [2, 1],
-        "period": 5,
-        "coords": [0, 1],
-        "directions": "sum",
-        "keep": False,
-    }
-    assert described["grid"]["shape"] == [25, 3]
-    assert given == ablate.frequencies(
-        "z", (2, 1), (0, 1), 5, grid=grid.clone(), heads="0.1", directions="sum"
-    )
-    assert given != ablate.frequencies("z", [2, 1], [0, 1], 5, grid=grid, heads="0.1")

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from circuits import Site, ablate, cache, edit, run, sweep
-from circuits.interventions import apply
+from circuits import Site, ablate, cache, edit, run
 
 
 def test_run_is_the_model_in_eval_mode_without_gradients(model, tokens):
@@ -61,34 +60,3 @@ def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens
 
     model.blocks[0].ln1.register_forward_pre_hook(double)
     assert torch.equal(cache(model, tokens, ["resid_pre.0"])["resid_pre.0"], before)
-
-
-class Filling(torch.nn.Module):
-    """A read-out that writes into one and the same tensor in every run."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-        self.W_U, self.b_U = inner.W_U, inner.b_U
-        self.out = None
-
-    def forward(self, residual):
-        made = self.inner(residual)
-        self.out = torch.empty_like(made) if self.out is None else self.out
-        return self.out.copy_(made)
-
-
-@pytest.mark.parametrize("engine", ["auto", "naive"])
-@pytest.mark.parametrize("large", [False, True])
-def test_a_model_that_overwrites_its_output(make_model, hooked_only, tokens, monkeypatch, engine, large):
-    model, plain = make_model(0), make_model(0)
-    model.unembed = Filling(model.unembed)
-    if large:
-        monkeypatch.setattr(apply, "_LARGE", 0)
-    first, second = run(model, tokens, ablate.zero("0.1")), run(model, tokens)
-    assert torch.equal(first, run(plain, tokens, ablate.zero("0.1")))
-    assert torch.equal(second, run(plain, tokens))
-    given = {"a": ablate.zero("0.1"), "b": ablate.zero("1.0")}
-    one, two = (sweep(each, tokens, given, engine=engine, draws=5, flips=5).frame for each in (model, plain))
-    assert (one["effect"] - two["effect"]).abs().max() < 1e-9
-    assert (two["effect"].abs() > 1e-3).all()

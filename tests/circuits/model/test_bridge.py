@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from circuits import CircuitsError, Site, ablate, cache, edit, intervene, patch, run
-from circuits.model.bridge import _attention_hooks
 from circuits.model.hooked_model import HookedModel
 
 PORTED = ["scores", "pattern", "resid_mid"]
@@ -15,14 +14,6 @@ PORTED = ["scores", "pattern", "resid_mid"]
 @pytest.fixture
 def bridge(make_model):
     return make_model(family="TransformerBridge")
-
-
-def hooks_on(model):
-    return {
-        (name, kind): list(getattr(module, kind))
-        for name, module in [*model.named_modules(), ("native", model.original_model)]
-        for kind in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs")
-    }
 
 
 def shifted(site, layer=0, by=1.0):
@@ -48,16 +39,6 @@ def test_reading_changes_no_bit_of_the_output(bridge, tokens, site):
     clean = bridge(tokens)
     output, _ = run(bridge, tokens, cache=[site])
     assert bool((output == clean).all())
-
-
-def test_edits_of_one_layers_attention_compose_in_the_order_of_the_forward_pass(
-    bridge, tokens, by_hand, assert_same
-):
-    """q, k and v first, whatever the order of the arguments: scores and pattern come from the edited ones."""
-    sites = ["z", "pattern", "scores", "v", "k", "q", "resid_pre"]
-    edits, by = zip(*(shifted(site, layer=1) for site in sites), strict=True)
-    expected = by_hand(bridge, tokens, in_turn(*by))
-    assert_same(run(bridge, tokens, *edits), expected, by_hand(bridge, tokens))
 
 
 def test_a_write_at_scores_may_unmask(bridge, tokens, by_hand, assert_same):
@@ -165,27 +146,6 @@ def test_the_models_own_cache_is_no_source_of_scores(bridge, tokens, other_token
     assert bool((run(bridge, tokens, ours) == run(bridge, tokens, by_tokens)).all())
 
 
-@pytest.mark.parametrize("site", PORTED)
-def test_nothing_is_left_behind(bridge, tokens, site):
-    before, clean = hooks_on(bridge), bridge(tokens)
-    surface = HookedModel.of(bridge)
-    hook = surface.at(shifted(site)[0].places[0].site)[0][1]
-    handles = [surface.on_forward(hook, lambda x: x + 1), surface.on_forward(hook, lambda x: None)]
-    for handle in handles:
-        handle.remove()
-        handle.remove()
-    assert hooks_on(bridge) == before
-
-    def fails(x):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), intervene(bridge, shifted(site)[0]):
-        run(bridge, tokens, edit(f"{site}.1", fails))
-    assert hooks_on(bridge) == before
-    assert not len(_attention_hooks)
-    assert bool((bridge(tokens) == clean).all())
-
-
 @pytest.mark.parametrize("site", [*PORTED, "z", "attn_out"])
 def test_a_copy_made_inside_a_block_is_edited_as_long_as_the_block_lasts(causal, tokens, site):
     """Of either class: our hooks are on the copy too, and nobody could take them off there."""
@@ -199,32 +159,25 @@ def test_a_copy_made_inside_a_block_is_edited_as_long_as_the_block_lasts(causal,
     assert bool((assert_twin == run(causal, tokens, shifted(site)[0])).all())
 
 
-def test_attention_that_computes_something_else_is_noticed(bridge, tokens):
-    """A mask of its own, that no argument tells of."""
+def test_keys_are_those_that_the_attention_itself_sees(bridge, tokens):
+    """Also under a mask of its own, that no argument tells of."""
     attention = bridge.blocks[0].attn._original_component
-    own = type(attention)
 
-    class NativeAttention(own):
+    class NativeAttention(type(attention)):
         def forward(self, hidden_states, attention_mask=None, **rest):
             mask = torch.ones(hidden_states.shape[:2], dtype=torch.long)
             mask[:, 2] = 0
             return super().forward(hidden_states, attention_mask=mask, **rest)
 
-    with intervene(bridge, ablate.uniform("0.1")):
-        bridge(tokens)
-        attention.__class__ = NativeAttention
-        with pytest.raises(CircuitsError, match=r"blocks\.0\.attn: attention rebuilt from q, k and v is not"):
-            bridge(tokens)
-        attention.__class__ = own
-        bridge(tokens)
     attention.__class__ = NativeAttention
-    with pytest.raises(CircuitsError, match="z can"):
-        cache(bridge, tokens, ["scores"])
-    assert not torch.equal(run(bridge, tokens, ablate.zero("0.1")), bridge(tokens))
+    _, seen = run(bridge, tokens, ablate.uniform("0.1"), cache=["pattern.0", "scores.0"])
+    may_see = ~seen["scores.0"][:, 1].isneginf()
+    assert not may_see[:, :, 2].any()
+    assert torch.equal(seen["pattern.0"][:, 1], may_see / may_see.sum(-1, keepdim=True).double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_check_does_not_cry_wolf_in_lower_precision(bridge, tokens, dtype):
+def test_in_lower_precision(bridge, tokens, dtype):
     exact = run(bridge, tokens, ablate.uniform("0.1"))
     rough = run(bridge.to(dtype=dtype, print_details=False), tokens, ablate.uniform("0.1"))
     assert rough.dtype == dtype
@@ -292,20 +245,12 @@ def test_weights_that_processing_has_put_elsewhere_are_not_exchanged(bridge, tok
         surface.named_weights()
 
 
-@pytest.mark.parametrize("large", [1.0, 1e4])
-def test_a_write_at_resid_mid_of_a_large_stream(bridge, tokens, large):
-    """It goes round the skip connection, where what it leaves would have lost its digits: refused."""
+def test_a_write_at_resid_mid_of_a_large_stream(bridge, tokens):
+    """What it leaves keeps its digits."""
     with torch.no_grad():
         for name, weight in bridge.named_parameters():
             if "pos" in name:
-                weight.mul_(large)
+                weight.mul_(1e4)
     zero = ablate.zero(Site("resid_mid", 0))
     exact = run(bridge, tokens, zero)
-    single = bridge.to(torch.float32)
-    if large > 1:
-        with pytest.raises(
-            CircuitsError, match="has too few digits on a TransformerBridge; run the model in float64"
-        ):
-            run(single, tokens, zero)
-    else:
-        assert torch.allclose(run(single, tokens, zero).double(), exact, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(run(bridge.to(torch.float32), tokens, zero).double(), exact, rtol=1e-4, atol=1e-4)

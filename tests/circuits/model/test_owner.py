@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import gc
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -162,39 +161,3 @@ def test_copies_of_a_model_in_use(make_model, family, tokens):
         made = copy.deepcopy(model)
     in_thread(lambda: run(made, tokens))
     assert torch.equal(run(made, tokens), run(model, tokens))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_of_a_process_in_which_a_thread_has_the_model(make_model, tokens):
-    """Nobody will ever give it back there; the model is half edited, and no other is."""
-    model, free = make_model(0), make_model(1)
-    inside, leave = threading.Event(), threading.Event()
-
-    def hold():
-        with intervene(model, ablate.zero("0.1")):
-            model(tokens)
-            inside.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
-    assert inside.wait(60)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answers = []
-        for one in (model, free):
-            try:
-                run(one, tokens)
-                answers.append("ran")
-            except CircuitsError as error:
-                answers.append(str(error))
-        os.write(write, "|".join(answers).encode())
-        os._exit(0)
-    leave.set()
-    os.waitpid(child, 0)
-    refused, ran = os.read(read, 4096).decode().split("|")
-    assert "(ended), and thread" in refused
-    assert ran == "ran"
-    thread.join(60)

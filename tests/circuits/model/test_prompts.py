@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -470,44 +469,6 @@ def test_a_token_that_two_positions_name_has_one_source(model, side):
             for row, other, at in zip(rows, others, ([1], [1, 3]), strict=True)
         ]
         same(found, alone, made)
-
-
-def test_plots_name_positions_with_their_words(make_model, family):
-    model = make_model(family=family)
-    model.tokenizer = SimpleNamespace(
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-        padding_side="right",
-        decode=lambda ids: f"w{ids[0]}",
-    )
-    made = prompts(model, [[5, 3, 8, 1], [5, 4, 8]])
-    assert made.words == (("w5", "w3", "w8", "w1"), ("w5", "w4", "w8"))
-    names = ["0 w5", "1", "2 w8", "3 w1"]
-    assert made.labels() == names
-    figure = patterns.attention(model, made).plot()
-    assert list(figure.data[0].x) == names
-    own = patterns.attention(model, made).plot(labels=list("abcd"))
-    assert list(own.data[0].x) == list("abcd")
-    at = {
-        f"{site}@{position}": ablate.zero(site, positions=[position])
-        for site in ("resid_pre.0", "resid_pre.1")
-        for position in (0, 2)
-    }
-    swept = sweep(model, made, at, **FEW)
-    assert list(swept.plot("mse").data[0].x) == ["0 w5", "2 w8"]
-    screened = patch.screen(
-        model, made, prompts(model, [[5, 3, 9, 1], [2, 4, 8]]), None, "z", by="position", exact=2, **FEW
-    )
-    told = [
-        str(text)
-        for trace in screened.plot().data
-        if trace.customdata is not None
-        for text in trace.customdata
-    ]
-    assert told
-    assert all(any(f"position {name}" in text for name in names) for text in told)
-    assert "Positions: 0 w5, 1" in str(lens(model, made, positions=[0, 1]).plot().layout.title)
 
 
 WORDS = ["[pad]", "[bos]", "the", "cat", "dog", "sat", "ran", "on", "mat", "big", "a"]
