@@ -1,4 +1,4 @@
-"""Edits of activations: places and replacements."""
+"""Edits of activations: places, replacements, and the arguments that all of them share."""
 
 from __future__ import annotations
 

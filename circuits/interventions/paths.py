@@ -1,4 +1,4 @@
-"""Patches the direct path from one component to another, with everything else as in the run."""
+"""Paths and edges: patches the direct path from one component to another, with everything else as in the run."""
 
 from __future__ import annotations
 

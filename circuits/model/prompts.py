@@ -1,4 +1,4 @@
-"""Inputs of a model: a row for each prompt, with the mask of their padding."""
+"""Inputs of a model, made from texts, lists, mappings or tensors: a row for each prompt, with a mask of padding."""
 
 from __future__ import annotations
 

@@ -479,10 +479,8 @@ def check_verb(subject: Subject, draw: Draw, verb: str) -> None:
 
 
 VERBS = ["run", "run", "call", "auto", "auto 2", "naive 1"]
-few, many = (
-    settings(max_examples=max(2, settings().max_examples // 12)),
-    settings(max_examples=settings().max_examples),
-)
+few = settings(max_examples=max(2, settings().max_examples // 12))
+many = settings(max_examples=max(2, settings().max_examples // 3))
 
 
 def matrix(data: st.DataObject, subject: Subject) -> None:

@@ -12,5 +12,5 @@ differences of all senders before it that a receiver is cut off from pass it tog
 Where all senders are replaced by zeros, differences would leave rounding of the run's stream, which a norm makes as
 large as any stream. There a receiver reads what no sender writes (biases), which is followed beside the run.
 
-`blocks` opens cuts, `plan` numbers their senders, `hooks` carries them out, and `run` holds what one run collects.
+`plan` numbers the senders of cuts and holds what one run collects, `hooks` opens cuts and carries them out.
 """

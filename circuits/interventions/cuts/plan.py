@@ -1,4 +1,4 @@
-"""Numbers the senders of cut edges, and says which of them each receiving head is cut off from."""
+"""Numbers the senders of cut edges, says which of them each receiving head is cut off from, and collects one run."""
 
 from __future__ import annotations
 
