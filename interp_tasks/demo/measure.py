@@ -309,7 +309,7 @@ class Answered:
         steps: of the checkpoints.
         operands: ``[sum 2]``.
         right: the answers, ``[sum]``.
-        said: of each checkpoint, as it is and with uniform attention in all heads: ``[checkpoint 2 sum]``.
+        answers: of each checkpoint, as it is and with uniform attention in all heads: ``[checkpoint 2 sum]``.
         looks: attention from the last position ``[checkpoint 2 sum head key]``.
         modulus: what the sums are taken by.
     """
@@ -317,7 +317,7 @@ class Answered:
     steps: Sequence[int]
     operands: NDArray[np.integer]
     right: NDArray[np.integer]
-    said: NDArray[np.integer]
+    answers: NDArray[np.integer]
     looks: Array
     modulus: int
 
@@ -347,7 +347,7 @@ def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tu
     from circuits import run as run_model
     from interp_tasks.measurement.embeddings.tables import Tables, tables_of
 
-    said, looks, steps, tables = [], [], [], []
+    answers, looks, steps, tables = [], [], [], []
     subject: LoadedCheckpoint | None = None
     for subject in subjects(f"{run}@all", Examples(samples=samples, seed=seed)):
         tell(subject.name)
@@ -360,7 +360,7 @@ def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tu
             for edits in ((), (ablate.uniform("all"),))
         ]
         digits = len(tables[-1])
-        said.append([output[:, -1, :digits].argmax(-1).numpy() for output, _ in passes])
+        answers.append([output[:, -1, :digits].argmax(-1).numpy() for output, _ in passes])
         looks.append([kept["pattern.0"][:, :, -1].double().numpy() for _, kept in passes])
     assert subject is not None
     assert subject.batch is not None
@@ -368,7 +368,7 @@ def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tu
         steps,
         subject.batch.extras["operands"][:SHOWN].numpy(),
         subject.batch.targets[:SHOWN].numpy(),
-        np.array(said),
+        np.array(answers),
         np.array(looks),
         len(tables[-1]),
     )

@@ -139,14 +139,14 @@ def loss_curve(found: Demo) -> Section:
         "mean squared error",
     )
     if drop is None:
-        told = "The error shows no drop."
+        change = "The error shows no drop."
     else:
-        told = (
+        change = (
             f"On {counted(log, 'new matrices')} the error at the blanks stays near {number(drop.plateau)} until step "
             f"{drop.onset:,} and has made nine tenths of its fall by step {drop.end:,} (grey)."
         )
     caption = (
-        f"{told} Dashed: the variance of the entries, {number(level)}, which is the error of answering 0."
+        f"{change} Dashed: the variance of the entries, {number(level)}, which is the error of answering 0."
     )
     return Figure(figure, caption=caption, alt="error over training")
 
@@ -246,15 +246,15 @@ def accuracy_curve(found: Demo) -> Section:
     )
     figure.update_yaxes(tickformat=".0%")
     learnt = next((step for step, value in zip(*train, strict=True) if value >= 0.99), None)
-    told = [] if learnt is None else [f"By step {learnt:,} it has memorised its training sums."]
+    sentences = [] if learnt is None else [f"By step {learnt:,} it has memorised its training sums."]
     if curve.drop is None:
-        told.append(f"On {counted(log, 'others')} its share of right answers shows no jump.")
+        sentences.append(f"On {counted(log, 'others')} its share of right answers shows no jump.")
     else:
-        told.append(
+        sentences.append(
             f"On {counted(log, 'others')} it gets few right until step {curve.drop.onset:,}, and has made nine "
             f"tenths of its rise by step {curve.drop.end:,} (grey)."
         )
-    caption = f"{' '.join(told)} Dashed: chance, {chance:.1%}."
+    caption = f"{' '.join(sentences)} Dashed: chance, {chance:.1%}."
     return Figure(figure, caption=caption, alt="share of right answers over training")
 
 
@@ -295,8 +295,8 @@ def accuracy_bars(found: Demo) -> Section:
         f"{trained:.1%} are right of the sums whose other order it was trained on (b + a for a + b), {other:.2%} of "
         "the rest: memory, not addition."
     )
-    said = reading(outcome.result.frame, outcome.config)
-    caption = f"{said} Over {count} sums it was not trained on. {order} {INTERVALS}"
+    meaning = reading(outcome.result.frame, outcome.config)
+    caption = f"{meaning} Over {count} sums it was not trained on. {order} {INTERVALS}"
     alt = "share of right answers with and without uniform attention"
     return Figure(figure, caption=caption, alt=alt, width=BARS_WIDTH)
 
@@ -459,11 +459,11 @@ def attention_figure(answered: Answered, step: int, index: int) -> plotly.graph_
     a, b = answered.operands[index]
     panels = []
     for edit, name in enumerate((TRAINED, UNIFORM)):
-        said, right = int(answered.said[step, edit, index]), int(answered.right[index])
-        judged = "right" if said == right else f"wrong: it is {right}"
+        given, right = int(answered.answers[step, edit, index]), int(answered.right[index])
+        judged = "right" if given == right else f"wrong: it is {right}"
         looks = answered.looks[step, edit, index]
         table = pandas.DataFrame(looks, columns=[f"a = {a}", f"b = {b}", "="][-looks.shape[1] :])
-        title = f"{name.capitalize()}: {a} + {b} = {said}, {judged}"
+        title = f"{name.capitalize()}: {a} + {b} = {given}, {judged}"
         axes: dict[str, Any] = {
             "across": "attention from the last token to",
             "down": "head",

@@ -131,8 +131,8 @@ def attention(
     config = {**scored, "threshold": threshold, "mask": mask, "moves": moves}
     parts = ModelParts(positions={"--positions": at})
     result = measure("attention", refs, options, measure_checkpoint, config=config, parts=parts, check=check)
-    told = notes(classes, result.frame["metric"])
-    return replace(result, notes=told, data={"maps": maps, "classes": classes})
+    note_texts = notes(classes, result.frame["metric"])
+    return replace(result, notes=note_texts, data={"maps": maps, "classes": classes})
 
 
 def under(subject: Examined, mask: str | None) -> Examined:

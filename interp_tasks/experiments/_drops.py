@@ -129,27 +129,29 @@ def notes(
 ) -> tuple[str, ...]:
     """Returns the sentences below the table; ``left``: of each curve with a plateau by theory, whether it left it."""
     without = [(*names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
-    told = without[:MOST_REASONS]
+    shown = without[:MOST_REASONS]
     # The folder that they share is said with the first alone.
-    folder = shared_folder([run for run, *_ in told])
-    names = [run.removeprefix(f"{folder}/") if at else run for at, (run, *_) in enumerate(told)]
-    said = [
-        f"No drop in {metric} of {run}: {why}." for run, (_, metric, why) in zip(names, told, strict=True)
+    folder = shared_folder([run for run, *_ in shown])
+    names = [run.removeprefix(f"{folder}/") if at else run for at, (run, *_) in enumerate(shown)]
+    sentences = [
+        f"No drop in {metric} of {run}: {why}." for run, (_, metric, why) in zip(names, shown, strict=True)
     ]
     if (more := len(without) - MOST_REASONS) > 0:
-        said.append(f"{more} more {'has' if more == 1 else 'have'} no drop; asked for alone, each says why.")
-    said.append(RULE)
+        sentences.append(
+            f"{more} more {'has' if more == 1 else 'have'} no drop; asked for alone, each says why."
+        )
+    sentences.append(RULE)
     if left:
-        said.append(
+        sentences.append(
             "Plateau until: the first step lastingly below nine tenths of the plateau by theory, drop or none."
         )
     if 0.0 in left:
-        said.append(
+        sentences.append(
             f"{left.count(0.0)} of {len(left)} never left it: in files they have their last step, a lower bound (≥)."
         )
     if families(logged_runs):
-        said.append("Of several seeds: median, and smallest to largest; of steps, over those that drop.")
-    return (*said, RANK_CORRELATION) if against else tuple(said)
+        sentences.append("Of several seeds: median, and smallest to largest; of steps, over those that drop.")
+    return (*sentences, RANK_CORRELATION) if against else tuple(sentences)
 
 
 def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
@@ -313,7 +315,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
                 **first,
                 **shown,
                 **ranges,
-                "drop": said(drop, kind, *ranges["drop range"]),
+                "drop": drop_text(drop, kind, *ranges["drop range"]),
                 "kind": kind,
                 "left": values.get(LEFT),
                 "bounds": lower_bounds(members),
@@ -350,7 +352,7 @@ def lower_bounds(members: pandas.DataFrame) -> tuple[bool, bool, bool]:
     )
 
 
-def said(drop: float | None, kind: str, low: float | None, high: float | None) -> str:
+def drop_text(drop: float | None, kind: str, low: float | None, high: float | None) -> str:
     if drop is None or drop != drop:
         return ""
     if kind == "median":

@@ -57,7 +57,7 @@ class Analysed:
     Attributes:
         label, site, layer, position: what it is of.
         spectrum: with one axis of features.
-        by: how its frequencies are told apart, as ``Spectrum.bands`` takes it.
+        by: how its frequencies are note_texts apart, as ``Spectrum.bands`` takes it.
         neurons: whether the features are neurons, to be clustered.
     """
 
@@ -162,8 +162,8 @@ def fourier(
     result = measure("fourier", refs, options, measure_checkpoint, config=config)
     # On a complete grid nothing is sampled and nothing drawn.
     result.frame.loc[result.frame["ref"].isin(on_inputs), "split"] = "grid"
-    told = (*rules, *notes(threshold, every, on_inputs, result.frame))
-    return replace(result, notes=told, data={"spectra": spectra})
+    note_texts = (*rules, *notes(threshold, every, on_inputs, result.frame))
+    return replace(result, notes=note_texts, data={"spectra": spectra})
 
 
 def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> Iterator[str]:

@@ -112,10 +112,17 @@ def patch(
         "positions": at or "all",
         "by_class": by_class,
     }
-    told = notes(source, checkpoint, judged=checkpoint is None and examples.tokens is None)
+    note_texts = notes(source, checkpoint, judged=checkpoint is None and examples.tokens is None)
     parts = ModelParts(specs, sites, positions={"--positions": at})
     return measure(
-        "patch", refs, options, chosen.measured, config=config, notes=told, parts=parts, check=chosen.check
+        "patch",
+        refs,
+        options,
+        chosen.measured,
+        config=config,
+        notes=note_texts,
+        parts=parts,
+        check=chosen.check,
     )
 
 

@@ -28,11 +28,10 @@ def solve_by_cvxpy(
 ) -> Completion:
     """Solves :func:`least_nuclear_norm` by CVXPY (Diamond, Boyd 2016), as one problem compiled once with parameters.
 
+    Returns the completions; ``bound`` is the objective that the solver reports, no certificate.
+
     Args:
         solver: ``"CLARABEL"`` or ``"SCS"`` (CVXPY's default for a nuclear norm).
-
-    Returns:
-        The completions; ``bound`` is the objective that the solver reports, no certificate.
 
     Raises:
         TaskError: for a penalty that is not positive; for a matrix that the solver does not solve.
@@ -40,9 +39,9 @@ def solve_by_cvxpy(
     import cvxpy
 
     observed, known = check_problem(values, hidden, penalty).cpu(), (~hidden).double().cpu()
-    completion = cvxpy.Variable(observed.shape[1:])
-    weight = cvxpy.Parameter(observed.shape[1:], nonneg=True)
-    target = cvxpy.Parameter(observed.shape[1:])
+    shape = observed.shape[1:]
+    completion, target = cvxpy.Variable(shape), cvxpy.Parameter(shape)
+    weight = cvxpy.Parameter(shape, nonneg=True)
     norm, difference = cvxpy.normNuc(completion), cvxpy.multiply(weight, completion) - target
     if penalty is None:
         problem = cvxpy.Problem(cvxpy.Minimize(norm), [difference == 0])

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from circuits.circuit import Circuit
     from circuits.circuit._graph import Graph
 
-#: Examples where nothing is said: half of them find, half test.
+#: Examples where nothing is place: half of them find, half test.
 SAMPLES = 128
 #: Checkpoints whose circuits are drawn.
 DRAWN = 2
@@ -319,7 +319,7 @@ def of_checkpoint(frame: pandas.DataFrame, *, alone: bool) -> list[dict[str, Any
         **numbers(own),
         "size": own.loc[SIZE, "value"],
         "total": total,
-        "beside": beside(own, alone=alone),
+        "beside": at_random(own, alone=alone),
         "gap": own.loc[GAP].to_dict(),
         "mark": MARK,
     }
@@ -332,12 +332,17 @@ def of_checkpoint(frame: pandas.DataFrame, *, alone: bool) -> list[dict[str, Any
         size = int(str(variant).removeprefix(TOP))
         if size != row["size"] and 0 < size < total:
             of_size = part.set_index("metric")
-            about = {"size": size, "share": size / total, "beside": beside(of_size, alone=alone), "mark": ""}
+            about = {
+                "size": size,
+                "share": size / total,
+                "beside": at_random(of_size, alone=alone),
+                "mark": "",
+            }
             rows.append({**first, **numbers(of_size), **about})
     return sorted(rows, key=lambda one: one["size"])
 
 
-def beside(rows: pandas.DataFrame, *, alone: bool) -> float:
+def at_random(rows: pandas.DataFrame, *, alone: bool) -> float:
     """Returns the faithfulness of random circuits of the same size: their mean, or of several checkpoints the best."""
     column, metric = ("baseline", FAITHFULNESS) if alone else ("value", LARGEST_RANDOM)
     return float(rows[column].get(metric, float("nan")))
@@ -448,19 +453,19 @@ def read_circuit(file: Path) -> Circuit:
     return circuits.read(file)
 
 
-def check_circuit(circuit: Circuit, sizes: Any, said: str) -> None:
+def check_circuit(circuit: Circuit, sizes: Any, place: str) -> None:
     """Refuses a circuit of a model of another shape, or with members that this one lacks, by its configuration alone.
 
     Args:
         sizes: as in :class:`PendingCheckpoint`.
-        said: names the file and the model.
+        place: names the file and the model.
 
     Raises:
         CircuitsError: in one line.
     """
     graph = graph_of(sizes)
-    graph.check_same(circuit.graph, said)
-    graph.fitted(circuit.where, circuit.kind, said)
+    graph.check_same(circuit.graph, place)
+    graph.fitted(circuit.where, circuit.kind, place)
 
 
 def graph_of(sizes: Any) -> Graph:

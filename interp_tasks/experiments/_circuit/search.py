@@ -125,17 +125,17 @@ class Half:
 def halves(subject: LoadedCheckpoint, source: str | None) -> tuple[Half, Half]:
     """Returns the half that finds and the half that tests, each with a source of its own examples."""
     n = len(subject.tokens) // 2
-    lent = sources(subject, source)
+    declared = sources(subject, source)
     found = []
     for at, rows in enumerate((slice(0, n), slice(n, len(subject.tokens)))):
         batch = None if subject.batch is None else subject.batch[rows]
         tokens = subject.tokens[rows]
-        if lent is None:
+        if declared is None:
             from circuits.interventions.replacements import derangement
 
             given = tokens[derangement(len(tokens), subject.seed + at).to(tokens.device)]
         else:
-            given = lent.tokens[rows]
+            given = declared.tokens[rows]
         found.append(Half(tokens, given, batch))
     return found[0], found[1]
 

@@ -137,4 +137,4 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
     from circuits import run
 
     device = next(model.parameters()).device
-    return torch.cat([run(model, lot.to(device)).cpu() for lot in in_passes(tokens, TOKENS_PER_PASS)])
+    return torch.cat([run(model, part.to(device)).cpu() for part in in_passes(tokens, TOKENS_PER_PASS)])

@@ -442,11 +442,11 @@ def lines_panel(
         called = f"modulo {answer(name)}" if len(runs) == 1 and len(lines) > 1 else short(run)
         series[called] = Series(part["step"].tolist(), part["value"].tolist())
     # Losses fall by powers of ten, and accuracies end at 1. Of several answers each loss is a share of its ln q.
-    said = "loss, chance = 1" if kind == "loss" and len(lines) > len(runs) else kind
+    axis = "loss, chance = 1" if kind == "loss" and len(lines) > len(runs) else kind
     title = f"{split} {kind}" + (f", {short(lines[0][0])}" if len(runs) == 1 else "")
     bounds = {} if level is None else {"range": [-0.02, 1.02]}
     marked = [] if level is None else [{"y": level}]
-    axes: dict[str, Any] = {"y": said, "log_y": level is None, "x_axis": STEPS, "y_axis": bounds}
+    axes: dict[str, Any] = {"y": axis, "log_y": level is None, "x_axis": STEPS, "y_axis": bounds}
     return curve(series, title, lines=marked, height=260, **axes)
 
 

@@ -129,12 +129,12 @@ def data(
             f"task {chosen.name!r} declares neither classes to look for (probe_targets) nor numbers"
         )
     config = {"task": chosen.name, **chosen.model_dump(mode="json"), "multiples": list(multiples)}
-    told = tuple(notes(split, getattr(chosen, "variant", "plain")))
+    note_texts = tuple(notes(split, getattr(chosen, "variant", "plain")))
     return Result(
         "data",
         framed(rows, chosen, len(batch), seed, split),
         config,
-        told,
+        note_texts,
         data={"inputs": inputs, "matrices": matrices},
     )
 

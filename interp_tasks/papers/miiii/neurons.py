@@ -151,8 +151,8 @@ def neurons(
         "neurons", refs, options, measure_checkpoint, config=config, parts=parts, check=input_axes
     )
     later = history.rows()
-    told = tuple(notes(kind, threshold, draws, bool(later)))
-    return replace(result, frame=joined(result.frame, later), notes=told, data={"images": images})
+    note_texts = tuple(notes(kind, threshold, draws, bool(later)))
+    return replace(result, frame=joined(result.frame, later), notes=note_texts, data={"images": images})
 
 
 def joined(frame: pandas.DataFrame, later: Sequence[Row]) -> pandas.DataFrame:

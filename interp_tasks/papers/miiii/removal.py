@@ -301,18 +301,18 @@ def summary(
             continue
         shared = {**about, "variant": name}
         yield {**shared, "metric": SIZE, "value": float(sizes[name])}
-        yield {**shared, "metric": OWN, **beside(own_losses[at], control_own[at])}
-        yield {**shared, "metric": OTHERS, **beside(others[at], control_others[at])}
+        yield {**shared, "metric": OWN, **compared(own_losses[at], control_own[at])}
+        yield {**shared, "metric": OTHERS, **compared(others[at], control_others[at])}
     shared = {**about, "variant": TOGETHER}
     means = [mean(each) for each in (own_losses, control_own, others, control_others)]
-    yield {**shared, "metric": OWN, **beside(means[0], means[1])}
-    yield {**shared, "metric": OTHERS, **beside(means[2], means[3])}
-    yield {**shared, "metric": SELECTIVE, **beside(means[0] - means[2], means[1] - means[3])}
+    yield {**shared, "metric": OWN, **compared(means[0], means[1])}
+    yield {**shared, "metric": OTHERS, **compared(means[2], means[3])}
+    yield {**shared, "metric": SELECTIVE, **compared(means[0] - means[2], means[1] - means[3])}
 
 
 def mean(values: Any) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
-def beside(value: float, control: float) -> dict[str, float]:
+def compared(value: float, control: float) -> dict[str, float]:
     return {"value": float(value), "baseline": float(control), "effect": float(value) - float(control)}

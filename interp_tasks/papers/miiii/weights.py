@@ -120,8 +120,8 @@ def weights(
     frame = result.frame.assign(split=WEIGHTS)
     # No run trained these.
     frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
-    told = tuple(notes(controls, untrained, every, measures.has_order))
-    return replace(result, frame=frame, notes=told, data={"shown": measures.shown})
+    note_texts = tuple(notes(controls, untrained, every, measures.has_order))
+    return replace(result, frame=frame, notes=note_texts, data={"shown": measures.shown})
 
 
 @dataclass

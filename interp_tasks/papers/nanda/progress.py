@@ -153,10 +153,10 @@ def progress(
         "kinds": list(chosen_kinds) if kinds else [],
     }
     result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=grids.check)
-    return told(result, list(found), followed, chosen_keys, grids.unknown)
+    return with_notes(result, list(found), followed, chosen_keys, grids.unknown)
 
 
-def told(
+def with_notes(
     result: Result,
     refs: list[str],
     followed: Mapping[str, RunMeasures],

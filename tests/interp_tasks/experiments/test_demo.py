@@ -33,18 +33,20 @@ def make_run(folder, task, settings, before, after, names):
 MATRIX_METRICS = ["mse_masked", "mse_observed", "mse_all"]
 
 
-@pytest.fixture
-def stand_ins(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("stand-ins")
     matrix = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
     addition = tasks.get("modular-addition", p=7)
     settings = matrix.Model(n_layers=1, n_heads=2, d_model=8, init_std=0.4)
     make_run(tmp_path / "matrix", matrix, settings, 0.1, 0.0, MATRIX_METRICS)
     small = addition.Model(n_layers=1, n_heads=2, d_model=8, init="nanda", normalization=None)
     make_run(tmp_path / "addition", addition, small, 0.0, 1.0, ["accuracy", "loss"])
-    monkeypatch.setattr(measure, "MATRIX_RUN", str(tmp_path / "matrix"))
-    monkeypatch.setattr(measure, "MODULAR_RUN", str(tmp_path / "addition"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "MATRIX_RUN", str(tmp_path / "matrix"))
+        patch.setattr(measure, "MODULAR_RUN", str(tmp_path / "addition"))
+        patch.chdir(tmp_path)
+        yield tmp_path
 
 
 def test_demo_prints_ten_lines_and_writes_the_page(stand_ins, capsys):
@@ -76,7 +78,7 @@ def forward(checkpoint, tokens, uniform):
         return checkpoint.model.run_with_hooks(tokens, fwd_hooks=hooks)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(stand_ins):
     """The page's figures, by what they are in words."""
     sections = demo_page(demo(samples=12)).sections
