@@ -1,4 +1,4 @@
-"""What is written to disk: whole or not at all, by one writer at a time, and durable once it is there."""
+"""What is written to disk: checked before slow work, whole or not at all, by one writer at a time, durable."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises:
         UserError: if ``path`` exists, or cannot be made.
     """
-    refuse_existing(path)
+    check_absent(path)
     temporary = temporary_beside(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         with writing(path):
             yield temporary
             sync_folder(temporary)
-            refuse_existing(path)  # a rename would silently replace an empty folder
+            check_absent(path)  # a rename would silently replace an empty folder
             os.rename(temporary, path)
             sync_folder(path.parent)
     except BaseException:
@@ -144,7 +144,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def refuse_existing(path: Path) -> None:
+def check_absent(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise UserError(f"{path} exists already and is not overwritten: name another folder, or remove it")
 
@@ -157,6 +157,20 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
+def lock_of(file: Path) -> BaseFileLock:
+    """Returns a lock that is free again when its holder ends, however that ends.
+
+    Raises:
+        UserError: for a link, or anything else than a regular file, in its place: the lock would change that.
+    """
+    from filelock import FileLock
+
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise UserError(f"{file} is a link or no regular file, and no lock: remove it")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(file, thread_local=False)
+
+
 def lock_folder(folder: Path, instead: str = "choose another --out") -> BaseFileLock:
     """Returns the lock of a folder, held until its ``release()`` or the end of the process, however that ends.
 
@@ -166,10 +180,10 @@ def lock_folder(folder: Path, instead: str = "choose another --out") -> BaseFile
     Raises:
         UserError: naming the process that holds it.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     file = folder / LOCK_FILE
-    lock: BaseFileLock = FileLock(file, thread_local=False)
+    lock = lock_of(file)
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -179,3 +193,33 @@ def lock_folder(folder: Path, instead: str = "choose another --out") -> BaseFile
         ) from None
     file.write_text(f"{os.getpid()}\n", encoding="utf-8")
     return lock
+
+
+def check_writable_folder(folder: Path) -> None:
+    """Refuses a folder that cannot be made or written to; makes nothing.
+
+    Raises:
+        UserError: naming the folder and the reason.
+    """
+    existing = folder
+    while not (existing.exists() or existing.is_symlink()) and existing != existing.parent:
+        existing = existing.parent
+    if existing.is_symlink() and not existing.exists():
+        raise UserError(f"cannot write to {folder}: {existing} is a link to nothing")
+    if not existing.is_dir():
+        raise UserError(f"cannot write to {folder}: {existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write to {folder}: no permission in {existing}; choose another with --out")
+
+
+def check_writable_file(path: Path) -> None:
+    """Refuses a file that could not be written or replaced; makes nothing.
+
+    Raises:
+        UserError: naming the file and the reason.
+    """
+    if path.is_dir():
+        raise UserError(
+            f"cannot write to {path}: it is a folder; name a file in it, such as {path / 'page.html'}"
+        )
+    check_writable_folder(path.parent)

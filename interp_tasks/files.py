@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ else:
 MAX_TEXT, MAX_JSON = 4 << 20, 64 << 20
 #: One past the largest whole number: TOML has no larger ones, and no setting takes one.
 WHOLE_END = 2**63
+#: Parts of a TOML key, ``a.b.c``; the time and memory to read one grow with their square.
+KEY_PARTS = 32
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{KEY_PARTS}}}")
 TOO_LARGE = "whole numbers lie below 2^63"
 
 
@@ -106,7 +111,10 @@ def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
     """
     named = f"{option} {file}".lstrip()
     try:
-        values = tomllib.loads(read_file(file, noun, MAX_TEXT, option).decode())
+        text = read_file(file, noun, MAX_TEXT, option).decode()
+        if LONG_KEY.search(text):
+            raise UserError(f"{named} has a key of more than {KEY_PARTS} parts: it should hold {noun}")
+        values = tomllib.loads(text)
         check_numbers(values)
     except UnicodeDecodeError:
         raise UserError(f"{named} is no UTF-8 text: it should hold {noun}") from None

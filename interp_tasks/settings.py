@@ -17,12 +17,14 @@ SEED_END = 2**63
 
 #: Who does the work of a grid.
 EXECUTORS = "serial, processes, dask, or dask://HOST:PORT"
+#: More runs are trained by a grid only where that is said to be meant.
+MANY_RUNS = 1000
 
 #: More runs than one command would ever finish.
 MAX_SEEDS = 10_000
 
 
-def read_settings(given: Sequence[str]) -> dict[str, str]:
+def parse_settings(given: Sequence[str]) -> dict[str, str]:
     """Parses ``["train.steps=100"]`` to ``{"train.steps": "100"}``; the last of two wins."""
     settings = {}
     for text in given:
@@ -33,7 +35,7 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def read_seeds(text: str | None) -> list[int] | None:
+def parse_seeds(text: str | None) -> list[int] | None:
     """Parses seeds: ``0:8`` is 0 to 7 (end excluded), ``3`` is 3, ``0,2,5`` are those."""
     if text is None:
         return None
@@ -107,7 +109,7 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     # A task that --import brings is not known yet when the options are checked.
     lists = list_keys(task) if task is not None and catalog.is_known(task) else frozenset()
     config = {}
-    for key, value in read_settings(settings).items():
+    for key, value in parse_settings(settings).items():
         section, _, name = key.rpartition(".")
         if section not in ("", "task"):
             raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")

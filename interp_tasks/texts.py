@@ -1,4 +1,4 @@
-"""Texts that others wrote (names, options, errors) made fit to be shown: nothing a terminal obeys, nothing endless."""
+"""Texts that others wrote made fit to be shown (nothing a terminal obeys, nothing endless), and amounts in words."""
 
 from __future__ import annotations
 
@@ -54,6 +54,27 @@ def one_line(message: str, written: Iterable[str] = ()) -> str:
     return brief(re.sub(r"\S+", lambda word: brief(word[0]), line), LONGEST)
 
 
+def without_secrets(text: str, of: str = "") -> str:
+    """Returns a text whose URLs have neither a password nor values of a query.
+
+    Args:
+        of: a URL; where its secrets stand by themselves, they are left out too.
+    """
+    from urllib.parse import unquote_plus
+
+    def public(match: re.Match[str]) -> str:
+        place, question, query = match[2].partition("?")
+        user, at, host = place.rpartition("@")
+        user = re.sub(":.*", ":***", user)
+        return match[1] + user + at + host + question + re.sub(r"=[^&,;:\s]*", "=***", query)
+
+    place, _, query = of.partition("://")[2].partition("?")
+    for secret in (place.rpartition("@")[0].partition(":")[2], *re.findall(r"=([^&]*)", query)):
+        for form in filter(None, {secret, unquote_plus(secret)}):
+            text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", text)
+    return re.sub(r"([A-Za-z][\w+.-]*://)([^\s'\"]+)", public, text)
+
+
 def flat(text: str) -> str:
     """Returns a text in one line, with a blank for every run of white space."""
     return " ".join(text.split())
@@ -69,3 +90,29 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
 def counted(count: int, noun: str) -> str:
     """Returns a number of things: ``1 unit``, ``2 units``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def flop(count: int) -> str:
+    """Formats FLOP as ``3.82 GFLOP``."""
+    return scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+
+
+def size(count: int) -> str:
+    """Formats bytes as ``3.82 MiB``."""
+    return scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def scaled(count: int, base: int, units: tuple[str, ...]) -> str:
+    power = 0
+    while count >= base ** (power + 1) and power < len(units) - 1:
+        power += 1
+    amount = count / base**power
+    return f"{amount:.3g} {units[power]}" if amount < 1000 else f"{amount:.0f} {units[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Formats seconds as ``45 s``, ``12 min``, ``3.4 h`` or ``12 days``: a forecast is worth two digits."""
+    for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
+        if seconds < most * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds / 86400:,.0f} days"

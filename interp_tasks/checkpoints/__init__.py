@@ -8,10 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.describe import describe_run
 from interp_tasks.checkpoints.drop import Drop, detect_drop
 from interp_tasks.checkpoints.marks import MARKS, find_marks
-from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, zoo_names
+from interp_tasks.checkpoints.refs import ResolvedCheckpoint, describe_run, resolve, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 
 if TYPE_CHECKING:
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
     )
     from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
     from interp_tasks.checkpoints.save import save_checkpoint
-    from interp_tasks.checkpoints.training_state import TrainingState
+    from interp_tasks.checkpoints.tensors import TrainingState
 
 _NEEDS_TORCH = {
     "Checkpoint": "load",
     "ImportedCheckpoint": "foreign_weights",
     "ResumePoint": "run_folder",
     "RunFolder": "run_folder",
-    "TrainingState": "training_state",
+    "TrainingState": "tensors",
     "import_checkpoint": "foreign_weights",
     "load_checkpoint": "load",
     "load_checkpoints": "load",

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from interp_tasks.checkpoints.content import to_json
-from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named
+from interp_tasks.checkpoints.tensors import dtype_name, dtype_named
 from interp_tasks.errors import UserError
 from tasks.hooked import construct, global_randomness_untouched
 from tasks.post_norm import PostNormConfig
@@ -57,6 +57,8 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
     dtype = dtype_named(fields.get("dtype"))
     if dtype is None:
         raise UserError(f"{file} describes no known model: its config's dtype is {fields.get('dtype')!r}")
+    if fields.get("attn_scale") == 0:
+        raise UserError(f"{file} describes no known model: its config's attn_scale is 0")
     # Weights come from the file: drawing them costs time, and a tokenizer would be fetched from the network.
     overrides = {"dtype": dtype, "device": "cpu", "init_weights": False, "tokenizer_name": None}
     try:

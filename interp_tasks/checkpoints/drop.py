@@ -139,23 +139,13 @@ def _drop_or_reason(
     curve = logged[is_finite] if direction == "down" else -logged[is_finite]
     sign, moves = (1, "fall") if direction == "down" else (-1, "rise")
     if len(curve) < MIN_VALUES:
-        return (
-            f"{len(curve)} values are logged, and a drop is told from {MIN_VALUES} at least (train.log_every)"
-        )
-    final = final_level(list(curve))
-    plateau = _level_before_best_split(at, curve)
-    window = _window(len(curve))
-    crossing: int | None = None
-    for _ in range(20):
-        if not plateau > final:
-            return f"it does not {moves}, yet; train longer (a larger train.steps)"
-        previous, crossing = crossing, _first_crossing(curve, (plateau + final) / 2, window)
-        if crossing is None:
-            return f"it does not {moves} lastingly, yet; train longer (a larger train.steps)"
-        if crossing == previous:
-            break
-        plateau = float(np.median(curve[_plateau_indices(at, crossing)]))
-    if crossing is None or at[crossing] < EARLIEST * at[-1]:
+        return f"{len(curve)} values are logged, a drop is told from {MIN_VALUES} at least (train.log_every)"
+    window, final = _window(len(curve)), final_level(list(curve))
+    found = _plateau_and_crossing(at, curve, final, window)
+    if isinstance(found, str):
+        return f"it does not {moves}{found}, yet; train longer (a larger train.steps)"
+    plateau, crossing = found
+    if at[crossing] < EARLIEST * at[-1]:
         return f"it {moves}s in the first hundredth of the run, off no plateau"
     change = plateau - final
     levels = f"from {sign * plateau:.4g} to {sign * final:.4g}"
@@ -167,8 +157,6 @@ def _drop_or_reason(
             f"it goes {levels}; a drop goes from the plateau by theory, {abs(theory):.4g}, to less than half of it; "
             "train longer (a larger train.steps)"
         )
-    onset = _last_before(curve, crossing, plateau - 0.1 * change, window)
-    end = _first_after(curve, crossing, plateau - 0.9 * change, window)
     flat = _plateau_indices(at, crossing)
     if len(flat) < 3:
         return (
@@ -183,13 +171,31 @@ def _drop_or_reason(
     if _speed(at, curve, flat) > STEADY * drop_speed:
         return f"it {moves}s about as fast before its middle as in it: gradually, off no plateau"
     return Drop(
-        onset=int(at[onset]),
-        end=int(at[end]),
+        onset=int(at[_last_before(curve, crossing, plateau - 0.1 * change, window)]),
+        end=int(at[_first_after(curve, crossing, plateau - 0.9 * change, window)]),
         plateau=sign * plateau,
         final=sign * final,
         crossing=int(at[crossing]),
         middle=(int(at[middle[0]]), int(at[middle[1]])),
     )
+
+
+def _plateau_and_crossing(at: Array, curve: Array, final: float, window: int) -> tuple[float, int] | str:
+    """Returns the plateau of a fall and the index at which its middle is passed, or how it does not fall."""
+    import numpy as np
+
+    plateau, crossing = _level_before_best_split(at, curve), -1
+    for _ in range(20):
+        if not plateau > final:
+            return ""
+        previous, found = crossing, _first_crossing(curve, (plateau + final) / 2, window)
+        if found is None:
+            return " lastingly"
+        crossing = found
+        if crossing == previous:
+            break
+        plateau = float(np.median(curve[_plateau_indices(at, crossing)]))
+    return plateau, crossing
 
 
 def _leaves(theory: float, plateau: float, final: float, direction: Literal["down", "up"]) -> bool:
@@ -295,14 +301,18 @@ def _medians(curve: Array, first: int, last: int) -> Array:
     """Returns at each index i the median of curve[i + first] ... curve[i + last], NaN where none of them exists."""
     import numpy as np
 
-    padded = np.full((len(curve), last - first + 1), np.nan)
-    for column, shift in enumerate(range(first, last + 1)):
-        source = np.arange(len(curve)) + shift
-        exists = (source >= 0) & (source < len(curve))
-        padded[exists, column] = curve[source[exists]]
-    known = np.isfinite(padded).any(1)
-    medians = np.full(len(curve), np.nan)
-    medians[known] = np.nanmedian(padded[known], axis=1)
+    count, width = len(curve), last - first + 1
+    medians = np.full(count, np.nan)
+    inside = range(max(0, -first), min(count, count - last))
+    if len(inside):
+        windows = np.lib.stride_tricks.sliding_window_view(curve, width)
+        medians[inside.start : inside.stop] = np.median(
+            windows[inside.start + first : inside.stop + first], axis=1
+        )
+    for index in {*range(count)[: max(0, -first)], *range(count)[max(0, count - last) :]} - {*inside}:
+        some = curve[max(0, index + first) : max(0, index + last + 1)]
+        if len(some):
+            medians[index] = np.median(some)
     return medians
 
 

@@ -14,8 +14,8 @@ from interp_tasks.checkpoints.drop import Drop, detect_drop, why_no_drop
 from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
+    iterate_metrics,
     log_file,
-    read_metrics,
     read_run,
     stored_steps,
 )
@@ -73,7 +73,7 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
         )
     logged = [
         (line["step"], line["validation"].get(metric["name"]))
-        for line in read_metrics(run)
+        for line in iterate_metrics(run)
         if isinstance(line.get("validation"), dict)
     ]
     points = [(step, value) for step, value in logged if value is not None]

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.run_files import (
     META_FILE,
@@ -18,6 +18,9 @@ from interp_tasks.checkpoints.run_files import (
     stored_steps,
 )
 from interp_tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks import Task
 
 FORMAT = 1
 
@@ -95,3 +98,34 @@ def reached(run: Path) -> int | None:
     with contextlib.suppress(UserError):
         last_steps.append(read_meta(run / STOPPED_FOLDER)["step"])
     return max(last_steps, default=None)
+
+
+def stored_task(meta: Mapping[str, Any], file: Path) -> Task | None:
+    """Returns the task; ``None`` for a checkpoint that names none, or one that is not registered here.
+
+    Raises:
+        UserError: naming ``file``, for a configuration that the task refuses.
+    """
+    import tasks
+    from tasks.errors import TaskError
+
+    named = meta["task"]
+    if named is None or named.get("name") not in tasks.list():
+        return None
+    try:
+        return tasks.get(named["name"], **named.get("config", {}))
+    except TaskError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def no_task(meta: Mapping[str, Any], ref: str) -> UserError:
+    """Returns what to say of a checkpoint of which there is no task."""
+    import tasks
+
+    named = meta["task"]
+    if named is None:
+        return UserError(f"{ref} names no task: give --task NAME, or --tokens FILE.npy")
+    return UserError(
+        f"{ref} is of task {named.get('name')!r}, which is not registered here: "
+        f"import it (--import FILE.py), or give --task NAME; tasks are {', '.join(tasks.list())}"
+    )

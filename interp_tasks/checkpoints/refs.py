@@ -27,6 +27,7 @@ from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     META_FILE,
     RUN_FILE,
+    TRAINING_STATE_FILE,
     checkpoint_folder,
     is_checkpoint,
     is_run,
@@ -77,7 +78,7 @@ class ResolvedCheckpoint:
         Raises:
             UserError: for a configuration that the task refuses.
         """
-        from interp_tasks.checkpoints.stored_task import stored_task
+        from interp_tasks.checkpoints.meta import stored_task
 
         return stored_task(self.meta, self.path / META_FILE)
 
@@ -301,3 +302,42 @@ def _shown(steps: list[int]) -> str:
     if len(steps) <= 8:
         return ", ".join(map(str, steps))
     return f"{', '.join(map(str, steps[:3]))}, ... {', '.join(map(str, steps[-2:]))}: {len(steps)} in all"
+
+
+def describe_run(path: str | Path) -> list[dict[str, Any]]:
+    """Returns a row per checkpoint: ``step, marks, bytes, dtype, training_state, task, metrics, saved_at, path``.
+
+    ``marks`` lists those of pre, onset, end and post that fall on the step: none where the run shows no drop.
+
+    ``path`` is a run folder or ``zoo:NAME``.
+
+    Raises:
+        UserError: if the folder holds no checkpoints, or one whose meta.json is mangled.
+    """
+    run = find_run(str(path))
+    steps = stored_steps(run)
+    if not steps:
+        raise UserError(f"{run} holds no checkpoints: it is no run folder, or the run has just begun")
+    try:
+        marks = find_marks(run, needed=())
+    except UserError:
+        marks = {}
+    return [
+        _row(checkpoint_folder(run, step), [mark for mark in MARKS if marks.get(mark) == step])
+        for step in steps
+    ]
+
+
+def _row(folder: Path, marks: list[str]) -> dict[str, Any]:
+    meta = read_meta(folder)
+    return {
+        "step": meta["step"],
+        "marks": marks,
+        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+        "dtype": meta["weights"]["dtype"],
+        "training_state": (folder / TRAINING_STATE_FILE).is_file(),
+        "task": meta["task"]["name"] if meta["task"] else None,
+        "metrics": meta["metrics"],
+        "saved_at": meta["saved_at"],
+        "path": str(folder),
+    }

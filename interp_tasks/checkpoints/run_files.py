@@ -10,10 +10,11 @@ RUN/stopped/                   the same, where a run was asked to stop between t
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ CHECKPOINTS_FOLDER = "checkpoints"
 #: Not among the checkpoints: the run has the same ones whether it was stopped or not.
 STOPPED_FOLDER = "stopped"
 META_FILE = "meta.json"
+#: Bytes of a log that is decompressed, and of memory to do so.
+MAX_LOG, MAX_DECOMPRESSING = 256 << 20, 256 << 20
 WEIGHTS_FILE = "model.safetensors"
 TRAINING_STATE_FILE = "training_state.safetensors"
 
@@ -55,6 +58,18 @@ def check_no_run(folder: Path) -> None:
     """
     if is_run(folder):
         raise UserError(f"{folder} is the folder of a run: choose another --out")
+
+
+def check_run_name(run: Path) -> None:
+    """Refuses a folder whose run no REF could name.
+
+    Raises:
+        UserError: in one line.
+    """
+    if "@" in run.name or str(run).startswith("zoo:"):
+        raise UserError(
+            f"--out {run}: RUN@STEP and zoo:NAME name checkpoints; choose a name without @ and zoo:"
+        )
 
 
 #: What lies in a folder of something else than runs, by what it is the folder of.
@@ -88,10 +103,14 @@ def parse_json(content: bytes) -> Any:
     """Parses JSON.
 
     Raises:
-        ValueError: for anything else, nesting without end included.
+        ValueError: for anything else, NaN and nesting without end included.
     """
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no number")
+
     try:
-        return json.loads(content.decode())
+        return json.loads(content.decode(), parse_constant=refuse)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -174,10 +193,17 @@ def read_log(file: Path, what: str) -> bytes:
     raw = read_file(file, what)
     if file.suffix != COMPRESSED:
         return raw
+    reader = lzma.LZMADecompressor(memlimit=MAX_DECOMPRESSING)
     try:
-        return lzma.decompress(raw)
-    except (lzma.LZMAError, EOFError):
-        raise UserError(f"{file} is mangled: it cannot be decompressed") from None
+        content = reader.decompress(raw, MAX_LOG)
+    except (lzma.LZMAError, EOFError, MemoryError):
+        content = b""
+    if not reader.eof:
+        too_long = f"holds more than {MAX_LOG >> 20} MiB of text"
+        raise UserError(
+            f"{file} {too_long if len(content) >= MAX_LOG else 'is mangled: it cannot be decompressed'}"
+        )
+    return content
 
 
 def write_log(run: Path, name: str, content: str) -> None:
@@ -187,8 +213,8 @@ def write_log(run: Path, name: str, content: str) -> None:
     )
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Returns the logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
+def iterate_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yields the logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
 
     Raises:
         UserError: if there is no log, or an earlier line is not a JSON object with a step.
@@ -196,11 +222,15 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     file = log_file(Path(path), METRICS_FILE)
     if not file.exists():
         raise UserError(f"{file} is missing: the run has logged nothing")
-    raw = read_log(file, "what the run has logged")
-    # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
-    return [
-        parse_metrics_line(line, file, number) for number, line in enumerate(raw.split(b"\n")[:-1], start=1)
-    ]
+    for number, line in enumerate(io.BytesIO(read_log(file, "what the run has logged")), start=1):
+        # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
+        if line.endswith(b"\n"):
+            yield parse_metrics_line(line, file, number)
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Returns all lines of :func:`iterate_metrics`."""
+    return list(iterate_metrics(path))
 
 
 def read_clock(path: str | Path) -> dict[int, float]:

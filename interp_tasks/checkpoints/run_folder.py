@@ -7,21 +7,22 @@ older training states go only once a newer one is there.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.content import digest, json_bytes
+from interp_tasks.checkpoints.content import digest, json_bytes, to_json
 from interp_tasks.checkpoints.load import fill_parameters, read_parameters
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.metrics_log import MetricsLog
 from interp_tasks.checkpoints.run_config import Schedule, run_json
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
@@ -33,12 +34,13 @@ from interp_tasks.checkpoints.run_files import (
     WEIGHTS_FILE,
     checkpoint_folder,
     is_checkpoint,
+    parse_metrics_line,
     read_clock,
     read_run,
     stored_steps,
 )
 from interp_tasks.checkpoints.save import save_checkpoint, weights_bytes
-from interp_tasks.checkpoints.training_state import TrainingState, read_training_state
+from interp_tasks.checkpoints.tensors import TrainingState, read_training_state
 from interp_tasks.disk import (
     LOCK_FILE,
     atomic_write,
@@ -49,6 +51,7 @@ from interp_tasks.disk import (
     writing,
 )
 from interp_tasks.errors import UserError
+from interp_tasks.files import read_file
 from tasks.base import Task
 
 if TYPE_CHECKING:
@@ -113,7 +116,7 @@ class RunFolder:
             raise UserError(f"{folder} is a file, not a run folder: choose another --out")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            _refuse_foreign(folder)
+            _check_own(folder)
             lock = lock_folder(folder)
         try:
             with writing(folder):
@@ -301,7 +304,7 @@ def _resume_point(folder: Path, step: int | None, faults: list[str]) -> ResumePo
         return None
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _check_own(folder: Path) -> None:
     if (folder / RUN_FILE).exists():
         return
     # A writer killed before its first run.json leaves a lock and perhaps a temporary file.
@@ -323,3 +326,80 @@ def _remove_unfinished(folder: Path) -> None:
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
+
+
+class MetricsLog:
+    """An append-only log, opened by its first line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Appends one JSON line and hands it to the system at once, so that a killed process loses none."""
+        if type(line.get("step")) is not int:
+            raise ValueError(f"a metrics line needs an integer step, got {line.get('step')!r}")
+        content = json.dumps(to_json(line, "line"), ensure_ascii=False, allow_nan=False)
+        with writing(self.path):
+            file = self._opened()
+            file.write(content.encode() + b"\n")
+            file.flush()
+
+    def sync(self) -> None:
+        """Waits until the disk has every line."""
+        with writing(self.path):
+            os.fsync(self._opened().fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def cut(self, last: int) -> None:
+        """Keeps only the lines of steps up to ``last``.
+
+        What was written after the checkpoint of that step may be torn; what was before it may not.
+
+        Raises:
+            UserError: if a line is mangled and a later one is still of a step to keep.
+        """
+        self.close()
+        if not self.path.exists():
+            return
+        raw = read_file(self.path, "what the run has logged")
+        lines = raw.split(b"\n")[:-1]  # what follows the last newline was never finished
+        steps = [self._step(line) for line in lines]
+        wanted = [index for index, step in enumerate(steps) if step is not None and step <= last]
+        for index, step in enumerate(steps[: max(wanted, default=0)]):
+            if step is None:
+                parse_metrics_line(lines[index], self.path, index + 1)
+        content = b"".join(lines[index] + b"\n" for index in wanted)
+        if content != raw:
+            atomic_write(self.path, content)
+
+    def lacks(self, stored: Iterable[int]) -> tuple[int, str] | None:
+        """Returns the first of these steps, ascending, that has no line, and what to say of it; None: all have one."""
+        raw = read_file(self.path, "what the run has logged") if self.path.exists() else b""
+        logged, mangled = set[int](), ""
+        for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
+            try:
+                logged.add(parse_metrics_line(line, self.path, number)["step"])
+            except UserError as error:
+                mangled = mangled or str(error)
+        for step in stored:
+            if step not in logged:
+                return step, mangled or f"{self.path} has no line of step {step}"
+        return None
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None:
+            self._file = self.path.open("ab")
+        return self._file
+
+    def _step(self, line: bytes) -> int | None:
+        """Returns the step of a line, ``None`` if it is mangled."""
+        try:
+            step: int = parse_metrics_line(line, self.path, 0)["step"]
+        except UserError:
+            return None
+        return step

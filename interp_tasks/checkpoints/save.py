@@ -15,13 +15,20 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from circuits import __version__
+from circuits.model.state import inside_block
 from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
 from interp_tasks.checkpoints.content import digest, json_bytes, to_json
-from interp_tasks.checkpoints.dtypes import as_dense_tensor, dtype_name, dtype_named, dtype_names
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.run_files import META_FILE, TRAINING_STATE_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.training_state import TrainingState, training_state_bytes
-from interp_tasks.disk import new_folder, refuse_existing, write_synced
+from interp_tasks.checkpoints.tensors import (
+    TrainingState,
+    as_dense_tensor,
+    dtype_name,
+    dtype_named,
+    dtype_names,
+    training_state_bytes,
+)
+from interp_tasks.disk import check_absent, new_folder, write_synced
 from interp_tasks.errors import UserError
 from tasks.base import Task
 
@@ -56,21 +63,10 @@ def save_checkpoint(
         TaskError: if the task does not fit the model.
     """
     folder = Path(path)
-    refuse_existing(folder)
-    if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
-        raise UserError(
-            f"only a HookedTransformer can be stored as a checkpoint, got a {type(model).__name__}"
-        )
-    if step < 0:
-        raise UserError(f"a checkpoint's step is the number of updates so far, at least 0, got {step}")
-    if task is not None:
-        if getattr(task, "name", None) is None:
-            raise UserError(
-                f"{type(task).__name__} has no name to be stored under: decorate it with tasks.register"
-            )
-        task.check_model(model)
-    dtype = parameter_dtype(model)
-    config = config_to_json(model.cfg, dtype)
+    check_absent(folder)
+    check_storable(model, task, step)
+    assert isinstance(model, HookedTransformer)
+    config = config_to_json(model.cfg, parameter_dtype(model))
     check_rebuilds(model, config)
     weights = weights_bytes(model, weights_dtype)
     meta = {
@@ -80,7 +76,7 @@ def save_checkpoint(
         "model": config,
         "parameters": {name: list(parameter.shape) for name, parameter in model.named_parameters()},
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-        "weights": {**digest(weights), "dtype": weights_dtype or dtype_name(dtype)},
+        "weights": {**digest(weights), "dtype": weights_dtype or config["dtype"]},
         "training_state": None,
         "metrics": None if metrics is None else to_json(metrics, "metrics"),
         "versions": versions(),
@@ -95,6 +91,28 @@ def save_checkpoint(
             write_synced(temporary / name, content)
         write_synced(temporary / META_FILE, json_bytes(signed(meta)))
     return folder
+
+
+def check_storable(model: torch.nn.Module, task: Task | None, step: int) -> None:
+    """Refuses a model, a task or a step that no checkpoint can hold.
+
+    Raises:
+        UserError, TaskError: in one line.
+    """
+    if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
+        raise UserError(
+            f"only a HookedTransformer can be stored as a checkpoint, got a {type(model).__name__}"
+        )
+    if inside_block(model):
+        raise UserError("the model is being edited: end the block (circuits.intervene) before it is stored")
+    if step < 0:
+        raise UserError(f"a checkpoint's step is the number of updates so far, at least 0, got {step}")
+    if task is not None:
+        if getattr(task, "name", None) is None:
+            raise UserError(
+                f"{type(task).__name__} has no name to be stored under: decorate it with tasks.register"
+            )
+        task.check_model(model)
 
 
 def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:

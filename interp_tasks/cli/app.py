@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,11 +59,7 @@ class Entry:
 
     def stub(self) -> TyperCommand:
         """Returns what stands for the command in lists, and among names that may be close to a wrong one."""
-        return TyperCommand(name=self.name, help=self.help, rich_help_panel=self.panel or None)
-
-
-class Listing(PlainFlags, TyperGroup):
-    """The help page of a group."""
+        return TyperCommand(name=self.name, help=self.help)
 
 
 class LazyGroup(PlainFlags, TyperGroup):
@@ -110,15 +105,11 @@ class LazyGroup(PlainFlags, TyperGroup):
             )
         return super().resolve_command(ctx, args)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed = Listing(
-            name=self.name,
-            help=self.help,
-            params=self.params,
-            commands=dict(self.commands),
-            rich_markup_mode=self.rich_markup_mode,
-        )
-        listed.format_help(ctx, formatter)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Lists the commands without loading them, each panel under its heading."""
+        for panel in dict.fromkeys(entry.panel for entry in self.entries.values()):
+            with formatter.section(panel or "Commands"):
+                formatter.write_dl([(e.name, e.help) for e in self.entries.values() if e.panel == panel])
 
 
 def group_of(
@@ -131,6 +122,7 @@ def group_of(
         cls=LazyGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,
         context_settings=CONTEXT,
     )
     app.callback(help=help)(callback)
@@ -183,16 +175,7 @@ def load(path: str) -> TyperCommand:
 
         return experiment_command(path, EXPERIMENTS[name])
     module, _, function = FUNCTIONS[name].partition(":")
-    found = getattr(import_module(f"interp_tasks.cli.commands.{module}"), function)
-    if not isinstance(found, type):
-        return command_of(path, found)
-
-    def run(command: Any) -> None:
-        command.check()
-        command.execute()
-
-    fields_of = inspect.Parameter("command", inspect.Parameter.KEYWORD_ONLY, annotation=found)
-    return command_of(path, run, [fields_of], found)
+    return command_of(path, getattr(import_module(f"interp_tasks.cli.commands.{module}"), function))
 
 
 def every_command(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -203,11 +186,6 @@ def every_command(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tu
             yield from every_command(command, (*before, name))
         else:
             yield (*before, name), command
-
-
-def first_paragraph(documented: Any) -> str:
-    """Returns the first paragraph of a docstring, in one line."""
-    return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
 
 
 def no_options() -> None:

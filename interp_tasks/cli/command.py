@@ -28,15 +28,12 @@ EXAMPLES = {
 
 
 class PlainFlags:
-    """Help pages that give flags no type: ``--plot`` takes no ``<bool>``."""
+    """Gives flags that are not given a value, so that Typer does not import pydantic to find one."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command it is mixed into
         for each in params:
-            if getattr(each, "is_flag", False) and each.metavar is None:
-                each.metavar = ""
-            # Typer imports pydantic for a value that is no bool, so for every ``--help`` that is not given. A flag
-            # with an opposite (``--curve/--no-curve``) may mean something else where neither is given.
+            # A flag with an opposite (``--curve/--no-curve``) may mean something else where neither is given.
             if getattr(each, "is_flag", False) and each.default is None and not each.secondary_opts:
                 each.default = False
         return params
@@ -111,20 +108,9 @@ class CommonOptions:
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings.")] = False
 
 
-def command_of(
-    path: str,
-    function: Callable[..., None],
-    parameters: Sequence[inspect.Parameter] | None = None,
-    documented: Any = None,
-) -> TyperCommand:
-    """Makes the command ``interp-run PATH`` of a function.
-
-    Args:
-        parameters: of the function; default: those of its signature.
-        documented: what has the docstring; default: the function.
-    """
-    if parameters is None:
-        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+def command_of(path: str, function: Callable[..., None]) -> TyperCommand:
+    """Makes the command ``interp-run PATH`` of a function, whose docstring is its help."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     groups: dict[str, Any] = {
         each.name: each.annotation for each in parameters if is_dataclass(each.annotation)
     }
@@ -142,8 +128,9 @@ def command_of(
         [each.replace(kind=each.KEYWORD_ONLY) for each in options]
     )
     call.__annotations__ = {each.name: each.annotation for each in options}
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    help = help_text(documented or function)
+    # Rich takes longer to import than a page of help may take.
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    help = help_text(function)
     app.command(path.rpartition(" ")[2], cls=StrictCommand, help=help, context_settings=CONTEXT)(call)
     made = typer.main.get_command(app)
     assert isinstance(made, TyperCommand)
@@ -170,8 +157,8 @@ def options_of(kind: type) -> list[inspect.Parameter]:
     return sorted(options, key=lambda each: next(rank for rank, own in enumerate(bases) if each.name in own))
 
 
-def help_text(documented: Any) -> str:
+def help_text(function: Callable[..., None]) -> str:
     """Returns the first paragraph of a docstring, and the second where that is not of its arguments, unwrapped."""
-    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     shown = paragraphs[:1] + [each for each in paragraphs[1:2] if not each.startswith(("Args:", "Returns:"))]
     return "\n\n".join(" ".join(each.split()) for each in shown).replace("``", "")

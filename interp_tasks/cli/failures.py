@@ -16,7 +16,7 @@ import typer
 
 from interp_tasks.cli.streams import STDOUT, silence, to_stderr
 from interp_tasks.errors import Stopped, UserError
-from interp_tasks.texts import one_line
+from interp_tasks.texts import one_line, without_secrets
 
 USAGE = 2
 INTERRUPTED = 130
@@ -172,8 +172,8 @@ def user_errors() -> tuple[type[Exception], ...]:
 def refuse(message: str, debug: bool, written: Sequence[str] = ()) -> None:
     """Prints one line on stderr."""
     if debug:
-        to_stderr(traceback.format_exc().rstrip())
-    to_stderr(f"interp-run: {one_line(message, parts_of(written))}")
+        to_stderr(without_secrets(traceback.format_exc().rstrip()))
+    to_stderr(f"interp-run: {one_line(without_secrets(message), parts_of(written))}")
 
 
 def parts_of(arguments: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GenericAlias, UnionType
@@ -18,9 +18,9 @@ from interp_tasks.cli.command import CommonOptions, command_of
 from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, check_targets, emit
 from interp_tasks.cli.progress import progress_line
 from interp_tasks.devices import check_written_device
+from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
-from interp_tasks.measurement.families import check_family
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed, unknown
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.measurement.subjects import (
@@ -31,7 +31,8 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     tasks_of,
 )
-from interp_tasks.settings import check_task_name, import_file, read_settings, task_config
+from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
+from tasks.catalog import BUILT_IN
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
@@ -43,8 +44,17 @@ REF_HELP = (
 )
 RUNS_HELP = "A run: its folder, a quoted glob of some, or zoo:NAME. Repeat for several."
 RUNS = Annotated[list[str], typer.Option("--ckpt", metavar="RUN", help=RUNS_HELP)]
+FORMAT = Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")]
+RATE = Annotated[
+    float | None,
+    typer.Option("--rate", metavar="GFLOPS", help="GFLOP per second to reckon with, instead of measuring."),
+]
+#: A larger rate than any machine's, in GFLOP per second.
+FASTEST = 1e9
 #: Parameters of experiments that are no option: what they examine, and where they say how far they are.
 EXAMINED = ("refs", "runs", "progress")
+#: Names in their annotations that only a type checker knows.
+TYPES_ALONE = {"Unpack": type}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +64,7 @@ class PrintingOptions(CommonOptions):
     import_path: Annotated[
         Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
     ] = None
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+    format: FORMAT = "table"
 
     def __post_init__(self) -> None:
         check_choice("--format", self.format, FORMATS)
@@ -125,7 +135,7 @@ class RecipeOptions(CommonOptions):
         check_written_device(self.device)
         if self.import_path is not None:
             check_file(self.import_path, "--import")
-        read_settings(self.settings)
+        parse_settings(self.settings)
 
     def import_tasks(self) -> None:
         if self.import_path is not None:
@@ -140,7 +150,7 @@ class RecipeOptions(CommonOptions):
         from interp_tasks.training.config import resolve_config
 
         self.import_tasks()
-        return resolve_config(self.task, self.preset, read_settings(self.settings))
+        return resolve_config(self.task, self.preset, parse_settings(self.settings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +214,11 @@ def experiment_command(path: str, experiment: Experiment) -> TyperCommand:
 
     A parameter without ``typer.Option`` in its annotation is for Python alone.
     """
-    parameters, converters = own_options(experiment.function)
-    signature = inspect.signature(experiment.function).parameters
+    signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
+    parameters, converters = own_options(signature.values())
     of_runs = "runs" in signature
     shares = any(each.kind is each.VAR_KEYWORD for each in signature.values())
+    call: Callable[..., None]
     if of_runs:
         parameters.append(option("ckpt", RUNS))
         call = runs_call(path, experiment, converters)
@@ -219,7 +230,9 @@ def experiment_command(path: str, experiment: Experiment) -> TyperCommand:
     if shares:
         parameters.append(option("examples", DrawnOptions if of_runs else ExampleOptions))
     parameters.append(option("output", ResultOptions))
-    made = command_of(path, call, parameters, experiment.function)
+    call.__doc__ = experiment.function.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may carry one
+    made = command_of(path, call)
     if experiment.samples is not None:
         (samples,) = (each for each in made.params if each.name == "samples")
         samples.show_default = str(experiment.samples)  # type: ignore[attr-defined]  # of an option, which this is
@@ -250,22 +263,19 @@ def ref_option(may_be_left_out: bool) -> inspect.Parameter:
 
 
 def own_options(
-    function: Callable[..., Any],
+    parameters: Iterable[inspect.Parameter],
 ) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
-    """Returns the options of an experiment's own, and what converts the values of some.
+    """Returns the options among an experiment's parameters, and what converts the values of some.
 
     An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE, CONVERTER]``. ``CLI_TYPE`` is what the command line
     has where that is not ``TYPE`` (Typer takes no ``str | Sequence[str]``); ``CONVERTER`` makes of it what the function
     takes. Both may be left out.
     """
     options, converters = [], {}
-    for parameter in inspect.signature(function).parameters.values():
-        hint = parameter.annotation
-        if parameter.name in EXAMINED or "Annotated[" not in str(hint):
+    for parameter in parameters:
+        if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
             continue
-        if isinstance(hint, str):
-            hint = eval(hint, inspect.unwrap(function).__globals__)
-        type_, *marks = get_args(hint)
+        type_, *marks = get_args(parameter.annotation)
         shown = next(mark for mark in marks if isinstance(mark, OptionInfo))
         types = [mark for mark in marks if isinstance(mark, (type, GenericAlias, UnionType))]
         others = [mark for mark in marks if callable(mark) and mark not in types and mark is not shown]
@@ -379,3 +389,35 @@ def check_metric(
     # A task of the user's own need not say what its metrics are called.
     if all(each) and plain_metric(metric) not in names:
         raise unknown("--metric", metric, names, "metrics")
+
+
+def check_rate(rate: float | None) -> None:
+    """Refuses a rate that no machine has."""
+    if rate is not None and not 0 < rate < FASTEST:
+        raise UserError(
+            f"--rate {rate:g}: give GFLOP per second, more than 0 and below {FASTEST:g}, such as 20"
+        )
+
+
+#: Group of experiments -> the package of its tasks, and what these are called.
+FAMILIES = {
+    "matrix": ("tasks.matrix_completion", "matrix completion"),
+    "modular": ("tasks.modular_arithmetic", "modular arithmetic"),
+}
+
+
+def check_family(group: str, command: str, tasks: Mapping[str, str]) -> None:
+    """Refuses checkpoints of another group's tasks; whether a task of the user's own fits, the experiment says.
+
+    Args:
+        tasks: REF or run -> name of its task.
+
+    Raises:
+        UserError: in one line.
+    """
+    if group not in FAMILIES:
+        return
+    package, called = FAMILIES[group]
+    for label, task in tasks.items():
+        if BUILT_IN.get(task, package) != package:
+            raise UserError(f"{command} is for models of {called}, and {label} is of {task}")

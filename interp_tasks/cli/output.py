@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.streams import write_data
 from interp_tasks.disk import write_together
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.result import FILES, PAGE, target
 from interp_tasks.pages import Figure, check_writable_file
 from interp_tasks.pages.pictures import PICTURES, left_over, marked
@@ -50,7 +51,6 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
-        from interp_tasks.measurement.header import header_parts
         from interp_tasks.measurement.table import compares_metrics, shown_columns, shown_rows
 
         of_one_metric = compares_metrics(result.frame)
@@ -155,3 +155,44 @@ def write_and_show(
     if written:
         sys.stdout.flush()
         note(f"wrote {', '.join(map(str, written))}{about()}", quiet)
+
+
+#: Settings whose option has another name.
+OPTIONS = {"sites": "site", "templates": "template"}
+
+
+def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
+    """Returns settings for a header, ``["mode uniform", "positions hidden"]``; of joined results those they share.
+
+    Args:
+        config: of a :class:`Result`.
+    """
+    known = EXPERIMENTS.get(experiment)
+    settings = {} if known is None else known.says
+    each = [
+        examined(part)
+        + [
+            phrase(name, part[name])
+            for name, unsaid in settings.items()
+            if part.get(name) not in (None, unsaid)
+        ]
+        for part in config.get("parts", [config])
+    ]
+    return [one for one in each[0] if all(one in others for others in each)]
+
+
+def examined(config: Mapping[str, Any]) -> list[str]:
+    """Returns the task whose examples these are, where one was named in place of the checkpoint's own."""
+    if config.get("task") is None:
+        return []
+    settings = [f"{name} {value}" for name, value in config.get("task_config", {}).items()]
+    return [" ".join(["task", config["task"], *([f"({', '.join(settings)})"] if settings else [])])]
+
+
+def phrase(name: str, value: Any) -> str:
+    name = OPTIONS.get(name, name.replace("_", "-"))
+    if value is True:
+        return name
+    if isinstance(value, (list, tuple)):
+        return f"{name} {', '.join(map(str, value))}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

@@ -48,7 +48,7 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
 def note(text: str, quiet: bool) -> None:
     """Writes a line for the person at the keyboard to stderr; it is never part of the result."""
     if not quiet:
-        to_stderr(text)
+        to_stderr(printable(text))
 
 
 @contextlib.contextmanager

@@ -257,7 +257,7 @@ def print_sentences(sentences: Sequence[str]) -> None:
 def heading(parts: Sequence[str], width: int) -> str:
     """Returns parts divided by dots, in as many lines as needed; only a part longer than a line is broken."""
     lines: list[str] = []
-    for part in parts:
+    for part in map(printable, parts):
         longer = f"{lines[-1]} · {part}" if lines else part
         if lines and len(longer) <= width:
             lines[-1] = longer

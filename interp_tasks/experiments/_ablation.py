@@ -17,6 +17,7 @@ from interp_tasks.measurement.heads.edits import (
     KEYS,
     MODE,
     POSITIONS,
+    SCALE,
     HeadEdit,
     choices,
     read_specs,
@@ -33,13 +34,16 @@ if TYPE_CHECKING:
 HEADS = typer.Option("--heads", metavar="SPEC", help=HEADS_HELP)
 
 
-@experiment("Intervene", says={"mode": None, "keys": None, "positions": "all"}, metrics=metrics_of_task)
+@experiment(
+    "Intervene", says={"mode": None, "keys": None, "positions": "all", "scale": None}, metrics=metrics_of_task
+)
 def ablation(
     refs: str | Sequence[str],
     heads: Annotated[str | Sequence[Any], HEADS, list[str]] = "all",
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
+    scale: Annotated[float | None, SCALE] = None,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate attention heads, by default with uniform attention, and see which metrics move.
@@ -52,17 +56,18 @@ def ablation(
         heads: ``"all"``, ``"each"`` (a row per head), ``"each-layer"`` or a spec such as ``"0.1+2.3-5"``; a list: a
             row each.
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
-            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
-            (``resample``). Means and resamples are over the examples evaluated.
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, that of another example
+            (``resample``) or with Gaussian ``noise``. Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         positions: edit only here: positions, or a boolean mask of the task's examples by name
             (``"hidden"``, ``"observed"``).
+        scale: with ``noise``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    specs, edit = read_specs(heads), HeadEdit.read(mode, keys, positions)
+    specs, edit = read_specs(heads), HeadEdit.read(mode, keys, positions, scale)
 
     return measure(
         "ablation",

@@ -21,6 +21,7 @@ from interp_tasks.measurement.heads.edits import (
     KEYS,
     MODE,
     POSITIONS,
+    SCALE,
     HeadEdit,
     by_layer,
     every_head,
@@ -69,6 +70,7 @@ def heads(
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
+    scale: Annotated[float | None, SCALE] = None,
     groups: Annotated[Mapping[str, str] | Sequence[str], GROUPS, list[str]] = (),
     by_class: Annotated[bool, BY_CLASS] = False,
     least: Annotated[int, LEAST] = 0,
@@ -83,7 +85,7 @@ def heads(
     Args:
         refs: one or several REFs; all see the same examples.
         mode: what is done to the heads, as in :func:`ablation`.
-        keys, positions: see ``mode``.
+        keys, positions, scale: see ``mode``.
         groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
         by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
             examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
@@ -98,7 +100,7 @@ def heads(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    edit = HeadEdit.read(mode, keys, positions)
+    edit = HeadEdit.read(mode, keys, positions, scale)
     named = read_groups(groups)
     check_controls(by_class or bool(named), by_class, least, random, random_size)
     chosen = Chosen(edit, named, by_class, least, random, random_size)

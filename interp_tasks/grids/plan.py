@@ -21,6 +21,7 @@ from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.recipes.recipe import orders_of
 from interp_tasks.recipes.spec import ExperimentSpec, Spec, Training
+from interp_tasks.settings import MANY_RUNS
 from interp_tasks.texts import did_you_mean
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
@@ -93,12 +94,17 @@ class Plan:
         return (*self.train, *self.measure)
 
 
-def check(spec: Spec) -> None:
+def check(spec: Spec, *, yes: bool = False) -> None:
     """Refuses settings, experiments, arguments and runs that cannot be, without torch and before any work.
+
+    Args:
+        yes: more than ``MANY_RUNS`` runs are meant.
 
     Raises:
         UserError: in one line.
     """
+    if (runs := sum(block.count(list_keys(block.task)) for block in spec.train)) > MANY_RUNS and not yes:
+        raise UserError(f"{runs:,} runs to train: --yes if that is meant, else vary less")
     orders_of(spec)
     for block in spec.train:
         for values in block.combinations(list_keys(block.task)):

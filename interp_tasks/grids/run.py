@@ -9,7 +9,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, p
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.recipes.spec import Spec, naming_file, read_spec, spec_of
 from interp_tasks.settings import EXECUTORS, import_file
+from interp_tasks.workers import worker_pool
 
 UNITS = "units"
 #: A scheduler's address: a name or a number of either version of IP, and a port.
@@ -84,6 +85,7 @@ def grid(
     jobs: int | None = None,
     device: str = "cpu",
     retry: bool = False,
+    yes: bool = False,
     imports: Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> Grid:
@@ -96,6 +98,7 @@ def grid(
             ``concurrent.futures.Executor`` of your own whose workers can import this package.
         jobs: units at a time on this machine (default: as many as its cores carry).
         retry: try units again that failed.
+        yes: more than 1,000 runs are meant.
         imports: files that register tasks.
 
     Returns:
@@ -114,7 +117,7 @@ def grid(
     for file in files:
         import_file(file)
     with naming_file(name):
-        check(spec)
+        check(spec, yes=yes)
         planned = plan(spec)
     slots = slots_of(executor, jobs, spec.threads)
     records = standing(planned, root, retry)
@@ -230,20 +233,9 @@ def opened(executor: str | Executor, slots: int | None) -> Iterator[Executor]:
     elif executor == "serial":
         yield Serial()
     elif executor == "processes":
-        from multiprocessing import get_context
-
         # A process for each unit would import torch each time.
-        pool = ProcessPoolExecutor(slots, mp_context=get_context("spawn"), initializer=begin_worker)
-        try:
+        with worker_pool(slots or 1) as pool:
             yield pool
-        except BaseException:
-            # Not to wait for units that nobody will read; a run that trains goes on where it was stored.
-            processes = dict(pool._processes or {})
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes.values():
-                process.terminate()
-            raise
-        pool.shutdown()
     else:
         with dask_client(executor, slots) as client:
             # A unit is not a pure function: it writes.
@@ -277,25 +269,6 @@ class Serial(Executor):
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
-
-
-def begin_worker() -> None:
-    """Silences warnings, leaves Ctrl-C to the parent, and ends with it: its run would stay locked."""
-    import signal
-    import threading
-    import warnings
-    from multiprocessing import parent_process
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.simplefilter("ignore")
-    parent = parent_process()
-
-    def end_with_parent() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 # ---- One unit, wherever; its outcome is on disk before anyone hears of it

@@ -169,7 +169,7 @@ def check_seed(seed: int) -> None:
 def called(name: str, limits: Mapping[str, Any]) -> str:
     """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; positions=hidden)``."""
     parts = [
-        f"{limit}={given if isinstance(given, (str, int)) else ','.join(map(str, given))}"
+        f"{limit}={given if isinstance(given, (str, int, float)) else ','.join(map(str, given))}"
         for limit, given in limits.items()
         if given is not None
     ]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: A probe of d numbers takes more examples than d: more than other experiments ask for.
 SAMPLES = 2048
+#: Two to fit a line, two to score it.
+FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ class ProbeSettings:
         Raises:
             UserError: in one line.
         """
+        if len(planned.tokens) < FEWEST:
+            raise UserError(
+                f"--samples {len(planned.tokens)}: some examples are fitted and others scored; give {FEWEST} or more"
+            )
         choose(planned, declared_by(planned), self.targets)
         check_within(planned, "--positions", self.positions)
 

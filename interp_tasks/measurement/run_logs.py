@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
+from interp_tasks.checkpoints import Drop, detect_drop, read_run, resolve
 from interp_tasks.checkpoints.drop import final_level, why_no_drop
 from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_clock
+from interp_tasks.checkpoints.run_files import (
+    METRICS_FILE,
+    RUN_FILE,
+    is_checkpoint,
+    iterate_metrics,
+    log_file,
+    read_clock,
+)
 from interp_tasks.errors import UserError
 
 #: What is said of a curve, in order.
@@ -40,7 +47,8 @@ class Run:
         name: as one types it: a folder, or ``zoo:NAME``.
         config: of ``run.json``.
         drop_metric: the metric whose drop is the task's, and its direction.
-        lines: of ``metrics.jsonl``.
+        columns: of ``metrics.jsonl``, by split and metric: the steps that log it, and its values, NaN for none.
+        last_step: that was logged; ``None``: none.
         clock: step -> seconds of training until then; empty for a run without a clock.
         validated_on: examples of the fixed validation sample; ``None`` where the run does not say.
         plateau: of the drop metric, by theory; ``None`` where there is none.
@@ -51,29 +59,26 @@ class Run:
     config: Mapping[str, Any]
     drop_metric: str
     direction: str
-    lines: Sequence[Mapping[str, Any]]
+    columns: Mapping[tuple[str, str], tuple[array[int], array[float]]]
+    last_step: int | None
     clock: Mapping[int, float] = field(default_factory=dict)
     validated_on: int | None = None
     plateau: float | None = None
 
     def logged(self, split: str = "validation") -> tuple[str, ...]:
         """Returns the metrics that it logs of a split."""
-        return tuple(dict.fromkeys(name for line in self.lines for name in line.get(split) or {}))
+        return tuple(name for of, name in self.columns if of == split)
 
     def points(self, metric: str, split: str = "validation") -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Returns steps and finite values of a metric."""
-        logged = [(line["step"], (line.get(split) or {}).get(metric)) for line in self.lines]
-        finite = [
-            (step, float(value))
-            for step, value in logged
-            if isinstance(value, (int, float)) and math.isfinite(value)
-        ]
+        columns = self.columns.get((split, metric), ((), ()))
+        finite = [(step, value) for step, value in zip(*columns, strict=True) if math.isfinite(value)]
         return tuple(step for step, _ in finite), tuple(value for _, value in finite)
 
     def left_out(self, metric: str, split: str = "validation") -> tuple[int, ...]:
         """Returns the steps at which the logged value of a metric is not finite."""
-        logged = {line["step"] for line in self.lines if metric in (line.get(split) or {})}
-        return tuple(sorted(logged - set(self.points(metric, split)[0])))
+        columns = self.columns.get((split, metric), ((), ()))
+        return tuple(step for step, value in zip(*columns, strict=True) if not math.isfinite(value))
 
     def curve(self, metric: str) -> Curve:
         """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does.
@@ -107,7 +112,7 @@ class Run:
         return {
             "run": self.name,
             "ref": self.name,
-            "step": self.lines[-1]["step"] if self.lines else None,
+            "step": self.last_step,
             "seed": whole(train.get("seed")),
             "split": "validation",
             "n": whole(train.get("eval_samples") if self.validated_on is None else self.validated_on),
@@ -179,25 +184,45 @@ def read_one(name: str, path: Path) -> Run:
         raise UserError(f"{path / RUN_FILE} declares no drop_metric or no config: its curve cannot be read")
     if not all(isinstance(section, dict) for section in config.values()):
         raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
-    lines = read_metrics(path)
-    for number, (before, line) in enumerate(pairwise([{"step": -1}, *lines]), start=1):
-        splits = (line.get(split) for split in ("train", "validation"))
-        if line["step"] <= before["step"] or not all(isinstance(split, dict | None) for split in splits):
-            raise UserError(
-                f"{log_file(path, METRICS_FILE)} is mangled: line {number} has no later step than the one before "
-                "it, or metrics that are not an object"
-            )
+    columns, last_step = read_columns(path)
     return Run(
         name,
         path,
         config,
         metric["name"],
         metric["direction"],
-        lines,
+        columns,
+        last_step,
         read_clock(path),
         examples(described),
         theoretical_plateau(described),
     )
+
+
+def read_columns(
+    path: Path,
+) -> tuple[dict[tuple[str, str], tuple[array[int], array[float]]], int | None]:
+    """Reads the metrics of a log, one column each, and the last step; a line at a time, however long the log is.
+
+    Raises:
+        UserError: for a mangled log.
+    """
+    columns: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
+    last = -1
+    for number, line in enumerate(iterate_metrics(path), start=1):
+        splits = {split: line.get(split) for split in ("train", "validation")}
+        if line["step"] <= last or not all(isinstance(metrics, dict | None) for metrics in splits.values()):
+            raise UserError(
+                f"{log_file(path, METRICS_FILE)} is mangled: line {number} has no later step than the one before "
+                "it, or metrics that are not an object"
+            )
+        last = line["step"]
+        for split, metrics in splits.items():
+            for name, value in (metrics or {}).items():
+                steps, values = columns.setdefault((split, name), (array("q"), array("d")))
+                steps.append(last)
+                values.append(float(value) if isinstance(value, (int, float)) else math.nan)
+    return columns, None if last < 0 else last
 
 
 def examples(described: Mapping[str, Any]) -> int | None:

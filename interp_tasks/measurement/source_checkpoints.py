@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import ResolvedRefs
-
-if TYPE_CHECKING:
-    from interp_tasks.checkpoints import Checkpoint
+from interp_tasks.measurement.subjects import LabelledRef, ResolvedRefs
 
 #: Fields of a model's config that say how it came about, not what it computes.
 NOT_ARCHITECTURE = {
@@ -32,23 +28,10 @@ NOT_ARCHITECTURE = {
 }
 
 
-@dataclass(frozen=True)
-class SourceCheckpoint:
-    """A checkpoint that weights or activations come from, with the name that the user gave it."""
-
-    label: str
-    resolved: ResolvedCheckpoint
-
-    def load(self, device: str) -> Checkpoint:
-        from interp_tasks.checkpoints.load import load_resolved
-
-        return load_resolved(self.resolved, device)
-
-    def __str__(self) -> str:
-        return self.label if self.resolved.run_path is None else f"{self.label} (step {self.resolved.step})"
+SourceCheckpoint = LabelledRef
 
 
-def source_checkpoint(source: str) -> SourceCheckpoint:
+def source_checkpoint(source: str) -> LabelledRef:
     """Returns the one checkpoint that ``--source`` names, without loading it.
 
     Raises:
@@ -59,22 +42,22 @@ def source_checkpoint(source: str) -> SourceCheckpoint:
         raise UserError(
             f"--source {source} names {len(found)} checkpoints, from {found[0].ref} to {found[-1].ref}: name one"
         )
-    return SourceCheckpoint(source, found[0])
+    return LabelledRef(source, found[0])
 
 
-def source_checkpoints(source: str | Sequence[str]) -> list[SourceCheckpoint]:
+def source_checkpoints(source: str | Sequence[str]) -> list[LabelledRef]:
     """Returns all checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
 
     Raises:
         UserError: where it names none.
     """
     given = [source] if isinstance(source, str) else list(source)
-    found: dict[Path, SourceCheckpoint] = {}
+    found: dict[Path, LabelledRef] = {}
     for each in given or [""]:
         checkpoints = resolve_source(each)
         for checkpoint in checkpoints:
             label = each if len(checkpoints) == 1 else checkpoint.ref
-            found.setdefault(checkpoint.path, SourceCheckpoint(label, checkpoint))
+            found.setdefault(checkpoint.path, LabelledRef(label, checkpoint))
     return list(found.values())
 
 
@@ -84,7 +67,7 @@ def resolve_source(source: str) -> list[ResolvedCheckpoint]:
     return resolve(source)
 
 
-def check_architecture(sources: Sequence[SourceCheckpoint], refs: ResolvedRefs) -> None:
+def check_architecture(sources: Sequence[LabelledRef], refs: ResolvedRefs) -> None:
     """Refuses sources that are not of the architecture of every REF."""
     receivers = [(named.label, named.resolved.meta["model"]) for named in refs.named]
     for one in sources:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -125,12 +125,30 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class PendingCheckpoint:
-    """One checkpoint with its examples, not loaded yet: what can be checked before anything is measured.
+class LabelledRef:
+    """A checkpoint that is not loaded, and the label of its rows: what the user called it."""
+
+    label: str
+    resolved: ResolvedCheckpoint
+
+    def load(self, device: str) -> Checkpoint:
+        from interp_tasks.checkpoints.load import load_resolved
+
+        return load_resolved(self.resolved, device)
+
+    def __str__(self) -> str:
+        return self.label if self.resolved.run_path is None else f"{self.label} (step {self.resolved.step})"
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens.
+
+    A checkpoint of a mixture is a subject for each of the task's ``parts()``, with that part as its task.
 
     Attributes:
-        named: the checkpoint.
         sizes: the configuration of its model, as ``model.cfg`` has it: ``n_layers``, ``n_heads`` and so on.
+        loaded: the checkpoint; ``None`` until all are checked, before the first is measured.
     """
 
     named: LabelledRef
@@ -139,29 +157,12 @@ class PendingCheckpoint:
     batch: Batch | None
     tokens: Tensor
     labels: Mapping[str, Any]
+    loaded: Checkpoint | None = None
 
     @property
-    def name(self) -> str:
-        """The REF of exactly this checkpoint."""
-        return self.named.resolved.ref
-
-    @property
-    def seed(self) -> int:
-        return int(self.labels["seed"])
-
-
-@dataclass(frozen=True)
-class LoadedCheckpoint:
-    """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens.
-
-    A checkpoint of a mixture is a subject for each of the task's ``parts()``, with that part as its task.
-    """
-
-    checkpoint: Checkpoint
-    task: Task | None
-    batch: Batch | None
-    tokens: Tensor
-    labels: Mapping[str, Any]
+    def checkpoint(self) -> Checkpoint:
+        assert self.loaded is not None
+        return self.loaded
 
     @property
     def model(self) -> Any:
@@ -170,12 +171,7 @@ class LoadedCheckpoint:
     @property
     def name(self) -> str:
         """The REF of exactly this checkpoint."""
-        return self.checkpoint.ref
-
-    @property
-    def sizes(self) -> Any:
-        """The configuration of the model."""
-        return self.checkpoint.model.cfg
+        return self.named.resolved.ref
 
     @property
     def seed(self) -> int:
@@ -183,12 +179,8 @@ class LoadedCheckpoint:
         return int(self.labels["seed"])
 
 
-@dataclass(frozen=True)
-class LabelledRef:
-    """A checkpoint to load, and the label of its rows."""
-
-    label: str
-    resolved: ResolvedCheckpoint
+#: One whose ``loaded`` is ``None``, which checks are given.
+PendingCheckpoint = LoadedCheckpoint
 
 
 class ResolvedRefs(tuple[str, ...]):
@@ -262,9 +254,6 @@ def subjects(
         if check is not None:
             with named_if_several(each.named.label, len(named)):
                 check(each)
-    # Only now, since that takes seconds.
-    from interp_tasks.checkpoints.load import load_resolved
-
     own_task = read_task(examples)
     loaded: Checkpoint | None = None
     for each in planned:
@@ -272,10 +261,10 @@ def subjects(
             if progress is not None:
                 progress(named.index(each.named), len(named), each.named.label)
             loaded = None
-            loaded = load_resolved(each.named.resolved, device)
+            loaded = each.named.load(device)
             if own_task is not None and examples.tokens is None:
                 own_task.check_model(loaded.model)
-        yield LoadedCheckpoint(loaded, each.task, each.batch, each.tokens, {**each.labels, "run": loaded.run})
+        yield replace(each, loaded=loaded)
 
 
 def plan(named: Sequence[LabelledRef], examples: Examples, device: str = "cpu") -> list[PendingCheckpoint]:
@@ -349,7 +338,7 @@ def task_of(named: LabelledRef) -> Task:
     Raises:
         UserError: where there is none.
     """
-    from interp_tasks.checkpoints.stored_task import no_task
+    from interp_tasks.checkpoints.meta import no_task
 
     if named.resolved.task is None:
         raise no_task(named.resolved.meta, named.resolved.ref)
@@ -375,8 +364,11 @@ def named_if_several(label: str, count: int) -> Iterator[None]:
 
 
 def sample(task: Task, examples: Examples) -> Batch:
-    batch: Batch = task.sample(examples.samples or DEFAULT_SAMPLES, seed=examples.seed, split=examples.split)  # type: ignore[arg-type]  # the split was checked as text
-    return batch
+    """Returns the examples of a task, checked."""
+    from tasks.checks import checked_sample
+
+    split: Any = examples.split
+    return checked_sample(task, examples.samples or DEFAULT_SAMPLES, examples.seed, split)
 
 
 def read_task(examples: Examples) -> Task | None:

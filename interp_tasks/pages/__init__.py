@@ -1,12 +1,11 @@
 """Self-contained HTML pages: ``Page(title, [Text(...), Table(...), Figure(...)]).write("report.html")``."""
 
-from interp_tasks.pages.files import (
+from interp_tasks.disk import (
     check_writable_file,
     check_writable_folder,
 )
 from interp_tasks.pages.numbers import number, p_value, percent, signed, with_interval
-from interp_tasks.pages.package_versions import versions
-from interp_tasks.pages.page import Page, is_page
+from interp_tasks.pages.page import Page, is_page, versions
 from interp_tasks.pages.sections import Column, Drawn, Figure, Fold, Section, Table, Text
 from interp_tasks.pages.slider import stepped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -11,11 +12,30 @@ from typing import Any
 
 from interp_tasks.disk import atomic_write
 from interp_tasks.files import open_regular
-from interp_tasks.pages.package_versions import versions
 from interp_tasks.pages.sections import Section
 
 #: What tells a page of ours from any other file.
 GENERATOR = '<meta name="generator" content="interp-tasks">'
+
+
+PACKAGES = ("torch", "transformer-lens", "numpy", "pandas", "plotly")
+
+
+def versions() -> dict[str, str]:
+    """Returns the version of each package, ``python`` first: of this code, and of the others as they are installed."""
+    # Not above, as --help loads this file. Of the code that runs, which need not be the copy that is installed.
+    from importlib.metadata import PackageNotFoundError, version
+
+    from circuits import __version__
+
+    by_package = {"python": platform.python_version(), "interp-tasks": __version__}
+    for package in PACKAGES:
+        try:
+            by_package[package] = version(package)
+        except PackageNotFoundError:
+            # circuits is used without transformer-lens on newer releases; its absence is the fact to record.
+            by_package[package] = "not installed"
+    return by_package
 
 
 @dataclass(frozen=True)

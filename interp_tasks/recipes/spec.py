@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -19,6 +20,8 @@ from tasks.settings import one_line
 
 #: What a file should hold.
 FORM = "a grid, see docs/grids.md"
+#: More runs than one grid would ever finish.
+MAX_RUNS = 100_000
 
 
 class Entry(BaseModel):
@@ -28,9 +31,9 @@ class Entry(BaseModel):
 def seed_numbers(given: Any) -> tuple[int, ...]:
     """Parses different seeds from ``"0:4"``, ``"0,2"`` or a list."""
     if isinstance(given, str):
-        from interp_tasks.settings import read_seeds
+        from interp_tasks.settings import parse_seeds
 
-        given = read_seeds(given) or []
+        given = parse_seeds(given) or []
     if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
         raise ValueError('write seeds as "0:4", "0,2" or [0, 2]')
     if not given or min(given) < 0 or len(set(given)) < len(given):
@@ -99,8 +102,22 @@ class Training(Entry):
             raise ValueError('write ship = { name = "..." }')
         return [given] if isinstance(given, Mapping) else given
 
+    def count(self, lists: frozenset[str]) -> int:
+        """Returns how many runs these are.
+
+        Raises:
+            UserError: for more than any grid finishes.
+        """
+        runs = len(self.seeds) * math.prod(
+            len(axis(value, key in lists)) for key, value in self.settings.items()
+        )
+        if runs > MAX_RUNS:
+            raise UserError(f"{runs:,} runs of {self.task}: a grid trains at most {MAX_RUNS:,}")
+        return runs
+
     def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
         """Yields each combination of settings; ``lists``: keys whose value is a list itself."""
+        self.count(lists)
         options = {key: axis(value, key in lists) for key, value in self.settings.items()}
         for values in product(*options.values()):
             yield dict(zip(options, values, strict=True))

@@ -70,7 +70,7 @@ def metric_series(view: View, metric: str, look: int, dash: str, several: bool) 
         series[f"{metric}, train"] = Series(batch_steps, known, style=faint, look=look)
     if (level := plateau_levels(run).get(metric, 0.0)) > 0:
         dotted = {"mode": "lines", "showlegend": False, "line": {"dash": "dot", "width": 1.2}}
-        ends = [0, run.lines[-1]["step"]]
+        ends = [0, run.last_step]
         series[f"{name}, plateau by theory"] = Series(ends, [level, level], style=dotted, look=look)
     return series
 

@@ -178,8 +178,8 @@ def quantities(view: View) -> list[tuple[str, str]]:
         keys = ("optimizer", "learning_rate", *schedule, "weight_decay", "batch_size", "seed")
         given = [(key.replace("_", " "), train[key]) for key in keys if train.get(key) is not None]
         rows += [(f"training, {name}", str(value)) for name, value in given]
-    if run is not None and run.lines:
-        rows.append(("trained for", f"{run.lines[-1]['step']:,} steps"))
+    if run is not None and run.last_step is not None:
+        rows.append(("trained for", f"{run.last_step:,} steps"))
     steps = view.steps
     span = f"{len(steps)}, steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"1, step {steps[0]:,}"
     rows.append(("checkpoints shown", span))

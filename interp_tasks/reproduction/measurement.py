@@ -283,10 +283,11 @@ def performed(
             for job in group:
                 yield perform(job, scratch, folder)
         return
-    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
+    from concurrent.futures import BrokenExecutor, as_completed
 
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=one_thread) as pool:
+    from interp_tasks.workers import worker_pool
+
+    with worker_pool(processes, threads=1) as pool:
         running = {pool.submit(perform_group, group, scratch, folder): group for group in groups}
         for future in as_completed(running):
             try:
@@ -294,16 +295,6 @@ def performed(
             except BrokenExecutor:
                 for job in running[future]:
                     yield Crash(job, "a process died: it was killed, or memory ran out")
-
-
-def one_thread() -> None:
-    import warnings
-
-    import torch
-
-    torch.set_num_threads(1)
-    # As the command line does for its own process.
-    warnings.simplefilter("ignore")
 
 
 def perform_group(group: Sequence[Job], scratch: Path, folder: Path) -> list[Record | Crash]:

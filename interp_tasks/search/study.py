@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -18,19 +17,21 @@ import optuna
 import torch
 from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import ValidationError
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from interp_tasks.checkpoints.run_config import differences
 from interp_tasks.checkpoints.run_files import check_free, read_metrics
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, folder_of, write_together
+from interp_tasks.disk import atomic_write, folder_of, lock_of, write_together
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import Column, Figure, Page, Table, Text, versions
 from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, Values, ends
+from interp_tasks.texts import without_secrets
 from interp_tasks.training.config import Resolved
 from interp_tasks.training.forward import HookedForward
-from interp_tasks.training.trainer import check_precision, model_settings, train
+from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train
 from tasks import get
 from tasks.base import Task, pool_parts
 from tasks.errors import TaskError
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 STUDY = "interp-run search"
+#: Seconds for which a database that another process has locked is waited for.
+WAIT = 120
 #: Trials with a value that fANOVA needs at least to say anything.
 MIN_TRIALS = 4
 
@@ -74,15 +77,11 @@ def search(
     check_device(device)
     out = folder_of(out)
     check_free(out, "search")
-    plan.check_values(built)
-    for value in ends(plan.vary.get("train.precision", [])) or [None]:
-        chosen = {} if value is None else {"train.precision": value}
-        check_precision(plan.first(chosen).train, device)
-    base = plan.first()
-    key, direction = resolve_objective(plan, *built(base))
+    first, key, direction = checked_first(plan, device)
     identity = json.loads(json.dumps(plan.identity(key, direction)))
     url = storage or f"sqlite:///{out / 'search.db'}"
-    refuse_other(out / "search.json", identity)
+    check_other(out / "search.json", identity)
+    is_new = not (out / "search.json").exists()
     with warnings.catch_warnings():
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
@@ -92,7 +91,7 @@ def search(
                     study = stack.enter_context(opened(url, identity))
                     atomic_write(out / "search.json", json.dumps(identity, indent=1) + "\n")
                 # Before half of the steps nothing is said about a run whose drop is yet to come.
-                study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=base.train.steps // 2)
+                study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=first.train.steps // 2)
                 while (dealt := next_trial(study, plan, out, trials)) is not None:
                     trial, lock = dealt
                     with lock:
@@ -102,17 +101,44 @@ def search(
                 with held(out, "search"):
                     result = SearchResult.of(study, identity, out)
                     result.write(out, study)
+        except UserError:
+            if is_new and not any(out.glob("trial-*")):
+                # A corrected command may have another plan.
+                forget(out)
+            raise
         except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
             raise unusable(url, error) from None
     return result
 
 
+def checked_first(plan: Plan, device: str) -> tuple[Resolved, str, Direction]:
+    """Returns the configuration of a plan's first values, its objective and the way that is better.
+
+    Raises:
+        UserError: for values that no trial can have.
+    """
+    plan.check_values(built)
+    for value in ends(plan.vary.get("train.precision", [])) or [None]:
+        chosen = {} if value is None else {"train.precision": value}
+        check_precision(plan.first(chosen).train, device)
+    first = plan.first()
+    task, settings = built(first)
+    check_memory(task, settings, first.train, device)
+    return first, *resolve_objective(plan, task, settings)
+
+
+def forget(out: Path) -> None:
+    """Removes what a search that was refused has left in its folder."""
+    for file in ("search.json", "search.db", "search.db-journal", ".locks/search"):
+        (out / file).unlink(missing_ok=True)
+    for folder in (out / ".locks", out):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def held(out: Path, name: str) -> BaseFileLock:
     """Returns a lock by which processes share a search; kill its holder, and it is free."""
-    from filelock import FileLock
-
-    (out / ".locks").mkdir(parents=True, exist_ok=True)
-    return FileLock(out / ".locks" / name, thread_local=False)
+    return lock_of(out / ".locks" / name)
 
 
 @contextmanager
@@ -122,9 +148,12 @@ def opened(url: str, identity: Mapping[str, Any]) -> Iterator[optuna.Study]:
     Raises:
         UserError: for a storage that cannot be opened, or that holds another search.
     """
-    arguments = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else None
     refused = (ImportError, ValueError, optuna.exceptions.OptunaError, SQLAlchemyError)
+    arguments = None
     try:
+        if url.startswith("sqlite"):
+            arguments = {"connect_args": {"timeout": WAIT}}
+            check_tables(url)
         storage = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
     except refused as error:
         raise unusable(url, error) from None
@@ -136,7 +165,8 @@ def opened(url: str, identity: Mapping[str, Any]) -> Iterator[optuna.Study]:
             )
         except refused as error:
             raise unusable(url, error) from None
-        check_same(f"--storage {without_password(url)}", study.user_attrs.get("search", identity), identity)
+        readable_trials(study, url, identity)
+        check_same(f"--storage {without_secrets(url)}", study.user_attrs.get("search", identity), identity)
         study.set_user_attr("search", dict(identity))
         yield study
     finally:
@@ -144,17 +174,52 @@ def opened(url: str, identity: Mapping[str, Any]) -> Iterator[optuna.Study]:
         storage.engine.dispose()
 
 
+def check_tables(url: str) -> None:
+    """Refuses a database with views or triggers, which no search makes and which may never end.
+
+    Raises:
+        ValueError: for one that has some.
+        SQLAlchemyError: for what is no database.
+    """
+    engine = create_engine(url, connect_args={"timeout": WAIT})
+    try:
+        with engine.connect() as connection:
+            kinds = connection.execute(text("SELECT type FROM sqlite_master")).scalars().all()
+    finally:
+        engine.dispose()
+    if not {*kinds} <= {"table", "index"}:
+        raise ValueError("it holds views or triggers, which a search does not make")
+
+
+def readable_trials(study: optuna.Study, url: str, identity: Mapping[str, Any]) -> list[FrozenTrial]:
+    """Returns the trials of a study, each with a value where it is complete.
+
+    Raises:
+        UserError: for a database that holds what no search wrote.
+    """
+    try:
+        trials = study.get_trials(deepcopy=False)
+        for trial in trials:
+            complete = trial.state is TrialState.COMPLETE
+            if complete and not (isinstance(trial.value, float) and math.isfinite(trial.value)):
+                raise ValueError(f"trial {trial.number} is complete with the value {trial.value!r}")
+            if complete and not {*identity["space"]} <= {*trial.params}:
+                raise ValueError(f"trial {trial.number} lacks settings of the search")
+    except SQLAlchemyError:
+        raise
+    # Optuna meets what others wrote with whatever its code runs into first.
+    except Exception as error:
+        raise unusable(url, error) from None
+    return trials
+
+
 def unusable(url: str, error: Exception) -> UserError:
     cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
-    reason = without_password(" ".join(str(cause).split()))[:200] or type(cause).__name__
-    return UserError(f"--storage {without_password(url)} cannot be used: {reason}")
+    reason = without_secrets(" ".join(str(cause).split()), of=url)[:200] or type(cause).__name__
+    return UserError(f"--storage {without_secrets(url)} cannot be used: {reason}")
 
 
-def without_password(url: str) -> str:
-    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url)
-
-
-def refuse_other(file: Path, identity: Mapping[str, Any]) -> None:
+def check_other(file: Path, identity: Mapping[str, Any]) -> None:
     """Refuses a folder that holds another search."""
     if file.exists():
         from interp_tasks.checkpoints.run_files import read_json
@@ -367,7 +432,9 @@ class SearchResult:
         shares: dict[str, float] = {}
         if len(values) >= MIN_TRIALS and len({*values}) > 1:
             evaluator = optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
-            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+            # Values that differ by rounding alone tell nothing: fANOVA finds no variance to share out.
+            with suppress(RuntimeError):
+                shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
         made_by = {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
         return cls(identity, trials, {key: float(share) for key, share in shares.items()}, made_by)
 

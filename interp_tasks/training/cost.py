@@ -13,12 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from interp_tasks.devices import check_device
 from interp_tasks.training.captured import WARM_UP
-from interp_tasks.training.components import copy_weights, freeze_others, read_source
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Forward, FusedForward, HookedForward, why_not_fused
 from interp_tasks.training.loop import Loop, whole_split
 from interp_tasks.training.observers import check_observed
-from interp_tasks.training.trainer import model_settings, reproducible
+from interp_tasks.training.trainer import model_settings, prepare_model, reproducible
 from tasks.base import Batch, Task
 from tasks.settings import ModelSettings
 
@@ -127,12 +126,8 @@ def cost(
     config = config or TrainConfig()
     if gflop_per_second is None:
         check_device(device)
-    model = task.build_model(config.seed, settings)
-    source = read_source(config)
-    if source is not None:
-        copy_weights(model, source, config)
+    model, _ = prepare_model(task, settings, config, "cpu")
     check_observed(config.observe, model)
-    freeze_others(model, config)
     forward = forward_of(model, task)
     examples = _examples(task, config.batch_size, "train")
     step = counted(model, task, _without_values(task, config, "train", examples))
@@ -249,10 +244,8 @@ def weight_bytes(model: HookedTransformer) -> tuple[int, int]:
 def state_bytes(model: HookedTransformer, config: TrainConfig) -> tuple[int, int]:
     """Returns the bytes of the optimiser's moments and of the Grokfast filter's memory, once both are full."""
     _, trained = weight_bytes(model)
-    moments = (1 if config.momentum else 0) if config.optimizer == "sgd" else 2
-    # The moving average keeps their sum too, in float64.
-    gradients = {None: 0, "ema": 1, "ma": config.grokfast_window + 2}[config.grokfast]
-    return moments * trained, gradients * trained
+    moments, remembered = config.state_copies
+    return moments * trained, remembered * trained
 
 
 def measured_rate(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
-from interp_tasks.checkpoints.training_state import TrainingState
+from interp_tasks.checkpoints.tensors import TrainingState
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.clock import Clock
@@ -21,6 +21,7 @@ from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimizer import GradientWatcher, Updater
 from interp_tasks.training.teacher import taught_forward
 from tasks.base import Batch, Task, pool, pool_parts
+from tasks.checks import check_outputs, checked_sample
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
 from tasks.settings import given
@@ -67,7 +68,7 @@ class Loop:
         self.whole_split = None if config.batch_size else whole_split(task).to(device)
         # Of a mixture each kind of examples, of any other task the one there is.
         self.validation = {
-            name: (part, part.sample(config.eval_samples, seed=config.seed, split="validation").to(device))
+            name: (part, checked_sample(part, config.eval_samples, config.seed, "validation").to(device))
             for name, part in (task.parts() or {"": task}).items()
         }
         self.forward: Forward
@@ -77,8 +78,12 @@ class Loop:
             self.forward_reason = "attention of another model"
         else:
             self.forward, self.forward_reason = fastest_forward(
-                model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
+                model, task.read_positions, self.first_batch().tokens[: 4 * task.d_vocab]
             )
+        for part, batch in self.validation.values():
+            few = batch[:4]
+            with torch.no_grad():
+                check_outputs(part, self.forward(few.tokens), few)
         self.eager_reason = why_not_captured(device, task, model, config, self.forward.kind)
         self.updater = Updater(model, config, captured=self.eager_reason is None)
         self.captured: CapturedUpdate | None = None
@@ -129,6 +134,13 @@ class Loop:
     def batch(self, step: int) -> Batch:
         """Returns the examples of update number ``step``, counted from 0."""
         return self.whole_split if self.whole_split is not None else self.drawn(step).to(self.device)
+
+    def first_batch(self) -> Batch:
+        """Returns the examples of the first update, checked."""
+        if self.whole_split is not None:
+            return self.whole_split
+        seed = derive_seed(self.config.seed, "batch", 0)
+        return checked_sample(self.task, self.config.batch_size, seed, "train").to(self.device)
 
     def drawn(self, step: int) -> Batch:
         """Returns fresh examples of an update, where the task draws them: not on the run's device yet."""

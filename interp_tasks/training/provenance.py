@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from interp_tasks.checkpoints.run_config import declared_drop
+from interp_tasks.texts import without_secrets
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Task
 
@@ -62,8 +62,8 @@ def processor() -> str:
 
 
 def command() -> str:
-    """Returns the command line, without the password of a URL in it."""
-    return re.sub(r"(://[^:@/\s]*):[^@/\s]*@", r"\1:***@", shlex.join(["interp-run", *sys.argv[1:]]))
+    """Returns the command line, without the secrets of URLs in it."""
+    return shlex.join(["interp-run", *map(without_secrets, sys.argv[1:])])
 
 
 def is_published(task: Task, preset: str | None) -> bool:

@@ -32,7 +32,7 @@ def _two_rows(n: int, m: int) -> tuple[str, ...]:
     return tuple("".join("." if kept.get(i, j) == j else "#" for j in range(m)) for i in range(n))
 
 
-def read_mask(text: str, n: int, m: int) -> Bool[Tensor, " pos"]:
+def parse_mask(text: str, n: int, m: int) -> Bool[Tensor, " pos"]:
     """Reads a mask, True at hidden entries: a name, or rows divided by commas, as in ``..#,#..,...``.
 
     Raises:

@@ -42,7 +42,8 @@ class Matrices(Task):
     rank: int = Field(2, ge=1)
     law: Literal["factors", "entries"] = "factors"
     distribution: Literal["uniform", "gaussian", "laplace"] = "uniform"
-    scale: float = Field(1.0, gt=0)
+    # Products of larger ones are beyond float32.
+    scale: float = Field(1.0, gt=0, le=1e15)
     p_mask: float = Field(0.3, ge=0, le=1)
     mask: tuple[str, ...] | None = None
     grid_max: float = Field(10.0, gt=0)

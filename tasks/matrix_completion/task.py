@@ -15,7 +15,7 @@ from tasks.base import Batch, DropMetric, Influences, Metric, ProbeTargets, Spli
 from tasks.catalog import built_in_presets
 from tasks.errors import TaskError
 from tasks.matrix_completion.influence import pairs_of_entries
-from tasks.matrix_completion.masks import move_longest_column, read_mask
+from tasks.matrix_completion.masks import move_longest_column, parse_mask
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.probe_targets import matrix_targets
 from tasks.matrix_completion.reference_outputs import (
@@ -233,7 +233,7 @@ class MatrixCompletion(Matrices):
 
     def with_mask(self, batch: Batch, mask: str) -> Batch:
         """Returns the examples under one mask: ``rows``, ``columns`` (see :func:`named_masks`), or ``..#,..#,...``."""
-        hidden = read_mask(mask, self.n, self.columns).to(batch.targets.device)
+        hidden = parse_mask(mask, self.n, self.columns).to(batch.targets.device)
         return self.batch(batch.targets, hidden.expand(len(batch), -1))
 
 

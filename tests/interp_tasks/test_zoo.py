@@ -33,9 +33,7 @@ from interp_tasks.training.trainer import model_settings
 from interp_tasks.zoo import catalog as catalogs
 from interp_tasks.zoo import pack as packing
 from interp_tasks.zoo.catalog import catalog
-from interp_tasks.zoo.pack import pack_recipe, stored_metrics
-from interp_tasks.zoo.replication import difference, replicate
-from interp_tasks.zoo.shipped import shipped_runs
+from interp_tasks.zoo.pack import difference, pack_recipe, replicate, shipped_runs, stored_metrics
 
 #: A wheel on PyPI has at most 100 MB.
 MOST_BYTES = 95e6

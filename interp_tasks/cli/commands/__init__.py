@@ -126,14 +126,14 @@ COMMANDS: dict[str, dict[str, str]] = {
 #: Name -> module and function in this folder; the others are experiments, whose functions are their commands.
 FUNCTIONS = {
     "train": "train:train",
-    "grid": "grid:GridCommand",
+    "grid": "grid:grid",
     "list": "tasks:list_tasks",
-    "cost": "cost:CostCommand",
+    "cost": "tasks:cost",
     "data": "tasks:data",
     "checkpoints": "runs:checkpoints",
     "import": "runs:import_weights",
     "report": "runs:report",
-    "search": "search:Search",
+    "search": "search:search",
     "zoo": "zoo:zoo",
     "reproduce": "reproduce:reproduce",
     "demo": "demo:demo",

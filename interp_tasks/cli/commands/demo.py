@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from interp_tasks.cli.command import CommonOptions
+from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS, print_as, write_and_show
 from interp_tasks.cli.progress import progress_line
 from interp_tasks.cli.streams import write_line
@@ -25,7 +26,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path(
         "interp-demo.html"
     ),
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table",
+    format: FORMAT = "table",
 ) -> None:
     """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds.
 

@@ -11,6 +11,7 @@ import typer
 
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.commands import PAPERS
+from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.streams import write_data
@@ -69,7 +70,7 @@ def reproduce(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Tables and page.", show_default="results/PAPER-PRESET"),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table",
+    format: FORMAT = "table",
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Below each line what the claim says, and why the verdict.")
     ] = False,

@@ -11,7 +11,7 @@ import typer
 from interp_tasks.checkpoints import describe_run, resolve
 from interp_tasks.checkpoints.run_files import read_json
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import RUNS, ExampleOptions, PrintingOptions
+from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import progress_line
 from interp_tasks.cli.streams import write_line
@@ -26,7 +26,7 @@ from interp_tasks.settings import check_task_name, task_config
 def checkpoints(
     ckpt: RUNS,
     common: CommonOptions,
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table",
+    format: FORMAT = "table",
 ) -> None:
     """List the checkpoints of a run, and where its drop lies."""
     check_choice("--format", format, FORMATS)

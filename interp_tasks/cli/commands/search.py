@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.cli.options import FORMAT, RecipeOptions
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.streams import write_data
 from interp_tasks.cli.tables import console, print_rows
-from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
-from interp_tasks.settings import read_settings
+from interp_tasks.settings import parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.search.plan import Plan
@@ -29,18 +29,10 @@ SHOWN = 10
 MOST_TRIALS = 100_000
 
 
-@dataclass(kw_only=True)
-class Search(RecipeCommand):
-    """Search hyper-parameters with Optuna: a training run for every trial.
+@dataclass(frozen=True, kw_only=True)
+class SpaceOptions:
+    """What is varied, and what is better."""
 
-    The same command goes on with a search that was stopped; a larger --trials extends it. What is tried by default
-    are the published values of the task: docs/search.md. Prints the best trials and how much each setting matters;
-    OUT/search.html shows both.
-    """
-
-    trials: Annotated[
-        int, typer.Option("--trials", metavar="N", help="Trials in all, those of earlier calls included.")
-    ] = 10
     space: Annotated[
         str | None,
         typer.Option(
@@ -68,72 +60,57 @@ class Search(RecipeCommand):
     prune: Annotated[
         bool, typer.Option("--prune", help="Stop trials behind the median, from half of their steps on.")
     ] = False
+
+    def plan(self, recipe: RecipeOptions) -> Plan:
+        """Returns what is searched, once tasks of the user's own are known."""
+        from interp_tasks.search.plan import make_plan
+
+        recipe.import_tasks()
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return make_plan(recipe.task, preset=recipe.preset, settings=parse_settings(recipe.settings), **given)
+
+
+def search(
+    recipe: RecipeOptions,
+    searched: SpaceOptions,
+    trials: Annotated[
+        int, typer.Option("--trials", metavar="N", help="Trials in all, those of earlier calls included.")
+    ] = 10,
     storage: Annotated[
         str | None,
         typer.Option(
             "--storage", metavar="URL", help="Database of the trials.", show_default="sqlite:///OUT/search.db"
         ),
-    ] = None
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="OUT", help="Folder.", show_default="runs/search-TASK-PRESET"),
-    ] = None
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+    ] = None,
+    format: FORMAT = "table",
+) -> None:
+    """Search hyper-parameters with Optuna: a training run for every trial.
 
-    def check(self) -> None:
-        from interp_tasks.search.plan import parse_vary
+    The same command goes on with a search that was stopped; a larger --trials extends it. What is tried by default
+    are the published values of the task: docs/search.md. Prints the best trials and how much each setting matters;
+    OUT/search.html shows both.
+    """
+    check_choice("--format", format, FORMATS)
+    if not 1 <= trials <= MOST_TRIALS:
+        raise UserError(f"--trials {trials}: from 1 to {MOST_TRIALS}")
+    plan, folder = searched.plan(recipe), out or Path("runs") / f"search-{recipe.task}-{recipe.preset}"
+    check_free(folder, "search")
+    check_writable_folder(folder)
+    from interp_tasks.search.study import search
 
-        check_choice("--format", self.format, FORMATS)
-        settings = self.check_recipe()
-        if not 1 <= self.trials <= MOST_TRIALS:
-            raise UserError(f"--trials {self.trials}: from 1 to {MOST_TRIALS}")
-        parse_vary(self.vary)
-        if self.import_path is None:
-            self.plan(settings)
-        check_free(self.folder(), "search")
-        check_writable_folder(self.folder())
-
-    def folder(self) -> Path:
-        return self.out or Path("runs") / f"search-{self.task}-{self.preset}"
-
-    def plan(self, settings: dict[str, str]) -> Plan:
-        from interp_tasks.search.plan import make_plan
-
-        return make_plan(
-            self.task,
-            preset=self.preset,
-            space=self.space,
-            vary=self.vary,
-            settings=settings,
-            objective=self.objective,
-            seed=self.seed,
-            prune=self.prune,
+    with progress_line(recipe.quiet) as progress:
+        result = search(
+            plan, out=folder, trials=trials, storage=storage, device=recipe.device, progress=progress
         )
-
-    def execute(self) -> None:
-        """Runs the search, prints its best trials, and says what it wrote."""
-        self.import_tasks()
-        from interp_tasks.search.study import search
-
-        with progress_line(self.quiet) as progress:
-            result = search(
-                self.plan(read_settings(self.settings)),
-                out=self.folder(),
-                trials=self.trials,
-                storage=self.storage,
-                device=self.device,
-                progress=progress,
-            )
-        self.show(result)
-        note(f"wrote {self.folder() / 'search.html'}, trials.csv, trials.json", self.quiet)
-
-    def show(self, result: SearchResult) -> None:
-        if self.format == "json":
-            write_data(result.to_json())
-        elif self.format == "csv":
-            write_data(result.to_csv())
-        else:
-            print_found(result)
+    if format == "table":
+        print_found(result)
+    else:
+        write_data(result.to_json() if format == "json" else result.to_csv())
+    note(f"wrote {folder / 'search.html'}, trials.csv, trials.json", recipe.quiet)
 
 
 def print_found(result: SearchResult) -> None:

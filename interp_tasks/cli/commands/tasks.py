@@ -1,13 +1,14 @@
-"""``interp-run tasks list`` and ``tasks data``."""
+"""``interp-run tasks list``, ``tasks cost`` and ``tasks data``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from interp_tasks import experiments
-from interp_tasks.cli.options import PrintingOptions, ResultOptions
+from interp_tasks.cli.options import FORMAT, RATE, PrintingOptions, RecipeOptions, ResultOptions, check_rate
+from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.tables import print_rows
 from interp_tasks.errors import UserError
@@ -15,6 +16,10 @@ from interp_tasks.measurement.options import check_choice, check_samples, check_
 from interp_tasks.measurement.subjects import SPLITS
 from interp_tasks.papers.miiii.data import MULTIPLES, SAMPLES, check_multiples
 from interp_tasks.settings import check_task_name, task_config
+from interp_tasks.texts import duration, flop, size
+
+if TYPE_CHECKING:
+    from interp_tasks.training.cost import Cost
 
 
 def list_tasks(printing: PrintingOptions) -> None:
@@ -46,6 +51,52 @@ def list_tasks(printing: PrintingOptions) -> None:
     print_rows(rows, "table", ["task", "preset", "of the task", "steps"])
     write_line("")
     write_line("All settings of the presets, of models and training too: --format json.")
+
+
+def cost(recipe: RecipeOptions, rate: RATE = None, format: FORMAT = "table") -> None:
+    """Say what training would take: parameters, FLOP, memory, disk, time.
+
+    Counted without training: only the rate, unless --rate gives it, is measured by four updates on the --device.
+    """
+    check_choice("--format", format, FORMATS)
+    check_rate(rate)
+    resolved = recipe.resolve()
+    from interp_tasks.training.cost import cost
+    from tasks import get
+
+    estimate = cost(
+        get(resolved.task_name, **resolved.task),
+        settings=resolved.model,
+        config=resolved.train,
+        gflop_per_second=rate,
+        device=recipe.device,
+    )
+    if format == "table":
+        rows = [{"quantity": quantity, "amount": text} for quantity, text in sentences(estimate)]
+        print_rows(rows, "table", ["quantity", "amount"])
+    else:
+        print_rows([estimate.to_dict()], format, [])
+
+
+def sentences(cost: Cost) -> list[tuple[str, str]]:
+    """Returns the lines of the table: what, and how much of it."""
+    frozen = cost.parameters - cost.trained
+    rate = f"{float(f'{cost.gflop_per_second:.3g}'):,g} GFLOP/s, {'measured here' if cost.measured else 'as given'}"
+    parts: list[Any] = [
+        ("weights", cost.weights_bytes),
+        ("gradients", cost.gradients_bytes),
+        ("optimiser", cost.optimiser_bytes),
+        ("Grokfast", cost.filter_bytes),
+        ("activations", cost.activations_bytes),
+    ]
+    return [
+        ("parameters", f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else "")),
+        ("a step", f"{flop(cost.step_flop)}, {cost.examples:,} examples, {cost.forward} forward"),
+        ("the run", f"{flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them"),
+        ("memory", f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n)),
+        ("disk", f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints"),
+        ("time", f"{duration(cost.seconds)} at {rate}"),
+    ]
 
 
 def data(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints import resolve
-from interp_tasks.checkpoints.run_files import check_no_run
+from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
 from interp_tasks.cli.options import RecipeOptions
 from interp_tasks.cli.progress import asked_to_stop, note, progress_line
 from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.tables import plain
 from interp_tasks.errors import UserError
 from interp_tasks.pages import check_writable_folder
-from interp_tasks.settings import read_seeds, read_settings
+from interp_tasks.settings import parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.training.config import Resolved
@@ -43,14 +43,15 @@ def train(
         raise UserError(
             "--stacked is gone: --seeds trains one after another, interp-run grid several at a time"
         )
-    several, folder = read_seeds(seeds), out or Path("runs") / f"{recipe.task}-{recipe.preset}"
-    if several is not None and "train.seed" in read_settings(recipe.settings):
+    several, folder = parse_seeds(seeds), out or Path("runs") / f"{recipe.task}-{recipe.preset}"
+    if several is not None and "train.seed" in parse_settings(recipe.settings):
         raise UserError("give --seeds or --set train.seed=..., not both")
     resolved = recipe.resolve()
     if resolved.train.start_from is not None:
         resolve(resolved.train.start_from)
     if several is not None:
         check_no_run(folder)
+    check_run_name(folder)
     check_writable_folder(folder)
     import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
 
@@ -69,6 +70,7 @@ def train_one(
     from interp_tasks.training.trainer import train_resolved
 
     before = resumes_at(out)
+    begun_with = "" if before is None else other_torch(out)
     with progress_line(recipe.quiet) as progress:
 
         def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
@@ -77,7 +79,7 @@ def train_one(
 
         train_resolved(resolved, out, seed=seed, device=recipe.device, progress=show, stop=stop)
     if before is not None:
-        note(f"{out}: went on from step {before}", recipe.quiet)
+        note(f"{out}: went on from step {before}{begun_with}", recipe.quiet)
     last = read_metrics(out)[-1]
     write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
 
@@ -88,3 +90,15 @@ def resumes_at(run: Path) -> int | None:
     from interp_tasks.checkpoints.run_folder import resumable
 
     return None if reached(run) is None else next(resumable(run), None)
+
+
+def other_torch(run: Path) -> str:
+    """Returns what to say of a run that another torch began; nothing where it was this one."""
+    from importlib.metadata import version
+
+    before, now = (read_run(run).get("versions") or {}).get("torch"), version("torch")
+    return (
+        ""
+        if before in (None, now)
+        else f"; torch {before} began it, and sums of {now} may differ in their last bit"
+    )

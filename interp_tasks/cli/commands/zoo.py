@@ -10,6 +10,7 @@ import typer
 
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.cli.command import CommonOptions
+from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.tables import console, print_rows
@@ -46,7 +47,7 @@ def zoo(
         Path | None,
         typer.Option("--into", metavar="DIR", help="With --pack: another zoo.", show_default="the package's"),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table",
+    format: FORMAT = "table",
 ) -> None:
     """List the trained models that ship, or ship those of a recipe.
 
@@ -87,7 +88,7 @@ def ship(recipe: str, grid: Path, into: Path, quiet: bool) -> None:
 
 def compare(name: str, steps: int, format: str, quiet: bool) -> None:
     """Trains a model's first steps again, and prints whether its log is the same."""
-    from interp_tasks.zoo.replication import replicate
+    from interp_tasks.zoo.pack import replicate
 
     found = replicate(name, steps)
     print_rows([found.to_dict()], format, ["name", "recipe", "lines", "said"])

@@ -43,6 +43,9 @@ ABLATIONS: dict[str, Callable[[Any, tuple[Head, ...], HeadEdit, Any, LoadedCheck
     "resample": lambda ablate, heads, edit, at, subject: ablate.resample(
         heads, subject.tokens, subject.seed, positions=at
     ),
+    "noise": lambda ablate, heads, edit, at, subject: ablate.noise(
+        heads, edit.scale, subject.seed, positions=at
+    ),
 }
 HEADS_HELP = "all, each (a row per head), each-layer, or heads such as 0.1+2.3-5. Repeat for rows."
 #: Choices that need a model to say which heads they are.
@@ -50,6 +53,7 @@ WORDS = ("all", EACH, EACH_LAYER)
 #: Options of the experiments that edit heads.
 MODE = typer.Option("--mode", help=", ".join(ABLATIONS) + ".")
 KEYS = typer.Option("--keys", metavar="0,1", help="With uniform: attend to these positions only.")
+SCALE = typer.Option("--scale", metavar="SD", help="With noise: its standard deviation.")
 POSITIONS = typer.Option(
     "--positions", metavar="WHERE", help="Edit at: all, hidden, observed, or positions such as 0,3."
 )
@@ -61,36 +65,47 @@ class HeadEdit:
 
     Attributes:
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
-            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
-            (``resample``). Means and resamples are over the examples evaluated.
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, that of another example
+            (``resample``) or with Gaussian ``noise`` added. Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         positions: edit only here: positions, or a mask of the task's examples by name; ``None``: everywhere.
+        scale: with ``noise``, its standard deviation.
     """
 
     mode: str
     keys: tuple[int, ...] | None
     positions: str | tuple[int, ...] | None
+    scale: float | None = None
 
     @classmethod
-    def read(cls, mode: str, keys: Any, positions: Any) -> HeadEdit:
+    def read(cls, mode: str, keys: Any, positions: Any, scale: float | None = None) -> HeadEdit:
         """Reads an edit from the options that users give.
 
         Raises:
             UserError: in one line.
         """
         mode = check_choice("--mode", mode, tuple(ABLATIONS))
-        return cls(mode, check_keys(keys, mode), parse_positions(positions))
+        if (scale is None) == (mode == "noise"):
+            raise UserError(
+                "--mode noise needs --scale, the noise's standard deviation, such as 0.1"
+                if scale is None
+                else f"--scale goes with --mode noise only, not with {mode}"
+            )
+        if scale is not None and not 0 < scale < float("inf"):
+            raise UserError(f"--scale {scale:g}: a standard deviation, above 0")
+        return cls(mode, check_keys(keys, mode), parse_positions(positions), scale)
 
     @property
     def name(self) -> str:
-        return called(self.mode, {"keys": self.keys, "positions": self.positions})
+        return called(self.mode, {"keys": self.keys, "positions": self.positions, "scale": self.scale})
 
     def describe(self) -> dict[str, Any]:
-        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or "all"}
+        scale = {} if self.scale is None else {"scale": self.scale}
+        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or "all", **scale}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self.mode in ("uniform", "zero"):
+        if self.mode in ("uniform", "zero", "noise"):
             return ()
         name, within = self.mode.removeprefix("edited_").replace("_", " "), self.mode.startswith("edited_")
         return (

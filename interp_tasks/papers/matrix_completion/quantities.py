@@ -46,7 +46,7 @@ class RunEnd:
         if self._classes is None:
             self._classes = {}
             if hasattr(subject.task, "attention_templates"):
-                found = classify_heads(replace(subject, checkpoint=self.checkpoint()), positions=None)
+                found = classify_heads(replace(subject, loaded=self.checkpoint()), positions=None)
                 self._classes = {
                     name: heads for name, heads in found.groups().items() if name in found.possible
                 }

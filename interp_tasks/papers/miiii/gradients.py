@@ -19,6 +19,7 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve, heat
 from interp_tasks.checkpoints.drop import final_level
+from interp_tasks.checkpoints.run_files import iterate_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
@@ -116,9 +117,10 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
     Raises:
         UserError: if it logged none from this step on, or they are mangled.
     """
-    lines = [line for line in run.lines if line["step"] >= start and LOGGED in line]
+    every = [line for line in iterate_metrics(run.path) if LOGGED in line]
+    lines = [line for line in every if line["step"] >= start]
     if not lines:
-        logged = [line["step"] for line in run.lines if LOGGED in line]
+        logged = [line["step"] for line in every]
         if logged:
             raise UserError(
                 f"{run.name} logged no gradient norms from step {start} on: its last are of {logged[-1]}"

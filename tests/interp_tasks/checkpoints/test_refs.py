@@ -179,9 +179,7 @@ def test_weights_of_others(place: Path) -> None:
     (place / "model.pt").touch()
     (place / "llama").mkdir()
     (place / "llama" / "config.json").touch()
-    message = (
-        "model.pt is a file, no run or checkpoint folder; load its weights into a HookedTransformer in Python"
-    )
+    message = "model.pt is a file, no run or checkpoint folder: interp-run runs import model.pt --out RUN"
     assert complaint("model.pt").startswith(message)
     assert complaint("model.pt@last").startswith(message)
     assert "is a Hugging Face model's folder: use circuits on it in Python" in complaint("llama")
@@ -327,7 +325,7 @@ def test_mangled_runs(place: Path) -> None:
     assert "x/run.json is not valid JSON" in complaint("x@pre")
     (place / "x" / "run.json").write_text('{"drop_metric": {"name": "mse", "direction": "left"}}')
     assert "declares no drop_metric" in complaint("x@pre")
-    for plateau in ("high", True, float("inf"), [1]):
+    for plateau in ("high", True, [1]):
         described = {"drop_metric": {"name": "mse", "direction": "down", "plateau": plateau}}
         (place / "x" / "run.json").write_text(json.dumps(described))
         assert "run.json is mangled: 'drop_metric' is of the wrong kind" in complaint("x@pre"), plateau

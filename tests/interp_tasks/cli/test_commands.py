@@ -13,14 +13,15 @@ import pytest
 import tasks
 from interp_tasks.checkpoints import refs
 from interp_tasks.cli import commands, main
-from interp_tasks.cli.app import every_command, first_paragraph, program
+from interp_tasks.cli.app import every_command, program
+from interp_tasks.cli.command import help_text
 from interp_tasks.cli.failures import exit_code_of
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.pages import versions
 from interp_tasks.published import papers
-from interp_tasks.settings import read_seeds, read_settings
+from interp_tasks.settings import parse_seeds, parse_settings
 
 SMALL = ["--samples", "12", "--quiet"]
 COMMANDS = [path for path, _ in every_command(program())]
@@ -160,8 +161,8 @@ def test_the_changelog_has_every_old_name():
     changes = (Path(__file__).parents[3] / "CHANGELOG.md").read_text(encoding="utf-8")
     table = changes.partition("| before | now |")[2].partition("\n\n")[0]
     before, now = zip(*(line.split("|")[1:3] for line in table.splitlines()[2:]), strict=True)
-    # A list of tasks was had by their name alone.
-    old = program().moved.keys() - {"list"}
+    # A list of tasks was had by their name alone, and runs could not be imported.
+    old = program().moved.keys() - {"list", "import"}
     assert set(re.findall(r"`([\w-]+)", "".join(before))) == old | {"tasks"}
     groups = {words[0] for words in COMMANDS if len(words) > 1}
     assert {name.split()[0] for name in re.findall(r"`([^`]+)`", "".join(now))} == groups | {"interp-run"}
@@ -183,13 +184,13 @@ def test_the_schema_moved_too_and_the_version_is_said(call):
 
 
 def test_settings_and_seeds():
-    assert read_settings(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
-    assert read_seeds(None) is None
-    assert read_seeds("0:3") == [0, 1, 2]
-    assert read_seeds("4,1") == [4, 1]
+    assert parse_settings(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert parse_seeds(None) is None
+    assert parse_seeds("0:3") == [0, 1, 2]
+    assert parse_seeds("4,1") == [4, 1]
     for text in ("a", "1:2:3", "-1", "", "4,4,1", f"0:{2**70}", str(2**63), "9" * 5000):
         with pytest.raises(UserError, match="--seeds"):
-            read_seeds(text)
+            parse_seeds(text)
 
 
 def records(call, *arguments):
@@ -485,7 +486,7 @@ def test_the_list_of_experiments_is_what_they_say():
     said = {}
     for name, each in EXPERIMENTS.items():
         if name not in commands.FUNCTIONS:
-            said.setdefault(each.place, {})[name] = first_paragraph(each.function)
+            said.setdefault(each.place, {})[name] = help_text(each.function).partition("\n\n")[0]
     listed = {
         place: {name: line for name, line in names.items() if name not in commands.FUNCTIONS}
         for place, names in commands.COMMANDS.items()

@@ -108,6 +108,7 @@ BEFORE_LOADING = {
     f"patch {RUN} --source negated --site z.1 --heads 0.1": ["0.1 is not in layer 1; leave the layer out"],
     f"probe {RUN} --site resid_post.2": ["resid_post.2", "layers 0-1"],
     f"probe {RUN} --target truth": ["declares true_element"],
+    f"probe {RUN} --samples 1": ["--samples 1: some examples are fitted and others scored; give 4 or more"],
     f"attention {RUN} --template roww": ["has no such template"],
     f"permute {RUN} --what diagonals": ["no such positions in run@40"],
     f"matrix baseline {RUN} --method magic": ["declares nuclear norm"],

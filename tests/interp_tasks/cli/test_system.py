@@ -50,13 +50,8 @@ def refused(outcome):
 
 TOKENS = {
     "floats": (lambda: numpy.ones((2, 16)), "whole numbers"),
-    "booleans": (lambda: numpy.ones((2, 16), bool), "whole numbers"),
-    "one axis": (lambda: numpy.ones(16, int), "[batch pos]"),
     "no rows": (lambda: numpy.ones((0, 16), int), "[0, 16]"),
-    "no positions": (lambda: numpy.ones((2, 0), int), "[2, 0]"),
-    "negative": (lambda: -numpy.ones((2, 16), int), "-1"),
     "too large": (lambda: numpy.full((2, 16), 10**6), "1000000"),
-    "beyond integers": (lambda: numpy.full((2, 16), 2**64 - 1, numpy.uint64), "token ids"),
     "too long": (lambda: numpy.ones((2, 17), int), "17 positions"),
     "objects": (lambda: numpy.array([{}], dtype=object), ".npy file of plain numbers"),
 }
@@ -76,7 +71,7 @@ def copied(tmp_path, name):
 
 
 @pytest.mark.parametrize("format", ["table", "json", "csv"])
-@pytest.mark.parametrize("command", ["runs checkpoints", "runs drops", "heads", "runs curve"])
+@pytest.mark.parametrize("command", ["runs checkpoints", "heads"])
 def test_no_name_reaches_a_terminal_as_it_obeys_it(call, tmp_path, command, format):
     """Of a folder, and of a group of heads; in JSON it comes back whole."""
     run = copied(tmp_path, EVIL)
@@ -138,7 +133,7 @@ def test_what_may_never_end_is_not_read(call, tmp_path, command):
             ), line
 
 
-@pytest.mark.parametrize("exit", ["sys.exit()", "sys.exit(0)", "sys.exit('bye')", "raise SystemExit(3)"])
+@pytest.mark.parametrize("exit", ["sys.exit(0)", "raise SystemExit(3)"])
 def test_a_file_that_exits_is_refused(call, tmp_path, exit):
     (tmp_path / "mine.py").write_text(f"import sys\n{exit}\n")
     assert "--import mine.py, line 2: SystemExit" in refused(call("tasks", "--import", "mine.py"))
@@ -300,7 +295,7 @@ def full_after(monkeypatch, count):
     monkeypatch.setattr(disk, "write_synced", write_synced)
 
 
-@pytest.mark.parametrize("count", [0, 2, 4])
+@pytest.mark.parametrize("count", [0, 4])
 def test_a_full_disk_keeps_the_old_files_and_the_table(call, tmp_path, monkeypatch, count):
     assert ablate(call, "--out", "out", "--plot")[0] == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -328,14 +323,7 @@ def test_a_failing_page_leaves_the_table_too(call, monkeypatch):
 
 SAID = {
     "help": ["--help"],
-    "help of a command": ["ablation", "--help"],
-    "tasks": ["tasks"],
-    "tasks csv": ["tasks", "--format", "csv"],
-    "checkpoints": ["runs", "checkpoints", "--ckpt", ZOO],
-    "checkpoints json": ["runs", "checkpoints", "--ckpt", ZOO, "--format", "json"],
     "ablation": ["ablation", "--ckpt", ZOO, *SMALL],
-    "lens csv": ["lens", "--ckpt", ZOO, *SMALL, "--format", "csv"],
-    "patch json": ["patch", "--ckpt", ZOO, "--source", "negated", *SMALL, "--format", "json"],
     "train": [
         *("train", "matrix-completion", "--set", "train.steps=0", "--set", "model.d_model=8"),
         *("--set", "train.eval_samples=4", "--out", "run", "--quiet"),
@@ -455,7 +443,7 @@ def test_no_file_takes_the_place_of_a_closed_stdout():
     assert shell(f"{sys.executable} -c '{program}' >&- <&- 2>&-")[0] == 0
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 @pytest.mark.parametrize("case", SAID)
 def test_an_encoding_that_lacks_characters(capsys, tmp_path, monkeypatch, case, encoding):
     monkeypatch.chdir(tmp_path)
@@ -551,16 +539,6 @@ def test_a_terminal_of_80_columns(tmp_path):
     assert "starting" in plain, "the bar, while libraries are imported"
     assert "Traceback" not in plain
     assert any(line.startswith("read-out after") for line in lines)
-
-
-def test_colour_is_for_terminals_that_want_it(tmp_path):
-    arguments = ["ablation", "--help"]
-    assert COLOUR.search(on_a_terminal(arguments, 80, tmp_path)[1])
-    for refusing in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        code, seen = on_a_terminal(arguments, 80, tmp_path, **refusing)
-        assert code == 0
-        assert not COLOUR.search(seen)
-        assert "--ckpt" in unstyled(seen)
 
 
 def test_progress_of_training_shows_where_it_is(tmp_path):

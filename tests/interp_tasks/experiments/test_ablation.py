@@ -81,7 +81,7 @@ def test_observed_is_where_nothing_is_hidden(task, models, folders, by_hand):
     assert measured(frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS), rel=1e-6)
 
 
-@pytest.mark.parametrize("mode", ABLATIONS)
+@pytest.mark.parametrize("mode", ABLATIONS.keys() - {"noise"})
 def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders, by_hand, mode):
     new = {
         "uniform": lambda pattern: torch.full_like(pattern, 1 / 9),
@@ -104,6 +104,20 @@ def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders,
     assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
     everywhere = ablation(folders[0], heads="1.0-1", mode=mode, samples=N, seed=SEED)
     assert measured(everywhere.frame) != pytest.approx(expected, rel=1e-3)
+
+
+def test_noise_is_that_of_circuits_and_needs_a_scale(task, models, folders):
+    from circuits import ablate, sweep
+
+    found = ablation(folders[0], heads="1.0", mode="noise", scale=0.5, positions="4", samples=N, seed=SEED)
+    assert set(found.frame["intervention"]) == {"noise(positions=4; scale=0.5)"}
+    batch = task.sample(N, seed=SEED)
+    edit = ablate.noise([(1, 0)], 0.5, SEED, positions=(4,))
+    by_hand = sweep(models[0], batch.tokens, {"1.0": edit}, metric=task.metrics, batch=batch)
+    assert found.frame["value"].tolist() == pytest.approx(by_hand.frame["value"].tolist(), rel=1e-5)
+    for settings, said in (({"mode": "noise"}, "needs --scale"), ({"scale": 0.5}, "goes with --mode noise")):
+        with pytest.raises(UserError, match=said):
+            ablation(folders[0], **settings)
 
 
 def test_zero_keys_and_resample(task, models, folders, by_hand):

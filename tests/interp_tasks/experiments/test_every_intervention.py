@@ -28,7 +28,14 @@ def commands(run: str) -> dict[str, tuple[list[str], int, bool]]:
     _, layers, declared = RUNS[run]
     parts = 2 + layers * (HEADS + 2)  # embeddings; heads, their bias and the MLP of each layer
     return {
-        **{f"ablation {mode}": (["ablation", "--mode", mode], 1, False) for mode in ABLATIONS},
+        **{
+            f"ablation {mode}": (
+                ["ablation", "--mode", mode, *["--scale", "0.5"] * (mode == "noise")],
+                1,
+                False,
+            )
+            for mode in ABLATIONS
+        },
         "heads": (["heads", "--group", "pair=0.0-1"], layers * HEADS + layers + 1 + 1, False),
         "transplant": (
             ["transplant", "--source", f"{run}@pre", "--components", "qkv", "--components", "mlp+embed"],

@@ -2,12 +2,8 @@
 
 import json
 import math
-import os
 import re
 import socket
-import subprocess
-import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -171,6 +167,11 @@ def test_experiments_over_runs_seeds_or_all():
     ("spec", "said"),
     [
         ({}, "no runs: write"),
+        (small(seeds="0:2000"), "2,000 runs to train: --yes if that is meant"),
+        (
+            small(**{f"train.{each}_every": [*range(1, 300)] for each in ("log", "checkpoint", "observe")}),
+            "at most 100,000",
+        ),
         ({"trane": {}}, "no setting grid.trane: did you mean grid.train?"),
         (small(**{"model.d_modle": 8}), "did you mean model.d_model?"),
         (small(**{"train.seed": 3}), "set train.seed: write seeds"),
@@ -620,39 +621,6 @@ def test_a_unit_whose_process_dies_has_failed_and_the_others_are_done(tmp_path):
     assert "its process died" in failed.error
     assert "deadly" in failed.what
     assert len(found.records) == 3
-
-
-PARENT = """
-import os, time
-from interp_tasks.grids.run import opened
-
-with opened("processes", 1) as pool:
-    print(pool.submit(os.getpid).result(), flush=True)
-    pool.submit(time.sleep, 60)
-    time.sleep(60)
-"""
-
-
-def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
-    script = tmp_path / "parent.py"
-    script.write_text(f"if __name__ == '__main__':\n{textwrap.indent(PARENT, '    ')}")
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        parent.kill()
-    deadline = time.monotonic() + 30
-    while is_running(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat")
-        return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 @pytest.mark.parametrize(

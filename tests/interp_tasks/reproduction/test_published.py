@@ -9,9 +9,9 @@ from interp_tasks.errors import UserError
 from interp_tasks.published import papers, read_paper
 from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.recipes.recipe import recipe_names
-from interp_tasks.settings import read_seeds
+from interp_tasks.settings import parse_seeds
 from interp_tasks.training.config import resolve_config
-from interp_tasks.zoo.shipped import shipped_runs
+from interp_tasks.zoo.pack import shipped_runs
 
 #: Experiments of the two papers on matrix completion, as our fact sheet counts them.
 MATRIX_ROWS = 31
@@ -85,7 +85,7 @@ def test_runs_that_a_recipe_ships_are_those_that_it_trains(name):
     """Or a run that the recipe made would be refused as another one."""
     made = 0
     for run in read_paper(name).run:
-        seeds = read_seeds(run.seeds)
+        seeds = parse_seeds(run.seeds)
         names = [run.name] if seeds is None else [f"{run.name}/seed-{seed}" for seed in seeds]
         recipes = {SHIPPED[each].recipe if each in SHIPPED else "" for each in names}
         assert recipes == {run.recipe}, run.name

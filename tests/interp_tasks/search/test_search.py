@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -29,7 +30,8 @@ from interp_tasks.errors import Diverged, UserError
 from interp_tasks.search import Plan, make_plan, search
 from interp_tasks.search import study as study_module
 from interp_tasks.search.plan import parse_vary, shipped_spaces
-from interp_tasks.search.study import built, value_of, without_password
+from interp_tasks.search.study import built, value_of
+from interp_tasks.texts import without_secrets
 from interp_tasks.training.provenance import command
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
@@ -412,13 +414,84 @@ def test_a_search_may_move(fake: FakeTrainer, tmp_path: Path) -> None:
     assert moved.trials[0]["run"] == str(tmp_path / "there" / "trial-0000")
 
 
-def test_passwords_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = "postgresql://me:pass@host/db"
-    assert without_password(url) == "postgresql://me:***@host/db"
-    monkeypatch.setattr(
-        sys, "argv", ["interp-run", "runs", "search", "miiii", "--storage", url, "--set", "task.p=5"]
-    )
-    assert command() == "interp-run runs search miiii --storage postgresql://me:***@host/db --set task.p=5"
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("postgresql://me:s3cret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:s3@cret/s@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://host/db?user=u&password=s3cret", "postgresql://host/db?user=***&password=***"),
+        ("sqlite:///a.db", "sqlite:///a.db"),
+    ],
+)
+def test_secrets_of_urls_are_not_written_down(monkeypatch: pytest.MonkeyPatch, url: str, public: str) -> None:
+    assert without_secrets(f"in {url}: no") == f"in {public}: no"
+    monkeypatch.setattr(sys, "argv", ["interp-run", "runs", "search", "miiii", f"--storage={url}"])
+    assert command().replace("'", "") == f"interp-run runs search miiii --storage={public}"
+    secret = url.partition("me:")[2].rpartition("@")[0] or url.rpartition("password=")[2]
+    assert secret == url or secret not in str(study_module.unusable(url, ValueError(f"'{secret}' is wrong")))
+
+
+def spoil(out: Path, *statements: str) -> None:
+    with sqlite3.connect(out / "search.db") as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+
+
+VIEW = "CREATE VIEW more AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE trial_params SET distribution_json = 'no'",
+        "UPDATE trial_params SET param_value = 'text'",
+        "UPDATE trial_values SET value = NULL",
+        "UPDATE trial_values SET value = 'text'",
+        "UPDATE trial_values SET value_type = 'INF_POS', value = NULL",
+        "UPDATE trials SET state = 'ODD'",
+        "DELETE FROM trial_params",
+        VIEW,
+    ],
+)
+def test_a_spoilt_database_is_one_line(fake: FakeTrainer, tmp_path: Path, statement: str) -> None:
+    out = tmp_path / "out"
+    search(plan(), out=out, trials=1)
+    spoil(out, statement)
+    with pytest.raises(UserError, match=r"^--storage sqlite:\S+ cannot be used: .") as refused:
+        search(plan(), out=out, trials=2)
+    assert "\n" not in str(refused.value)
+    assert fake.runs == ["trial-0000"]
+
+
+def test_a_locked_database_is_waited_for(fake: FakeTrainer, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    search(plan(), out=out, trials=1)
+    holder = sqlite3.connect(out / "search.db", check_same_thread=False, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    threading.Timer(1.5, lambda: holder.execute("COMMIT")).start()
+    assert len(search(plan(), out=out, trials=2).trials) == 2
+    holder.close()
+
+
+def test_values_that_differ_by_rounding_have_no_importances(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    FakeTrainer(monkeypatch, results=True)
+
+    def no_variance(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("Encountered zero total variance in all trees.")
+
+    monkeypatch.setattr(optuna.importance, "get_param_importances", no_variance)
+    found = search(plan(), out=tmp_path, trials=5)
+    assert not found.importances
+    assert (tmp_path / "search.html").is_file()
+
+
+def test_a_refused_start_leaves_nothing(fake: FakeTrainer, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        search(plan(), out=tmp_path / "out", storage="sqlite:////nowhere/there.db")
+    assert not (tmp_path / "out").exists()
 
 
 # ---- Processes

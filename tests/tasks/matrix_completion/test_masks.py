@@ -7,7 +7,7 @@ import torch
 
 from tasks import TaskError
 from tasks.matrix_completion import MatrixCompletion, hide_columns, hide_rows
-from tasks.matrix_completion.masks import exchange_columns, named_masks, read_mask
+from tasks.matrix_completion.masks import exchange_columns, named_masks, parse_mask
 from tasks.matrix_completion.matrices import MASK_ID
 from tasks.matrix_completion.templates import longest_column
 
@@ -38,9 +38,9 @@ def test_a_mask_for_a_whole_batch() -> None:
 )
 def test_masks_that_do_not_fit(text: str) -> None:
     with pytest.raises(TaskError, match=r"write rows, columns, or 4 rows of 4 characters, each \. or #"):
-        read_mask(text, 4, 4)
+        parse_mask(text, 4, 4)
     with pytest.raises(TaskError, match="write 2 rows of 3 characters"):
-        read_mask("rows", 2, 3)
+        parse_mask("rows", 2, 3)
 
 
 def test_two_columns_change_places() -> None:

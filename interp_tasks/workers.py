@@ -1,0 +1,100 @@
+"""A pool of processes that ends with the process that began it, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import active_children, parent_process
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import FrameType
+
+from interp_tasks.errors import Stopped
+
+#: Signals that ask a process to end; a terminal's Ctrl-C raises an exception by itself.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class QuietProcess(SpawnProcess):
+    """A process that never sees Ctrl-C, not even while it starts: its parent answers that."""
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class QuietContext(SpawnContext):
+    """Starts processes that never see Ctrl-C."""
+
+    Process = QuietProcess
+
+
+@contextlib.contextmanager
+def worker_pool(processes: int, threads: int | None = None) -> Iterator[ProcessPoolExecutor]:
+    """Yields a pool of so many processes, which are gone when the block ends or the process does.
+
+    Args:
+        threads: of torch in each; ``None``: torch's default.
+
+    Raises:
+        Stopped: on SIGTERM or SIGHUP.
+    """
+    # Not "fork", which would copy torch's threads in an unknown state.
+    pool = ProcessPoolExecutor(processes, QuietContext(), begin_worker, (threads,))
+    try:
+        with signals_raised():
+            yield pool
+    except BaseException:
+        # Not to wait for work that nobody will read; a run that trains goes on where it was stored.
+        for worker in active_children():
+            if isinstance(worker, QuietProcess):
+                worker.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+@contextlib.contextmanager
+def signals_raised() -> Iterator[None]:
+    """Raises :class:`Stopped` on SIGTERM and SIGHUP, where nobody else answers them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped = Stopped(f"ended by {signal.Signals(number).name}")
+        stopped.code = 128 + number
+        raise stopped
+
+    answered = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in answered:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in answered:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def begin_worker(threads: int | None) -> None:
+    """Silences warnings, and ends this process with its parent: what it writes would stay locked."""
+    parent = parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    warnings.simplefilter("ignore")
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

@@ -1,0 +1,73 @@
+"""Files of others: what is read of them takes bounded time and memory, and none but ours is written to."""
+
+import json
+import lzma
+
+import pytest
+
+from interp_tasks.checkpoints.load import load_checkpoint
+from interp_tasks.checkpoints.meta import signed
+from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics
+from interp_tasks.checkpoints.save import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.disk import lock_folder
+from interp_tasks.errors import UserError
+from interp_tasks.files import read_toml
+from tasks import get
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"\.lock is a link or no regular file"):
+        lock_folder(tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lzma.compress(bytes(2 << 20)), "holds more than 1 MiB of text"),
+        (lzma.compress(b"{}\n" * 100)[:-20], "cannot be decompressed"),
+        (b"no xz", "cannot be decompressed"),
+    ],
+)
+def test_a_log_is_decompressed_as_far_as_a_log_goes(tmp_path, monkeypatch, content, said):
+    monkeypatch.setattr("interp_tasks.checkpoints.run_files.MAX_LOG", 1 << 20)
+    (tmp_path / f"{METRICS_FILE}.xz").write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["a", '"a"', "'a' "])
+def test_a_key_of_many_parts_is_refused(tmp_path, part):
+    file = tmp_path / "grid.toml"
+    file.write_text(".".join([part] * 60_000) + " = 1")
+    with pytest.raises(UserError, match="a key of more than 32 parts"):
+        read_toml(file, "a grid")
+    numbers = [0.25] * 1000
+    file.write_text(f"train.betas = {numbers}\n'a.b'.c = 2")
+    assert read_toml(file, "a grid") == {"train": {"betas": numbers}, "a.b": {"c": 2}}
+
+
+def test_a_model_without_a_scale_of_attention_is_refused(tmp_path):
+    task = get("modular-addition", p=5)
+    folder = save_checkpoint(tmp_path / "saved", task.build_model(0), task)
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["model"]["attn_scale"] = 0
+    (folder / "meta.json").write_text(json.dumps(signed(meta)))
+    with pytest.raises(UserError, match="attn_scale is 0"):
+        load_checkpoint(folder)
+    with pytest.raises(ValueError, match="NaN is no number"):
+        parse_json(b'{"attn_scale": NaN}')
+
+
+def test_layout_in_a_name_does_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    task = get("modular-addition", p=5)
+    save_checkpoint(tmp_path / "two\nlines\tof" / "checkpoints" / "00000000", task.build_model(0), task)
+    assert main(["runs", "checkpoints", "--ckpt", "two\nlines\tof"]) == 0
+    out = capsys.readouterr().out
+    assert r"two\nlines\tof" in out
+    assert "two\n" not in out
