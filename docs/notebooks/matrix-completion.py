@@ -94,6 +94,6 @@ scores = patterns.scores(after.model, batch.tokens, templates)
 scores.plot("corrected")
 
 # %% [markdown]
-# On: [attention heads](../matrix-completion/index.md#attention-heads), [training
-# dynamics](../matrix-completion/index.md#where-is-the-plateau-and-when-does-it-end), and what `circuits` can do with
+# On: [attention heads](../matrix-completion.md#attention-heads), [training
+# dynamics](../matrix-completion.md#where-is-the-plateau-and-when-does-it-end), and what `circuits` can do with
 # [a model of your own](../circuits/index.md).

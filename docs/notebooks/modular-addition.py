@@ -97,4 +97,4 @@ plots.curve(
 
 # %% [markdown]
 # On: the whole argument, [reverse-engineered step by step](../tutorials/modular-addition.md), and the [progress
-# measures](../modular-arithmetic/index.md#is-the-answer-made-of-fourier-components-and-since-when) over seeds.
+# measures](../modular-arithmetic.md#is-the-answer-made-of-fourier-components-and-since-when) over seeds.

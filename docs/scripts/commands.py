@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from interp_tasks.cli.app import GROUPS, program
 
-MATRIX, MODULAR = "matrix-completion/index.md", "modular-arithmetic/index.md"
+MATRIX, MODULAR = "matrix-completion.md", "modular-arithmetic.md"
 GENERALISATION, PRIMES, NEURONS = (
     f"{MODULAR}#{anchor}"
     for anchor in (
