@@ -108,6 +108,7 @@ LONG = {
                 "plots",
                 "report",
                 "results/beyond-the-papers",
+                "results/miiii",
                 "results/modular-arithmetic",
                 "search",
                 "tutorials/circuit",

@@ -71,18 +71,22 @@ def test_every_claim_is_decided_from_measurements_that_ship(name):
     assert {key: record.method for key, record in stored.items()} == {key: methods[key[0]] for key in stored}
 
 
-def test_judging_needs_neither_torch_nor_weights():
-    """No verdict depends on which runs ship: no run is opened."""
+def test_judging_needs_neither_torch_nor_weights(tmp_path):
+    """No verdict depends on which runs ship, as no run is opened. A paper takes 4 s of a processor, of a busy one 7."""
     told = """
-import sys
+import sys, time
 from interp_tasks.checkpoints import run_files
 run_files.read_run = run_files.read_metrics = run_files.stored_steps = run_files.is_run = None
-from interp_tasks.reproduction import reproduce
-print(len(reproduce("grokfast").outcomes), "torch" in sys.modules)
+from interp_tasks.cli import main
+failed = main(["reproduce", "matrix-completion", "--out", sys.argv[1]])
+print(failed, "torch" in sys.modules, time.process_time(), file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    count, has_torch = done.stdout.split()
-    assert (int(count) > 10, has_torch) == (True, "False")
+    done = subprocess.run(
+        [sys.executable, "-c", told, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    failed, has_torch, seconds = done.stderr.splitlines()[-1].split()
+    assert (failed, has_torch) == ("0", "False")
+    assert float(seconds) < 10
 
 
 @pytest.mark.slow
@@ -226,12 +230,6 @@ def test_circuits_of_seeds_have_the_t_interval_of_their_mean():
         "| edges | 1, 2, 6 | 3 [-4, 10] |",
         "| faithfulness | 0.900, 0.900, 0.900 | 0.900 [0.900, 0.900] |",
     ]
-    page = CIRCUITS.read_text(encoding="utf-8")
-    of_seeds = places("seeds of", CIRCUITS)
-    assert len(of_seeds) == 2
-    for place in of_seeds:
-        table = circuits.over_seeds([held("circuits")[name]["circuits"] for name in place.split()])
-        assert f"\n\n{table}\n\n" in page
 
 
 def circuit(**changes):

@@ -197,7 +197,8 @@ class Claim(Entry):
             same column of it, or by that which the filter's ``column`` names.
         holds: the rule, written before the first run on a trained model.
         over: what the interval is over: ``runs``, where the claim is about what training makes (three at least), or
-            ``examples``, where it is about a method or a definition that no run of training changes.
+            ``examples``, where it is about a method or a definition that no run of training changes; ``share of runs``
+            where each run's number is 1 or 0: the share of runs that have it, with an exact binomial interval.
         log: whether the interval over runs is of the logarithm, and the number the geometric mean: for rules about
             orders of magnitude.
         unit: what our number is, in the words that stand after it: ``of the norm`` for 0.1275 of the norm. By default
@@ -223,7 +224,7 @@ class Claim(Entry):
     column: Literal["value", "effect", "baseline"] = "value"
     per: Literal["baseline", "variance"] | Filter | None = None
     holds: Bounds
-    over: Literal["runs", "examples"] = "runs"
+    over: Literal["runs", "examples", "share of runs"] = "runs"
     log: bool = False
     unit: str = ""
     headline: bool = False
@@ -261,6 +262,8 @@ class Claim(Entry):
     @property
     def what(self) -> str:
         """Returns the unit of our number, or the quantity it is a share of, to stand after it."""
+        if self.over == "share of runs":
+            return "of the runs"
         if self.unit or self.per is None:
             return self.unit
         if isinstance(self.per, dict):

@@ -4,8 +4,8 @@ Importing this package imports neither torch nor pandas; judging imports pandas,
 """
 
 from interp_tasks.reproduction.measurement import check_records, measure
-from interp_tasks.reproduction.missing_runs import train_missing
 from interp_tasks.reproduction.reproduction import Reproduction, reproduce
+from interp_tasks.reproduction.runs import train_missing
 from interp_tasks.reproduction.verdicts import Outcome, Verdict
 
 __all__ = ["Outcome", "Reproduction", "Verdict", "check_records", "measure", "reproduce", "train_missing"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from interp_tasks.published import Study, TrainingRun
 from interp_tasks.recipes.spec import seed_numbers
-from interp_tasks.reproduction.claim_rows import Seed, Seeds
+from interp_tasks.reproduction.claim_numbers import Seed, Seeds
 from interp_tasks.reproduction.records import Key, MeasuredRun, Record, together_name
 
 

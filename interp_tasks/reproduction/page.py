@@ -29,6 +29,11 @@ def our_number(row: Mapping[str, Any], formatted: Callable[[float], str] = numbe
     return f"{shown} {row['what']}".rstrip()
 
 
+def with_median(row: Mapping[str, Any]) -> str:
+    """Returns our number; of a largest or smallest one with the median beside it."""
+    return our_number(row) + (f" (median {number(row['median'])})" if known(row["median"]) else "")
+
+
 def known(value: float | None) -> bool:
     """Returns whether there is a number: NaN stands for none in tables, None in files."""
     return value is not None and value == value
@@ -82,7 +87,7 @@ def controls(row: Mapping[str, Any]) -> str:
 RESULT = (
     Column("published", "published", sentences=True),
     Column("condition", "run"),
-    Column("ours", "value", our_number),
+    Column("ours", "value", with_median),
     Column("seeds", "n_runs", seeds),
     Column("95% interval", "value_ci_low", interval_text),
     Column("verdict", "verdict", sentences=True),
@@ -274,7 +279,7 @@ def result_cells(claim: Claim, row: Mapping[str, Any]) -> str:
     """Returns published, ours, seeds, interval, verdict and the untrained model's number, as cells of Markdown."""
     cells = (
         markdown_cell(claim.published) or "–",
-        our_number(row),
+        with_median(row),
         seeds(row),
         interval_text(row),
         verdict(row),

@@ -20,8 +20,7 @@ from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.table import COLUMNS
 from interp_tasks.published import Claim, Paper, Study
-from interp_tasks.reproduction.claim_numbers import RATIO, kind_of
-from interp_tasks.reproduction.claim_rows import Row, Rows, number, rows_where
+from interp_tasks.reproduction.claim_numbers import RATIO, Row, Rows, kind_of, number, rows_where
 
 #: Study, run (or role, where a study looks at its runs together), control.
 Key = tuple[str, str, str]

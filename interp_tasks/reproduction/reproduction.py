@@ -17,7 +17,7 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
-from interp_tasks.reproduction.claim_rows import Rows, Seed, Seeds, has_ending
+from interp_tasks.reproduction.claim_numbers import Rows, Seed, Seeds, has_ending
 from interp_tasks.reproduction.evidence import Entry, Evidence, names_of
 from interp_tasks.reproduction.page import page, paper_markdown, summary_of
 from interp_tasks.reproduction.records import read_records, rule_of, tables_of
@@ -87,6 +87,7 @@ class Reproduction:
                     "value": each.value,
                     "value_ci_low": each.low,
                     "value_ci_high": each.high,
+                    "median": each.median,
                     "at_least": at_least if math.isfinite(at_least) else None,
                     "at_most": at_most if math.isfinite(at_most) else None,
                     "what": each.claim.what,
@@ -173,6 +174,7 @@ COLUMNS = (
         "value",
         "value_ci_low",
         "value_ci_high",
+        "median",
         "at_least",
         "at_most",
         "what",
@@ -193,7 +195,16 @@ COLUMNS = (
 )
 #: Columns of numbers, NaN where there is none.
 NUMBERS = (
-    *("published_number", "value", "value_ci_low", "value_ci_high", "at_least", "at_most", *CONTROLS),
+    *(
+        "published_number",
+        "value",
+        "value_ci_low",
+        "value_ci_high",
+        "median",
+        "at_least",
+        "at_most",
+        *CONTROLS,
+    ),
     *("p", "p_holm", "hours"),
 )
 

@@ -11,8 +11,16 @@ from interp_tasks.measurement import intervals
 from interp_tasks.measurement.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
-from interp_tasks.reproduction.claim_numbers import ClaimNumbers, claim_numbers
-from interp_tasks.reproduction.claim_rows import NoRow, Rows, Seeds, Unmeasured, by_run, single_runs
+from interp_tasks.reproduction.claim_numbers import (
+    ClaimNumbers,
+    NoRow,
+    Rows,
+    Seeds,
+    Unmeasured,
+    by_run,
+    claim_numbers,
+    single_runs,
+)
 
 Verdict = Literal["held", "failed", "undecided", "not testable", "not run", "error"]
 
@@ -25,6 +33,7 @@ class Outcome:
         run: the name of the condition: that of its first run.
         n_runs: the number of training runs behind the value; 0 where no training run is.
         value, low, high: our number with its 95% interval; over runs, their mean with Student's interval.
+        median: of a largest or smallest number, the median of the same numbers (over runs, the mean of theirs).
         bounds: what the numbers of all runs lie between, where of some no more is known.
         interval: a phrase that says over what the interval is taken.
         runs: the name and number of each run.
@@ -44,6 +53,7 @@ class Outcome:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    median: float | None = None
     bounds: Interval | None = None
     reason: str = ""
     interval: str = ""
@@ -113,7 +123,9 @@ def verdict_of_numbers(claim: Claim, run: str, claimed: ClaimNumbers) -> Outcome
     n_runs = claimed.n_runs
     value = shown_value(claim, claimed)
     run_values = () if claimed.against else tuple((each.run, or_none(each.value)) for each in claimed.numbers)
-    outcome = Outcome(claim, run, n_runs, "undecided", value, runs=run_values)
+    medians = [each.median for each in claimed.numbers if each.median is not None]
+    middle = intervals.mean(medians) if medians else None
+    outcome = Outcome(claim, run, n_runs, "undecided", value, median=middle, runs=run_values)
     if any(each.known is not None for each in claimed.numbers) and not claimed.against:
         lows, highs = zip(*(each.bounds for each in claimed.numbers), strict=True)
         outcome = replace(outcome, bounds=(min(lows), max(highs)))
@@ -136,7 +148,9 @@ def verdict_of_numbers(claim: Claim, run: str, claimed: ClaimNumbers) -> Outcome
         return replace(outcome, reason=f"no interval: {basis}", interval="")
     outcome = replace(outcome, **decision(claim.holds, interval))
     values = [each.value for each in claimed.numbers]
-    if error and len(set(values)) > 1:
+    if claim.over == "share of runs":
+        outcome = replace(outcome, p=share_p_value(claim.holds, values))
+    elif error and len(set(values)) > 1:
         outcome = replace(outcome, p=p_value(claim, values, error))
     elif error is not None:
         # A t of no spread would have a p-value of 0, which a few runs that agree cannot show.
@@ -221,6 +235,8 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> tuple[Interval | 
         if interval is None:
             return None, f"the divisor over {len(claimed.against)} runs cannot be told from 0", None
         return interval, f"Fieller, over {counts}", None
+    if claim.over == "share of runs":
+        return intervals.share_interval(numbers), f"exact binomial, over {n_runs} runs", None
     bounds = [each.bounds for each in claimed.numbers]
     if all(each.known is None for each in claimed.numbers):
         scaled = log_scale(claim, numbers)
@@ -232,12 +248,16 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> tuple[Interval | 
         error = intervals.standard_error(scaled)
         return (from_log_scale(claim, interval), basis, error)
     unknown = sum(each.known is not None for each in claimed.numbers)
-    closed = [log_scale(claim, pair) for pair in bounds]
-    if all(pair is not None for pair in closed):
-        interval = intervals.bounded_t_interval([(pair[0], pair[1]) for pair in closed if pair is not None])
-        if interval is not None:
-            basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
+    # A bound of 0 has no logarithm: then the interval is of the numbers themselves.
+    logged = claim.log and all(low > 0 for low, _ in bounds)
+    ends = [(math.log(low), math.log(high)) for low, high in bounds] if logged else bounds
+    interval = intervals.bounded_t_interval(ends)
+    if interval is not None:
+        basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
+        if logged:
             return from_log_scale(claim, interval), basis, None
+        not_negative = all(low >= 0 for low, _ in bounds)
+        return (max(interval[0], 0.0) if not_negative else interval[0], interval[1]), basis, None
     interval = intervals.median_interval(bounds)
     if interval is None:
         lacking = f"{unknown} of {n_runs} runs end too soon to have the number"
@@ -303,6 +323,16 @@ def p_value(claim: Claim, values: Sequence[float], error: float) -> float:
         ends = (None if end is None else math.log(end) for end in (bounds.above, bounds.below))
         bounds = Bounds(**dict(zip(("above", "below"), ends, strict=True)))
     return two_sided(bounds, intervals.mean(scaled), error, len(values) - 1)
+
+
+def share_p_value(bounds: Bounds, values: Sequence[float]) -> float:
+    """Returns the exact binomial p-value of a share of runs against the rule's bound, twice the smaller tail."""
+    from scipy.special import bdtr, bdtrc
+
+    n, hits = len(values), round(sum(values))
+    (bound,) = (end for end in (bounds.above, bounds.below) if end is not None)
+    as_few, as_many = bdtr(hits, n, bound), bdtrc(hits - 1, n, bound) if hits else 1.0
+    return min(1.0, 2 * float(min(as_few, as_many)))
 
 
 def two_sided(bounds: Bounds, value: float, error: float, df: int | None) -> float:

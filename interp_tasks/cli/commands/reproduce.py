@@ -246,10 +246,10 @@ def print_sentences(out: Any, sentences: Sequence[str]) -> None:
 
 def particulars(row: Mapping[str, Any]) -> Iterator[str]:
     """Yields the particulars of a verdict, a sentence each."""
-    from interp_tasks.reproduction.page import controls, interval_text, number, our_number, run_numbers
+    from interp_tasks.reproduction.page import controls, interval_text, number, run_numbers, with_median
 
     if row["interval"]:
-        yield f"{our_number(row)}, interval {interval_text(row)} ({row['interval']})."
+        yield f"{with_median(row)}, interval {interval_text(row)} ({row['interval']})."
     if len(row["runs"]) > 1:
         yield f"Each run: {run_numbers(row)}."
     if controls(row) != "–":

@@ -361,4 +361,3 @@ def test_a_folder_of_shipped_runs_is_named_with_what_is_in_it():
     )
     with pytest.raises(UserError, match=said):
         find_run("zoo:matrix-completion-7x7-seeds")
-    assert len(resolve("zoo:matrix-completion-7x7-seeds/*@last")) == 4

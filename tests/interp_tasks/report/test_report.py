@@ -100,8 +100,8 @@ def test_mistakes_are_refused_before_anything_is_measured(run, addition):
     ):
         with pytest.raises(UserError, match=said):
             check_report(*given, {})
-    with pytest.raises(UserError, match="names 2 runs"):
-        read_source("zoo:modular-arithmetic-sweeps/addition/seed-[12]")
+    with pytest.raises(UserError, match="names 3 runs"):
+        read_source("zoo:matrix-completion-4x4*")
 
 
 def test_metrics_shown_are_few_and_no_parts_of_others():

@@ -19,14 +19,11 @@ from interp_tasks.published import Claim, Paper
 from interp_tasks.published.paper import as_typed
 from interp_tasks.reproduction import check_records, measure, reproduce, train_missing, verdicts
 from interp_tasks.reproduction import claim_numbers as of_rows
-from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where, table_rows
-from interp_tasks.reproduction.evidence import Entry
-from interp_tasks.reproduction.measurement import groups_of, jobs_of, under_every_mark
-from interp_tasks.reproduction.records import Record, read_file, tables_of, write_records
-from interp_tasks.reproduction.reproduction import corrected, is_about, reads, refusals
-from interp_tasks.reproduction.runs import Located, locate_all
+from interp_tasks.reproduction.claim_numbers import Seed, Unmeasured, rows_where, table_rows
+from interp_tasks.reproduction.records import read_file, tables_of, write_records
+from interp_tasks.reproduction.reproduction import corrected
+from interp_tasks.reproduction.runs import locate_all
 from interp_tasks.reproduction.verdicts import Outcome
-from interp_tasks.training import trainer
 
 SETTINGS = {
     "train.steps": 4,
@@ -340,6 +337,31 @@ def test_orders_of_magnitude_are_judged_on_their_logarithms(table):
     assert "no logarithm" in none.reason
 
 
+def test_a_share_of_runs_has_an_exact_interval(table):
+    """Five of five: at least the fifth root of 0.025, and twice a half to the fifth."""
+    every = claim(over="share of runs", holds={"above": 0.5})
+    five = judge(every, seeds_of(table, *[1.0] * 5))
+    assert (five.verdict, five.value, five.high) == ("undecided", 1.0, 1.0)
+    assert (five.low, five.p) == pytest.approx((0.025**0.2, 2 * 0.5**5))
+    assert judge(every, seeds_of(table, *[1.0] * 6)).verdict == "held"
+    few = judge(every, seeds_of(table, 1.0, *[0.0] * 9))
+    assert (few.verdict, few.interval) == ("failed", "exact binomial, over 10 runs")
+    assert few.p == pytest.approx(2 * 11 * 0.5**10)
+
+
+def test_an_extreme_has_its_median_beside_it(table):
+    several = pandas.concat(
+        [
+            table.assign(run=f"x/seed-{seed}", variant=v, value=v + seed)
+            for seed in (0, 1)
+            for v in (1.0, 2.0, 9.0)
+        ]
+    )
+    found = judge(claim(reduce="min"), several)
+    assert (found.value, found.median) == (1.5, 2.5)
+    assert judge(claim(), seeds_of(table, 1.0, 2.0)).median is None
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -435,51 +457,12 @@ def test_holms_correction_is_over_the_headlines_of_a_paper():
     assert found[0].reason == "not after Holm's correction over 3 headline verdicts: held alone"
 
 
-def test_a_row_without_its_number_shows_none_and_decides_nothing(table):
-    outcome = judge(claim(), table.assign(value=float("nan")), "a")
-    assert (outcome.verdict, outcome.value) == ("undecided", None)
-
-
-def test_a_share_of_nothing_shows_none_and_decides_nothing(table):
+def test_what_has_no_number_decides_nothing(table):
+    empty = judge(claim(), table.assign(value=float("nan")), "a")
+    assert (empty.verdict, empty.value) == ("undecided", None)
     outcome = judge(claim(column="effect", per="baseline"), table.assign(baseline=0.0), "a")
     assert (outcome.verdict, outcome.value, outcome.low) == ("undecided", None, None)
     assert "a share of 0" in outcome.reason
-
-
-@pytest.mark.parametrize(
-    ("seeds", "named"),
-    [
-        (None, "sweeps/b"),
-        ("0:3", "sweeps/b/seed-*"),
-        ("0:3", ["a", "b/seed-*"]),
-        ("3:6", "b/seed-4"),
-        ("2,5", "b/seed-5"),
-    ],
-)
-def test_a_claim_is_about_a_missing_run_by_the_name_that_its_table_has(seeds, named):
-    (_, run) = paper_of(content()).run
-    missing = run.model_copy(update={"name": "sweeps/b", "seeds": seeds})
-    assert is_about(claim(where={"run": named}), [missing])
-    assert not is_about(claim(where={"run": "c"}), [missing])
-    assert not is_about(claim(where={"run": "b/seed-7"}), [missing])
-
-
-def test_runs_that_lack_the_same_are_named_once():
-    """Whatever else each of them has, and wherever its drop lies."""
-    reasons = [
-        "a has no checkpoint before its drop (steps 5 to 9, at 5)",
-        "b has no checkpoint before its drop (steps 6 to 8, at 6)",
-        "c has no checkpoint at step 4: the nearest are 1 and 8 (of 2)",
-        "d has no checkpoint at step 4: the nearest are 2 and 9 (of 2)",
-    ]
-    done = [
-        Entry(name, "", Record("s", name, "", (), "", {}, refused=reason))
-        for name, reason in zip("abcd", reasons, strict=True)
-    ]
-    assert refusals(done) == [
-        "a, b: has no checkpoint before its drop",
-        "c, d: has no checkpoint at step 4",
-    ]
 
 
 def test_a_paper_on_one_run_of_two(runs):
@@ -517,29 +500,6 @@ def test_a_paper_on_one_run_of_two(runs):
     assert [each.claim.id for each in only.outcomes] == ["together", "of b", "of a"]
 
 
-@pytest.mark.parametrize(
-    ("where", "per", "read"),
-    [
-        ({}, None, ["width-16", "width-32/seed-*"]),
-        ({"run": "width-16"}, None, ["width-16"]),
-        ({"run": ["width-32/seed-1", "width-64"]}, None, ["width-32/seed-*"]),
-        ({"run": "width-64"}, {"run": "width-16"}, ["width-16"]),
-        ({}, {"run": "width-16"}, ["width-16", "width-32/seed-*"]),
-        # A rank correlation is of all runs.
-        ({"run": "against model.d_model"}, None, ["width-16", "width-32/seed-*"]),
-    ],
-)
-def test_the_runs_that_a_claim_reads(where, per, read):
-    lacking = [
-        SimpleNamespace(name="width-16", seeds=None, settings={}),
-        SimpleNamespace(name="width-32", seeds="0:2"),
-    ]
-    metric = {"metric": "mse_masked"}
-    made = claim(where=where | metric, per=None if per is None else per | metric)
-    names = [f"{each.name}{'/seed-*' if each.seeds else ''}" for each in lacking if reads(made, each)]
-    assert names == read
-
-
 @pytest.mark.parametrize("together", [False, True])
 def test_a_step_that_two_marks_mean_counts_under_both(runs, together):
     """A run that stores few steps may have one alone before its drop."""
@@ -556,38 +516,6 @@ def test_a_step_that_two_marks_mean_counts_under_both(runs, together):
     assert mark.value == 1
     assert number.value != earlier.value
     assert not found.errors
-
-
-@pytest.mark.parametrize("at", [("last",), ("0", "last"), ("all",)])
-def test_a_table_that_names_steps_has_each_row_once(runs, at):
-    """Claims of such tables ask for no mark; with each row twice, none of them had a verdict."""
-    paper = paper_of(content(claim().model_dump()))
-    (located,) = (one for one in locate_all(paper, "cpu", runs) if one.bases)
-    job = jobs_of(paper, [located])[0]
-    job = replace(job, study=job.study.model_copy(update={"at": at}))
-    (base,) = located.bases.values()
-    steps = [4] if at == ("last",) else [0, 4]
-    frame = pandas.DataFrame({"ref": [f"{base}@{step}" for step in steps], "step": steps})
-    pandas.testing.assert_frame_equal(under_every_mark(job, frame), frame)
-
-
-def test_what_reads_most_checkpoints_is_begun_first():
-    """Or the process that has it goes on alone in the end. Jobs on one model stay together, in their order."""
-    paper = paper_of(content(claim().model_dump()))
-    located = [Located(run, run.name, {0: run.name}, {0: Path(run.name)}) for run in paper.run]
-    first, second, both = jobs_of(paper, located)
-    once = replace(first, study=first.study.model_copy(update={"at": ("4",)}))
-    twice = replace(second, study=second.study.model_copy(update={"id": "again"}))
-    groups = groups_of([once, both, second, twice])
-    assert [[job.name for job in group] for group in groups] == [["b", "b"], ["core (cpu)"], ["a"]]
-    assert [job.study.id for job in groups[0]] == ["s", "again"]
-
-
-@pytest.mark.slow
-def test_fresh_processes_give_the_same(runs):
-    paper = paper_of(content(claim().model_dump(), claim(id="u", row=2, study="t").model_dump()))
-    alone, beside = (reproduced(paper, runs=runs, processes=processes) for processes in (1, 2))
-    pandas.testing.assert_frame_equal(alone.frame(), beside.frame())
 
 
 def test_runs_of_other_settings_are_other_conditions(runs):
@@ -629,35 +557,6 @@ def test_the_untrained_model_is_that_before_the_first_step(runs, table):
     # Its number is shown, and nothing said against the claim.
     assert outcome.controls == (("untrained", pytest.approx(row_of(table, "0")["value"])),)
     assert outcome.reason.startswith("one training run")
-
-
-def test_an_untrained_model_is_made_once_for_all_studies_of_its_run(runs, monkeypatch):
-    """Two studies of one run and a second run, whose model is another: two are made, and each study reads its own."""
-    shutil.copytree(runs / "a", runs.parent / "both" / "a", dirs_exist_ok=True)
-    given = content(
-        claim(controls=["untrained"]).model_dump(), claim(id="again", row=2, study="t").model_dump()
-    )
-    given["study"][1] |= {"together": False, "settings": {"samples": 4}}
-    given["run"][1] |= {"role": "other"}
-    given["study"].append(given["study"][0] | {"id": "u", "role": "other"})
-    given["claim"].append(claim(id="other", study="u", controls=["untrained"]).model_dump())
-    paper = paper_of(given)
-    both = runs.parent / "both"
-    train_missing(paper, runs=both)
-    made = []
-    real = trainer.train_resolved
-
-    def counted(resolved, out, **options):
-        made.append(options["seed"])
-        return real(resolved, out, **options)
-
-    monkeypatch.setattr(trainer, "train_resolved", counted)
-    found = reproduced(paper, runs=both)
-    assert made == [0, 1]
-    numbers = {outcome.claim.id: dict(outcome.controls)["untrained"] for outcome in found.outcomes}
-    tables = {name: experiments.ablation(f"{both}/{name}@0", samples=8).frame for name in ("a", "b")}
-    assert numbers["value"] == pytest.approx(row_of(tables["a"], "0")["value"])
-    assert numbers["other"] == pytest.approx(row_of(tables["b"], "0")["value"])
 
 
 def test_what_a_trained_run_gives_goes_into_the_control_too(runs, table):
@@ -808,6 +707,9 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     assert len(found) == len(rows)
     assert all(line.startswith("s on a: a ") and ": value was " in line for line in found)
     records.write_text(written)
+    # A log alone, without weights to measure, is not said to differ.
+    shutil.rmtree(folder / "a/checkpoints")
+    assert check_records(paper, file=records, runs=folder) == []
     shutil.rmtree(folder)
     pandas.testing.assert_frame_equal(reproduce(paper, records=records, rows=[1]).frame(), before)
     # Of a study that measures otherwise, and of a run with other settings, it is no record.
