@@ -8,7 +8,6 @@ and in a random one (the residual stream rotated, which changes no output):
 
     gradient      the gradient at base, of the projection
     integrated    the mean of the gradients at 5 points between the inputs, of the projection and of the distance
-    site          the same along the site of each sender
     exact         every edge measured, of the distance
 
 projection: the output along clean − source, summed over the positions that are read; distance: the squared distance
@@ -44,8 +43,6 @@ RANKINGS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
     ("gradient", "projection"): ({"method": "gradient", "exact": 1}, "estimate"),
     ("integrated", "projection"): ({"method": "integrated", "exact": 1}, "estimate"),
     ("integrated", "distance"): ({"method": "integrated", "exact": 1}, "estimate"),
-    ("site", "projection"): ({"method": "integrated", "line": "site", "exact": 1}, "estimate"),
-    ("site", "distance"): ({"method": "integrated", "line": "site", "exact": 1}, "estimate"),
     ("exact", "distance"): ({"method": "gradient", "exact": "all"}, "effect"),
 }
 

@@ -8,7 +8,7 @@
     plots.curve({"test": (steps, losses)}, log_y=True)            # lines, with bands where there are bounds
     plots.save(figure, "attention.svg")                           # .html, .json, .png, .svg, .pdf, .jpg, .webp
 
-Every result has a `plot()` of its own. Colours are told apart by colour-blind readers too (`circuits.figures.palette`).
+Every result has a `plot()` of its own. Colours are told apart by colour-blind readers too (`circuits.figures.layout`).
 """
 
 from __future__ import annotations

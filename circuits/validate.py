@@ -27,6 +27,7 @@ def is_whole(number: Any, least: int | None = None) -> bool:
 #: Of arguments that are gone, by name, what serves instead.
 BOUND = "batch_size= bounds the rows (examples × variants) in a forward"
 RENAMED = {"chunk": BOUND}
+_OF_EDGES = {"line": "gradients are integrated along the input, and exact= measures the largest"}
 
 
 def refuse_removed(caller: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
@@ -39,9 +40,10 @@ def refuse_removed(caller: str, given: Mapping[str, Any], instead: Mapping[str, 
 def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a public function: arguments by their former names are refused with a line that says what serves."""
     parameters = inspect.signature(function).parameters
-    former = RENAMED | ({"queries": "it is positions= now"} if "positions" in parameters else {})
     folder = function.__module__.split(".")[1]
     caller = function.__name__ if folder == "interventions" else f"{folder}.{function.__name__}"
+    former = RENAMED | ({"queries": "it is positions= now"} if "positions" in parameters else {})
+    former |= _OF_EDGES if caller == "patch.edges" else {}
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from circuits.circuit._files import read_parts
 from circuits.circuit._graph import Graph
-from circuits.circuit._value import Circuit, circuit_of_names, full_of
+from circuits.circuit._value import Circuit, circuit_of_names, full_of, read_parts
 
 if TYPE_CHECKING:
     from circuits.circuit._curve import MIB_SHARES, Curve, curve

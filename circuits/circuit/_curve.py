@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 
 from circuits.circuit._evaluation import baseline
-from circuits.circuit._measurement import Faithfulness, Measurement
-from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Where, read_member
-from circuits.circuit._rankings import read_ranking
+from circuits.circuit._graph import EVERYWHERE, NOWHERE, Member, Where, parse_member
+from circuits.circuit._measurement import Faithfulness, Measurement, with_interval
+from circuits.circuit._rankings import parse_ranking
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
-from circuits.statistics import LEVEL, interval
+from circuits.statistics import LEVEL
 from circuits.sweeps.measurements import Row
+from circuits.sweeps.metrics import PerExample
 from circuits.tables import short_table
 from circuits.validate import by_text, is_whole, read_seed
 
@@ -133,68 +134,79 @@ def curve(
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
     given = {
-        name: read_ranking(ranking, f"{_CALLER}: {name}")
+        name: parse_ranking(ranking, f"{_CALLER}: {name}")
         for name, ranking in by_text(rankings, _CALLER, "rankings").items()
     }
-    asked = None if sizes is None else _read_sizes(sizes)
+    asked = None if sizes is None else _parse_sizes(sizes)
     measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
     rows: list[Row] = []
     areas: list[Row] = []
     for name, (names, kind, graph) in given.items():
         measurement.graph.check_same(graph, f"{_CALLER}: {name}")
-        entries = _entries(measurement, names, kind)
+        growing = _Growing.of(measurement, name, _entries(measurement, names, kind), kind, asked)
+        for metric_name in measurement.clean:
+            measured = Faithfulness.of(measurement, growing.runs, metric_name, seed, draws)
+            rows += growing.rows(metric_name, measured)
+            areas.append(growing.areas(metric_name, measured))
+    table = baseline(measurement, seed, draws)
+    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), table, measurement.settings(seed, draws))
+
+
+@dataclass(frozen=True)
+class _Growing:
+    """The circuits of growing size of one ranking, from the source run to the clean one.
+
+    Attributes:
+        share: of all members that can matter, by circuit.
+    """
+
+    ranking: str
+    sizes: list[int]
+    share: np.ndarray
+    runs: list[PerExample]
+
+    @classmethod
+    def of(
+        cls,
+        measurement: Measurement,
+        ranking: str,
+        entries: list[tuple[Member, Where]],
+        kind: str,
+        asked: list[int | float] | None,
+    ) -> _Growing:
+        """Runs the circuits of the sizes asked for; that of the whole graph is the clean run."""
         whole = len(measurement.candidates(kind) | {member for member, _ in entries})
         at_positions = any(at != EVERYWHERE for _, at in entries)
         total = whole * measurement.positions if at_positions else whole
-        # The whole graph is the clean run, whatever the ranking has of it.
         inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
-        chosen = [0, *inner, total]
-        runs = [
-            measurement.source,
-            *(measurement.kept(_joined(entries[:size], kind, measurement)) for size in inner),
-            measurement.clean,
+        share = [0.0, *(measurement.share_of(entries[:size], whole) for size in inner), 1.0]
+        circuits = (_joined(entries[:size], kind, measurement) for size in inner)
+        runs = [measurement.source, *map(measurement.kept, circuits), measurement.clean]
+        return cls(ranking, [0, *inner, total], np.array(share), runs)
+
+    def rows(self, metric: str, measured: Faithfulness) -> list[Row]:
+        """Returns a row for each size."""
+        return [
+            {
+                "ranking": self.ranking,
+                "metric": metric,
+                "size": size,
+                "share": self.share[at],
+                **with_interval("value", measured.value[at], measured.drawn_value[:, at]),
+                **with_interval("faithfulness", measured.share[at], measured.drawn[:, at]),
+                "n": measured.n,
+            }
+            for at, size in enumerate(self.sizes)
         ]
-        share = np.array([0.0, *(measurement.share_of(entries[:size], whole) for size in inner), 1.0])
-        for metric_name in measurement.clean:
-            measured = Faithfulness.of(measurement, runs, metric_name, seed, draws)
-            value_bounds, bounds = interval(measured.drawn_value, LEVEL), interval(measured.drawn, LEVEL)
-            rows += [
-                {
-                    "ranking": name,
-                    "metric": metric_name,
-                    "size": size,
-                    "share": share[index],
-                    "value": measured.value[index],
-                    "value_ci_low": value_bounds[0][index],
-                    "value_ci_high": value_bounds[1][index],
-                    "faithfulness": measured.share[index],
-                    "faithfulness_ci_low": bounds[0][index],
-                    "faithfulness_ci_high": bounds[1][index],
-                    "n": measured.n,
-                }
-                for index, size in enumerate(chosen)
-            ]
-            row: Row = {"ranking": name, "metric": metric_name, "sizes": len(chosen) - 2, "of": total}
-            for area, of in (("CPR", lambda f: f), ("CMD", lambda f: np.abs(1 - f))):
-                drawn = area_under(of(measured.drawn), share)[:, None]
-                low, high = interval(drawn, LEVEL)
-                row |= {
-                    area: float(area_under(of(measured.share), share)),
-                    f"{area}_ci_low": low[0],
-                    f"{area}_ci_high": high[0],
-                }
-            areas.append(row)
-    settings = {
-        "how": how,
-        "seed": seed,
-        "draws": draws,
-        "level": LEVEL,
-        "n": rows[0]["n"],
-        "batch_size": measurement.size,
-        "forwards": measurement.forwards,
-        **measurement.surface.settings,
-    }
-    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), baseline(measurement, seed, draws), settings)
+
+    def areas(self, metric: str, measured: Faithfulness) -> Row:
+        """Returns the areas under faithfulness and under its distance from 1."""
+        row: Row = {"ranking": self.ranking, "metric": metric}
+        row |= {"sizes": len(self.sizes) - 2, "of": self.sizes[-1]}
+        for area, under in (("CPR", lambda f: f), ("CMD", lambda f: np.abs(1 - f))):
+            value, drawn = (area_under(under(f), self.share) for f in (measured.share, measured.drawn))
+            row |= with_interval(area, float(value), drawn)
+        return row
 
 
 def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -207,7 +219,7 @@ def _entries(measurement: Measurement, names: Iterable[str], kind: str) -> list[
     known: dict[Member, Where] = {}
     entries: list[tuple[Member, Where]] = []
     for name in names:
-        member, at = read_member(name, kind, _CALLER)
+        member, at = parse_member(name, kind, _CALLER)
         for part, where in measurement.graph.fitted({member: at}, kind, _CALLER).items():
             before = known.get(part, NOWHERE)
             if (added := where & before.inverse) != NOWHERE:
@@ -230,7 +242,7 @@ def _sizes(asked: list[int | float] | None, total: int) -> list[int]:
     return sorted({int(size) if is_whole(size) else int(size * total + 1e-9) for size in asked} - {0})
 
 
-def _read_sizes(sizes: Any) -> list[int | float]:
+def _parse_sizes(sizes: Any) -> list[int | float]:
     listed = list(sizes) if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
     for size in listed:
         is_share = isinstance(size, float | np.floating) and 0 < size <= 1

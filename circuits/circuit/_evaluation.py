@@ -1,4 +1,4 @@
-"""Tests circuits: faithfulness beside random circuits, completeness, and each member's own share."""
+"""Tests circuits: faithfulness compared with random circuits, completeness, and each member's own share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuits.circuit._measurement import Faithfulness, Measurement, stacked
-from circuits.circuit._names import Member
+from circuits.circuit._graph import Member
+from circuits.circuit._measurement import Faithfulness, Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, said
-from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip, unreachable
+from circuits.statistics import holm, ratio, sign_flip, unreachable
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
 from circuits.tables import short_table
@@ -86,7 +86,7 @@ class Evaluation:
 
         Args:
             metric: by default the first.
-            kind: "faithfulness", each circuit beside random ones; "completeness", each subset taken out of the circuit
+            kind: "faithfulness", each circuit and random ones; "completeness", each subset taken out of the circuit
                 and of the model; "minimality", each member's own share.
         """
         from circuits.figures import results
@@ -182,20 +182,8 @@ def evaluate(
         tables["frame"] += test.faithfulness(random)
         tables["completeness"] += test.completeness(subsets, greedy)
         tables["minimality"] += test.minimality() if minimality else []
-    settings = {
-        "how": how,
-        "random": random,
-        "subsets": subsets,
-        "greedy": greedy,
-        "seed": seed,
-        "draws": draws,
-        "flips": flips,
-        "level": LEVEL,
-        "n": len(next(iter(measurement.clean.values()))[0]),
-        "batch_size": measurement.size,
-        "forwards": measurement.forwards,
-        **measurement.surface.settings,
-    }
+    settings = {"random": random, "subsets": subsets, "greedy": greedy, "flips": flips}
+    settings = measurement.settings(seed, draws) | settings
     frames = {name: pd.DataFrame(rows, columns=_COLUMNS[name]) for name, rows in tables.items()}
     frames |= {name: _Printed(frames[name]) for name in ("completeness", "minimality")}
     return Evaluation(**frames, baseline=baseline(measurement, seed, draws), settings=settings)
@@ -234,25 +222,16 @@ def baseline(measurement: Measurement, seed: int, draws: int) -> pd.DataFrame:
     for metric in measurement.clean:
         measured = Faithfulness.of(measurement, [], metric, seed, draws)
         (clean, source), drawn = measured.ends
-        low, high = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
-        if low[0] <= 0 <= high[0]:
+        gap = with_interval("gap", clean - source, drawn[:, 0] - drawn[:, 1])
+        low, high = gap["gap_ci_low"], gap["gap_ci_high"]
+        if low <= 0 <= high:
             warnings.warn(
                 f"{measurement.caller}: {metric}: the gap between clean and source run is {clean - source:.3g} "
-                f"[{low[0]:.3g}, {high[0]:.3g}], so that faithfulness may be a share of nothing; does the metric "
+                f"[{low:.3g}, {high:.3g}], so that faithfulness may be a share of nothing; does the metric "
                 "belong to these examples?",
                 stacklevel=3,
             )
-        rows.append(
-            {
-                "metric": metric,
-                "clean": clean,
-                "source": source,
-                "gap": clean - source,
-                "gap_ci_low": low[0],
-                "gap_ci_high": high[0],
-                "n": measured.n,
-            }
-        )
+        rows.append({"metric": metric, "clean": clean, "source": source, **gap, "n": measured.n})
     return pd.DataFrame(rows)
 
 
@@ -271,7 +250,7 @@ class _Test:
         return Faithfulness.of(self.measurement, runs, metric, self.seed, self.draws)
 
     def faithfulness(self, random: int) -> list[Row]:
-        """Returns, for each metric, the share that the circuit keeps beside shares of random circuits of its size."""
+        """Returns, for each metric, the share that the circuit and random ones of its size keep."""
         candidates = sorted(self.measurement.candidates(self.circuit.kind), key=lambda one: one.sort_key)
         where = self.circuit.where
         own = [(member, where[member]) for member in candidates if member in where]
@@ -285,27 +264,20 @@ class _Test:
         rows: list[Row] = []
         for metric in self.measurement.clean:
             measured = self._shares(runs, metric)
-            low, high = interval(measured.drawn_value[:, :1], LEVEL)
-            share_low, share_high = interval(measured.drawn[:, :1], LEVEL)
-            others = measured.share[1:]
+            kept, others = measured.share[0], measured.share[1:]
+            known = random and not np.isnan(kept)
             rows.append(
                 {
                     "circuit": self.name,
                     "metric": metric,
                     "size": len(self.circuit),
                     "share": self.measurement.share_of(own, len(candidates)),
-                    "value": measured.value[0],
-                    "value_ci_low": low[0],
-                    "value_ci_high": high[0],
-                    "faithfulness": measured.share[0],
-                    "faithfulness_ci_low": share_low[0],
-                    "faithfulness_ci_high": share_high[0],
+                    **with_interval("value", measured.value[0], measured.drawn_value[:, 0]),
+                    **with_interval("faithfulness", kept, measured.drawn[:, 0]),
                     "random_mean": others.mean() if random else np.nan,
                     "random_low": others.min() if random else np.nan,
                     "random_high": others.max() if random else np.nan,
-                    "p_random": (1 + (others >= measured.share[0]).sum()) / (1 + random)
-                    if random and not np.isnan(measured.share[0])
-                    else np.nan,
+                    "p_random": (1 + (others >= kept).sum()) / (1 + random) if known else np.nan,
                     "n": measured.n,
                 }
             )
@@ -328,23 +300,20 @@ class _Test:
         rows: list[Row] = []
         for metric in self.measurement.clean:
             measured = self._shares(runs, metric)
-            difference = measured.share[::2] - measured.share[1::2]
-            low, high = interval(measured.drawn[:, ::2] - measured.drawn[:, 1::2], LEVEL)
-            rows += [
-                {
-                    "circuit": self.name,
-                    "metric": metric,
-                    "subset": subset,
-                    "size": len(part),
-                    "without": measured.share[2 * index],
-                    "model_without": measured.share[2 * index + 1],
-                    "difference": difference[index],
-                    "difference_ci_low": low[index],
-                    "difference_ci_high": high[index],
-                    "removed": "; ".join(map(str, part)),
-                }
-                for index, (subset, part) in enumerate(removed)
-            ]
+            for index, (subset, part) in enumerate(removed):
+                (own, of_model), drawn = measured.share[2 * index :][:2], measured.drawn[:, 2 * index :]
+                rows.append(
+                    {
+                        "circuit": self.name,
+                        "metric": metric,
+                        "subset": subset,
+                        "size": len(part),
+                        "without": own,
+                        "model_without": of_model,
+                        **with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1]),
+                        "removed": "; ".join(map(str, part)),
+                    }
+                )
         return rows
 
     def _sought(self, members: list[Member], greedy: int, rng: np.random.Generator) -> list[list[Member]]:
@@ -384,21 +353,20 @@ class _Test:
         rows: list[Row] = []
         for metric in self.measurement.clean:
             measured = self._shares(runs, metric)
-            low, high = interval(measured.drawn[:, :1] - measured.drawn[:, 1:], LEVEL)
             p_values = sign_flip(*stacked(runs, metric), self.seed, self.flips)[1:]
-            adjusted = holm(p_values)
+            adjusted, kept = holm(p_values), measured.drawn[:, 0]
             rows += [
                 {
                     "circuit": self.name,
                     "metric": metric,
                     "member": f"{member}{where[member].suffix}",
-                    "share": measured.share[0] - measured.share[1 + index],
-                    "share_ci_low": low[index],
-                    "share_ci_high": high[index],
-                    "p_value": p_values[index],
-                    "p_adjusted": adjusted[index],
+                    **with_interval(
+                        "share", measured.share[0] - measured.share[at], kept - measured.drawn[:, at]
+                    ),
+                    "p_value": p_values[at - 1],
+                    "p_adjusted": adjusted[at - 1],
                 }
-                for index, member in enumerate(members)
+                for at, member in enumerate(members, start=1)
             ]
         return rows
 

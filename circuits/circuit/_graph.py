@@ -1,18 +1,250 @@
-"""The graph of a model: which nodes write to the residual stream, and which inputs read what they write."""
+"""Names the nodes and edges of a model's graph, and reads these names.
+
+A node is `embed`, `pos_embed`, a head `1.3` or an MLP `mlp1`. An edge leads from a node to an input of a later one:
+`0.1 -> 1.3.q`, `embed -> mlp0`, `mlp1 -> output`; where heads share keys and values, to those of a group, `0.1 ->
+1.k0.k`. Behind either, `@ 3,4` limits it to positions, and `@ all but 3,4` to the others. The names in the tables of
+`patch.screen` and `patch.edges` are read too.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from circuits.circuit._names import Edge, Input, Member, Node, Where
 from circuits.errors import CircuitsError, said
 from circuits.model.sites import KINDS, Site
 
 if TYPE_CHECKING:
     from circuits.model.hooked_model import HookedModel
+
+NODES = "embed, pos_embed, a head (1.3) or an MLP (mlp1)"
+INPUTS = "an input of a head (1.3.q), of a key-value group (1.k0.v), an MLP (mlp1) or output"
+
+_HEAD = re.compile(r"(?:(\d{1,6})\.(\d{1,6})|[Ll](\d{1,6})[Hh](\d{1,6}))", re.ASCII)
+_MLP = re.compile(r"mlp(?:_out\.|_pre\.)?(\d{1,6})", re.ASCII)
+# Tables have the heads that a group serves behind its name.
+_GROUP = re.compile(r"(?:(\d{1,6})\.k|[Ll](\d{1,6})[Kk])(\d{1,6})\.([kv])(?: \(heads? [\d,]+\))?", re.ASCII)
+_LAYER = re.compile(r"(?:([qkv])\.(\d{1,6})|(\d{1,6})\.([qkv]))", re.ASCII)
+_POSITIONS = re.compile(r"(all but )?(\d{1,6}(?:,\d{1,6})*)", re.ASCII)
+
+#: Places in the order of computation: after the embeddings come, in each layer, heads and then the MLP.
+_BEFORE, _STAGES, _AFTER = -1, 2, 10**9
+
+
+class Where(NamedTuple):
+    """The positions at which a member belongs to a circuit: some of them, or (`inverted`) all but some."""
+
+    positions: frozenset[int]
+    inverted: bool
+
+    def __or__(self, other: Where) -> Where:
+        return (self.inverse & other.inverse).inverse
+
+    def __and__(self, other: Where) -> Where:
+        if self.inverted and other.inverted:
+            return Where(self.positions | other.positions, True)
+        if self.inverted:
+            return Where(other.positions - self.positions, False)
+        if other.inverted:
+            return Where(self.positions - other.positions, False)
+        return Where(self.positions & other.positions, False)
+
+    @property
+    def inverse(self) -> Where:
+        return Where(self.positions, not self.inverted)
+
+    def number_in(self, positions: int) -> int:
+        """Returns how many of a run's positions these are."""
+        return positions - len(self.positions) if self.inverted else len(self.positions)
+
+    @property
+    def suffix(self) -> str:
+        """What stands behind a member's name."""
+        if self == EVERYWHERE:
+            return ""
+        return f" @ {'all but ' if self.inverted else ''}{','.join(map(str, sorted(self.positions)))}"
+
+
+EVERYWHERE, NOWHERE = Where(frozenset(), True), Where(frozenset(), False)
+
+
+class Node(NamedTuple):
+    """A component that writes to the residual stream, by the site of its output."""
+
+    site: str  # embed, pos_embed, z or mlp_out
+    layer: int | None = None
+    head: int | None = None
+
+    @property
+    def stage(self) -> int:
+        """Returns its place in the order of computation."""
+        if self.layer is None:
+            return _BEFORE
+        return _STAGES * self.layer + (self.site == "mlp_out")
+
+    @property
+    def sort_key(self) -> tuple[int, str, int]:
+        return self.stage, self.site, self.head or 0
+
+    def __str__(self) -> str:
+        if self.layer is None:
+            return self.site
+        return f"{self.layer}.{self.head}" if self.site == "z" else f"mlp{self.layer}"
+
+
+class Input(NamedTuple):
+    """What a component reads from the residual stream, by its site: q, k or v, mlp_pre, or resid_post for the output.
+
+    Without a head, an input of attention is that of the whole layer.
+    """
+
+    site: str
+    layer: int | None = None
+    head: int | None = None
+    grouped: bool = False  # whether `head` counts key-value groups
+
+    @property
+    def stage(self) -> int:
+        if self.layer is None:
+            return _AFTER
+        return _STAGES * self.layer + (self.site == "mlp_pre")
+
+    @property
+    def sort_key(self) -> tuple[int, int, str]:
+        return self.stage, -1 if self.head is None else self.head, self.site
+
+    @property
+    def node(self) -> str:
+        """Returns the name of the component that reads it."""
+        if self.site == "mlp_pre":
+            return f"mlp{self.layer}"
+        if self.layer is None:
+            return "output"
+        return (
+            f"{self.layer}" if self.head is None else f"{self.layer}.{'k' if self.grouped else ''}{self.head}"
+        )
+
+    def __str__(self) -> str:
+        return self.node if self.layer is None or self.site == "mlp_pre" else f"{self.node}.{self.site}"
+
+
+class Edge(NamedTuple):
+    """The direct path from a node to an input that is computed later."""
+
+    sender: Node
+    receiver: Input
+
+    @property
+    def sort_key(self) -> tuple[tuple[int, int, str], tuple[int, str, int]]:
+        return self.receiver.sort_key, self.sender.sort_key
+
+    def __str__(self) -> str:
+        return f"{self.sender} -> {self.receiver}"
+
+
+Member = Edge | Node
+
+
+class Effect(NamedTuple):
+    """What a screening found out about a member: the estimate of its effect, and the exact one where measured."""
+
+    metric: str | None = None
+    estimate: float | None = None
+    effect: float | None = None
+
+
+def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
+    """Returns the node or edge that a text names, and its positions.
+
+    Args:
+        kind: "nodes" or "edges".
+    """
+    if not isinstance(text, str):
+        raise CircuitsError(f"{caller}: {said(text)} is not the name of {_one(kind)}")
+    name, at, positions = text.partition("@")
+    where = _parse_positions(positions, text, caller) if at else EVERYWHERE
+    if kind == "nodes":
+        return _parse_node(name.strip(), text, caller), where
+    sender, arrow, receiver = name.partition("->")
+    if not arrow:
+        raise CircuitsError(
+            f'{caller}: {text!r} is no edge; write sender -> receiver, such as "0.1 -> 1.3.q"'
+        )
+    edge = Edge(
+        _parse_node(sender.strip(), text, caller),
+        _parse_input(receiver.strip(), text, caller),
+    )
+    # An MLP's stage is that of its input, and a head's too: neither receives from itself.
+    if edge.sender.stage >= edge.receiver.stage:
+        raise CircuitsError(f"{caller}: no edge {edge}: the receiver is computed before the sender is")
+    return edge, where
+
+
+def _one(kind: str) -> str:
+    return f"a node: {NODES}" if kind == "nodes" else 'an edge, such as "0.1 -> 1.3.q"'
+
+
+def find_node(name: str) -> Node | None:
+    """Returns the node that a name means, if it means one."""
+    if name in ("embed", "pos_embed"):
+        return Node(name)
+    if match := _HEAD.fullmatch(name):
+        layer, head = (part for part in match.groups() if part is not None)
+        return Node("z", int(layer), int(head))
+    if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_pre"):
+        return Node("mlp_out", int(match[1]))
+    return None
+
+
+def _parse_node(name: str, text: str, caller: str) -> Node:
+    node = find_node(name)
+    if node is not None:
+        return node
+    which = "" if name == text.strip() else f" of {text!r}"
+    raise CircuitsError(f"{caller}: {name!r}{which} is no node that sends; those are {NODES}")
+
+
+def find_input(name: str) -> Input | None:
+    """Returns the input of a head or of a group, of an MLP, or the output, that a name means, if it means one."""
+    if name == "output":
+        return Input("resid_post")
+    if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_out"):
+        return Input("mlp_pre", int(match[1]))
+    if match := _GROUP.fullmatch(name):
+        return Input(match[4], int(match[1] or match[2]), int(match[3]), True)
+    if match := _LAYER.fullmatch(name):
+        site, layer = (match[1], match[2]) if match[1] else (match[4], match[3])
+        return Input(site, int(layer))
+    head, dot, site = name.rpartition(".")
+    if dot and site in ("q", "k", "v") and (match := _HEAD.fullmatch(head)):
+        layer, number = (part for part in match.groups() if part is not None)
+        return Input(site, int(layer), int(number))
+    return None
+
+
+def _parse_input(name: str, text: str, caller: str) -> Input:
+    """Reads the name of an edge's receiver."""
+    found = find_input(name)
+    if found is not None:
+        return found
+    if _HEAD.fullmatch(name):
+        raise CircuitsError(
+            f"{caller}: {text!r}: say which input of head {name}: {name}.q, {name}.k or {name}.v"
+        )
+    raise CircuitsError(f"{caller}: {name!r} of {text!r} receives nothing; receivers are {INPUTS}")
+
+
+def _parse_positions(text: str, whole: str, caller: str) -> Where:
+    match = _POSITIONS.fullmatch(" ".join(text.split()).replace(", ", ","))
+    if match is None:
+        raise CircuitsError(
+            f"{caller}: {whole!r}: behind @ stand positions from 0, such as 3,4 or all but 3,4; negative ones could "
+            "not be told from the others"
+        )
+    return Where(frozenset(map(int, match[2].split(","))), match[1] is not None)
 
 
 class Layer(NamedTuple):
@@ -107,15 +339,15 @@ class Graph:
         return frozenset(self.nodes) if kind == "nodes" else self.edges
 
     def __contains__(self, member: Member) -> bool:
-        """Tells whether a model of these sizes has a node or an edge. None is listed: a file may give any sizes."""
+        """Returns whether a model of these sizes has a node or an edge. None is listed: a file may give any sizes."""
         if isinstance(member, Node):
             if member.layer is None:
                 return member.site == "embed" or self.positions
             in_layer = self.mlps if member.head is None else member.head < self.n_heads
             return in_layer and member.layer < self.n_layers
         sender, receiver = member
-        beside = self.parallel and sender.layer is not None and sender.layer == receiver.layer
-        return sender in self and self._has_input(receiver) and sender.stage < receiver.stage and not beside
+        parallel = self.parallel and sender.layer is not None and sender.layer == receiver.layer
+        return sender in self and self._has_input(receiver) and sender.stage < receiver.stage and not parallel
 
     def _has_input(self, one: Input) -> bool:
         if one.layer is None:
@@ -150,14 +382,14 @@ class Graph:
 
     @property
     def shape(self) -> str:
-        """Says what nodes there are."""
+        """Describes what nodes there are."""
         has = f"{self.n_layers} layers of {self.n_heads} heads"
         if not self.mlps:
             has += " and no MLPs"
         if not self.positions:
             has += ", and adds no position embeddings"
         if self.parallel:
-            has += ", whose MLPs run beside the heads of their layer"
+            has += ", whose MLPs run in parallel to the heads of their layer"
         return has if self.key_heads == self.n_heads else f"{has}, {self.key_heads} key-value groups"
 
     def _missing(self, member: Member) -> str:

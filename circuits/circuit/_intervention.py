@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from circuits.circuit._graph import Graph, Layer
-from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Node, Where
+from circuits.circuit._graph import EVERYWHERE, NOWHERE, Graph, Layer, Member, Node, Where
 from circuits.errors import CircuitsError
 from circuits.interventions.base import (
     ActivationEdit,
@@ -199,10 +198,10 @@ class Elsewhere(Replacement):
 
 def circuit_edit(circuit: Members, source: Any, how: Any, keep: bool) -> CircuitEdit:
     caller = "circuit.keep" if keep else "circuit.cut"
-    return CircuitEdit(circuit, read_replacement(source, how, caller), keep)
+    return CircuitEdit(circuit, parse_replacement(source, how, caller), keep)
 
 
-def read_replacement(source: Any, how: Any, caller: str) -> Replacement:
+def parse_replacement(source: Any, how: Any, caller: str) -> Replacement:
     """Returns the replacement that edges carry."""
     read_choice(how, HOW, caller, "how")
     if how == "zero":
@@ -219,7 +218,7 @@ def read_replacement(source: Any, how: Any, caller: str) -> Replacement:
 
 
 def is_sender(hook: Any) -> bool:
-    """Tells whether nodes write at a hook."""
+    """Returns whether nodes write at a hook."""
     return (
         isinstance(hook, str)
         and "hook_" in hook

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from circuits.circuit._graph import Graph
+from circuits.circuit._graph import EVERYWHERE, Graph, Member, Node, Where
 from circuits.circuit._intervention import CircuitEdit, is_sender, stored
-from circuits.circuit._names import EVERYWHERE, Member, Node, Where
 from circuits.circuit._value import Circuit
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
@@ -25,7 +24,8 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, read_prompts
 from circuits.model.sites import Site
 from circuits.model.state import inside_block
-from circuits.statistics import bootstrap, ratio
+from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors
 
 CLEAN, SOURCE = "the clean run", "the source run"
@@ -100,6 +100,12 @@ class Measurement:
         measurement = cls(caller, surface, graph, how, measured, base, source, size)
         within_memory(size, measurement._prepare)
         return measurement
+
+    def settings(self, seed: int, draws: int) -> Row:
+        """Returns the settings of a result, once all circuits have been run."""
+        n = len(next(iter(self.clean.values()))[0])
+        how = {"how": self.how, "seed": seed, "draws": draws, "level": LEVEL, "n": n}
+        return how | {"batch_size": self.size, "forwards": self.forwards, **self.surface.settings}
 
     @property
     def positions(self) -> int:
@@ -250,6 +256,12 @@ class Faithfulness:
         return cls(
             value[2:], share + 0.0, drawn_share, drawn[:, 2:], (value[:2], drawn[:, :2]), sums.shape[1]
         )
+
+
+def with_interval(name: str, value: float, drawn: np.ndarray) -> Row:
+    """Returns the columns of a value and of its interval, over resamples [draw]."""
+    (low,), (high,) = interval(drawn[:, None], LEVEL)
+    return {name: value, f"{name}_ci_low": low, f"{name}_ci_high": high}
 
 
 def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 
-from circuits.circuit._graph import Graph
-from circuits.circuit._names import Effect, Member, Where, read_member
+from circuits.circuit._graph import Effect, Graph, Member, Where, parse_member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, said
 from circuits.validate import is_whole, read_choice
@@ -102,7 +101,7 @@ def circuit_of(rows: pd.DataFrame, found: Screening, caller: str) -> Circuit:
     where: dict[Member, Where] = {}
     effects: dict[Member, Effect] = {}
     for name, row in zip(names(rows, kind, caller), rows.to_dict("records"), strict=True):
-        member, at = read_member(name, kind, caller)
+        member, at = parse_member(name, kind, caller)
         if member in where:
             # Effects of a node's positions are those of patches that were made one by one, and do not add up.
             where[member], effects[member] = where[member] | at, Effect(row["metric"])
@@ -132,7 +131,7 @@ def names(rows: pd.DataFrame, kind: str, caller: str) -> list[str]:
     return found
 
 
-def read_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph | None]:
+def parse_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph | None]:
     """Returns the names of members in the order of a ranking, their kind, and the graph of a screening.
 
     Args:
@@ -152,7 +151,7 @@ def read_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph | N
         )
     kind = "edges" if "->" in str(given[0]) else "nodes"
     for name in given:
-        read_member(name, kind, caller)
+        parse_member(name, kind, caller)
     if len(set(given)) < len(given):
         raise CircuitsError(f"{caller}: a ranking names a member twice")
     return list(given), kind, None

@@ -1,23 +1,132 @@
-"""A circuit: a set of nodes or of edges, as a value."""
+"""A circuit: a set of nodes or of edges, as a value and as a JSON file."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import json
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from circuits.circuit._files import write
-from circuits.circuit._graph import Graph
-from circuits.circuit._names import EVERYWHERE, NOWHERE, Edge, Effect, Member, Where, read_member
+from circuits.circuit._graph import EVERYWHERE, NOWHERE, Edge, Effect, Graph, Member, Where, parse_member
 from circuits.errors import CircuitsError, said
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from circuits.circuit._intervention import CircuitEdit
+
+FORMAT = 1
+KEYS = ("format", "kind", "size", "graph", "members")
+
+
+def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
+    """Writes the description of a circuit."""
+    text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False)
+    target = _path(path, "circuit.write")
+    try:
+        _replace(target.resolve(), text + "\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CircuitsError(f"circuit.write: cannot write {path}: {reason or error}") from error
+
+
+def _replace(target: Path, text: str) -> None:
+    """Writes a temporary file and renames it, so that the old one stays where the disk is full."""
+    if target.exists() and not target.is_file():  # a pipe or a device
+        target.write_text(text, encoding="utf-8")
+        return
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_parts(
+    path: str | PathLike[str],
+) -> tuple[str, dict[Member, Where], Graph | None, dict[Member, Effect]]:
+    """Returns what a file says of a circuit: its kind, members, graph and effects."""
+    target, caller = _path(path, "circuit.read"), f"circuit.read: {path}"
+    try:
+        given = json.loads(target.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CircuitsError(f"{caller}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CircuitsError(f"{caller} is not JSON: {error}") from error
+    if not isinstance(given, dict) or given.get("kind") not in ("nodes", "edges"):
+        raise CircuitsError(f'{caller} is no circuit: an object whose kind is "nodes" or "edges" is needed')
+    if given.get("format") != FORMAT:
+        raise CircuitsError(f"{caller}: format {said(given.get('format'))}; this version reads {FORMAT}")
+    _check_keys(given, KEYS, "", caller)
+    listed = given.get("members")
+    if not isinstance(listed, list):
+        raise CircuitsError(f"{caller}: members is not a list")
+    where: dict[Member, Where] = {}
+    effects: dict[Member, Effect] = {}
+    for row in listed:
+        if not isinstance(row, dict):
+            raise CircuitsError(f"{caller}: a member is an object with a name; got {said(row)}")
+        _check_keys(row, ("name", *Effect._fields), " of a member", caller)
+        member, at = parse_member(row.get("name"), given["kind"], caller)
+        if member in where:
+            raise CircuitsError(f"{caller}: {member} is listed twice")
+        where[member] = at
+        if (effect := _parse_effect(row, caller)) != Effect():
+            effects[member] = effect
+    graph = None
+    if given.get("graph") is not None:
+        if isinstance(given["graph"], dict):
+            _check_keys(given["graph"], [one.name for one in fields(Graph)], " of graph", caller)
+        graph = Graph.read(given["graph"], caller)
+        graph.fitted(where, given["kind"], caller)
+    return given["kind"], where, graph, effects
+
+
+def _path(path: Any, caller: str) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise CircuitsError(f'{caller}: give a path, such as "circuit.json"; got {type(path).__name__}')
+    return Path(path)
+
+
+def _check_keys(given: dict[str, Any], known: Iterable[str], place: str, caller: str) -> None:
+    """Refuses keys that would be passed over: a misspelt one would be lost in silence."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            closest = difflib.get_close_matches(key, known, n=1)
+            meant = f"did you mean {closest[0]!r}?" if closest else f"known: {', '.join(known)}"
+            raise CircuitsError(f"{caller}: unknown key {key!r}{place}; {meant}")
+
+
+def _parse_effect(row: dict[str, Any], caller: str) -> Effect:
+    metric = row.get("metric")
+    if not isinstance(metric, str | None):
+        raise CircuitsError(f"{caller}: metric is a name; got {said(metric)}")
+    numbers: list[float | None] = []
+    for name in ("estimate", "effect"):
+        value = row.get(name)
+        # `float` alone would read texts, and True; a whole number may be too large for it.
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) <= sys.float_info.max
+        ):
+            numbers.append(float(value))
+        elif value is None:
+            numbers.append(None)
+        else:
+            raise CircuitsError(f"{caller}: {name} is a finite number; got {said(value)}")
+    return Effect(metric, *numbers)
+
 
 _CALLER = "circuit"
 
@@ -80,7 +189,7 @@ class Circuit:
         return (f"{member}{at.suffix}" for member, at in self.members)
 
     def __contains__(self, name: object) -> bool:
-        member, at = read_member(name, self.kind, _CALLER)
+        member, at = parse_member(name, self.kind, _CALLER)
         parts: list[Member] = [member]
         if self.graph is not None and isinstance(member, Edge):
             parts = [Edge(member.sender, receiver) for receiver in self.graph.heads_of(member.receiver)]
@@ -227,6 +336,6 @@ def circuit_of_names(names: Iterable[Any], kind: str, graph: Graph | None, calle
         raise CircuitsError(f"{caller}: give a list of names, got {said(names)}")
     where: dict[Member, Where] = {}
     for name in names:
-        member, at = read_member(name, kind, caller)
+        member, at = parse_member(name, kind, caller)
         where[member] = where.get(member, NOWHERE) | at
     return Circuit.of(kind, where if graph is None else graph.fitted(where, kind, caller), graph)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from circuits.figures.layout import titled
-from circuits.figures.palette import COLOURS, INK, template
+from circuits.figures.layout import COLOURS, INK, template, titled
 
 #: What an edge ends at, with its colour and dash.
 INPUTS = {

@@ -120,7 +120,7 @@ def check_exporter() -> None:
 
 
 def _browser() -> bool:
-    """Tells whether the exporter finds a browser, by the exporter's own search."""
+    """Returns whether the exporter finds a browser, by the exporter's own search."""
     from choreographer.browsers.chromium import Chromium
 
     return bool(os.environ.get("BROWSER_PATH") or Chromium.find_browser(skip_local=False))

@@ -3,14 +3,123 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
 
-from circuits.figures.names import in_common, means, short_names
-from circuits.figures.palette import template
+#: Characters of a name that counts as short.
+LONGEST_SHORT = 12
+
+
+def short_names(refs: Sequence[str]) -> dict[str, str]:
+    """Shortens REFs to their differences: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
+    common = in_common(refs)
+    short = [] if common is None else [ref[len(common[0]) : len(ref) - len(common[1])] for ref in refs]
+    if not short or max(map(len, short)) > LONGEST_SHORT:
+        short = [chr(ord("A") + at) if len(refs) <= 26 else str(at + 1) for at in range(len(refs))]
+    return dict(zip(refs, short, strict=True))
+
+
+def spelled(text: str) -> str:
+    """Returns a text as plotly shows it: a token such as <s> would be taken for a tag, and be gone."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def means(short: Mapping[str, str]) -> str:
+    """Returns what short names stand for, in a sentence; what all names have in common is said once."""
+    (name, first), *rest = short.items()
+    begin, found, end = name.partition(first)
+    if found and all(other == f"{begin}{each}{end}" for other, each in rest):
+        return f"All names: {begin}…{end}."
+    return "; ".join(f"{text}: {name}" for name, text in short.items()) + "."
+
+
+def in_common(names: Sequence[str]) -> tuple[str, str] | None:
+    """Returns what all names begin with and what they end with, in whole parts; ``None`` where too much is left.
+
+    A part ends before ``@``, ``/`` or ``:``; where the rest of that is still long, at ``-`` too.
+    """
+    for marks in ("@/:", "@/:-"):
+        parts = [re.findall(f"[{marks}]?[^{marks}]+|[{marks}]", name) for name in names]
+        fewest = min(map(len, parts))
+        begin = next((at for at in range(fewest) if len({each[at] for each in parts}) > 1), fewest - 1)
+        end = next((at for at in range(fewest - begin) if len({each[-at - 1] for each in parts}) > 1), 0)
+        before = "".join(parts[0][:begin])
+        rests = ["".join(each[begin:]) for each in parts]
+        if all(rest[:1] in "/:-" and len(rest) > 1 for rest in rests) and len({r[0] for r in rests}) == 1:
+            before += rests[0][0]
+        after = "".join(parts[0][len(parts[0]) - end :])
+        left = [name[len(before) : len(name) - len(after)] for name in names]
+        if len({*left}) == len({*names}) and all(left) and max(map(len, left)) <= LONGEST_SHORT:
+            return before, after
+    return None
+
+
+Scheme = Literal["light", "dark"]
+
+GROUND: dict[Scheme, str] = {"light": "#ffffff", "dark": "#15181c"}
+INK: dict[Scheme, str] = {"light": "#1b1f24", "dark": "#e6e8eb"}
+GRID: dict[Scheme, str] = {"light": "#dfe3e8", "dark": "#343a42"}
+COLOURS: dict[Scheme, list[str]] = {
+    "light": ["#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c"],
+    "dark": ["#56b4e9", "#ff8a3d", "#2fc79b", "#e39cc4", "#f0e442", "#8fb8ff", "#c2c7cd"],
+}
+#: One symbol per series beside its colour, so that no reading rests on colour alone.
+SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
+#: A perceptually even scale for one-sided values; `diverging` is the one for signed values.
+SEQUENTIAL = "Cividis"
+#: A scale for angles: its ends meet.
+CYCLIC = "Phase"
+
+
+def mark(index: int) -> tuple[str, str]:
+    """Returns the light colour and the symbol of a series; where colours begin again, symbols are moved on by one."""
+    colours = COLOURS["light"]
+    return colours[index % len(colours)], SYMBOLS[(index + index // len(colours)) % len(SYMBOLS)]
+
+
+def diverging(scheme: Scheme) -> list[list[float | str]]:
+    blue, orange = COLOURS[scheme][0], COLOURS[scheme][1]
+    return [[0.0, blue], [0.5, "#f2f2f2" if scheme == "light" else "#23272d"], [1.0, orange]]
+
+
+def template(scheme: Scheme) -> dict[str, Any]:
+    """Returns a plotly layout template for one colour scheme."""
+    axis = {
+        "gridcolor": GRID[scheme],
+        "linecolor": GRID[scheme],
+        "zerolinecolor": GRID[scheme],
+        "automargin": True,
+        # Labels keep a distance from the panel, and titles one from the labels, however long these are.
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": "rgba(0,0,0,0)",
+        "title": {"standoff": 8},
+        # Ticks read 20,000 and 0.00015, not 20k and 150µ, because steps and errors have no unit.
+        "exponentformat": "none",
+        "separatethousands": True,
+    }
+    return {
+        "layout": {
+            "colorway": COLOURS[scheme],
+            "colorscale": {"sequential": SEQUENTIAL, "diverging": diverging(scheme)},
+            "font": {"color": INK[scheme], "family": "system-ui, sans-serif", "size": 13},
+            # The background is set, because the text could not be read on a dark one, such as a notebook's.
+            "paper_bgcolor": GROUND[scheme],
+            "plot_bgcolor": GROUND[scheme],
+            "xaxis": axis,
+            "yaxis": axis,
+            "hoverlabel": {"bgcolor": GROUND[scheme], "font": {"color": INK[scheme]}},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK[scheme], "activecolor": COLOURS[scheme][0]},
+            "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
+        },
+        "data": {"bar": [{"error_y": {"color": INK[scheme]}}]},
+    }
+
 
 #: Pixels: plotly's width and height; the width for which texts are broken; a character, a line, a mark in a legend.
 WIDTH, HEIGHT, NARROW, CHARACTER, LINE, SYMBOL = 900, 450, 560, 7.2, 17, 48

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from circuits.figures.layout import Panel, log_axis
-from circuits.figures.palette import COLOURS, SEQUENTIAL, mark
+from circuits.figures.layout import COLOURS, SEQUENTIAL, Panel, log_axis, mark
 
 if TYPE_CHECKING:
     import pandas as pd

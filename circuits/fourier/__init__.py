@@ -10,21 +10,25 @@ A spectrum holds sums of squared coefficients in the orthonormal real basis, so 
 (Parseval).
 """
 
-from circuits.fourier._active import Active, active
-from circuits.fourier._basis import basis, frequencies, inverse, transform
-from circuits.fourier._clusters import Clusters, clusters
-from circuits.fourier._grid import Grid, components
-from circuits.fourier._key_frequencies import (
+from circuits.fourier._grid import Grid, basis, components, frequencies, inverse, transform
+from circuits.fourier._modular_sum import CosineFit, ModularSum, regression, share, variance_explained
+from circuits.fourier._spectrum import (
     AboveMean,
+    Active,
+    Bands,
+    Clusters,
     KeyFrequencies,
     Noise,
     OfLargest,
     Preferred,
     Rule,
+    Spectrum,
+    active,
+    clusters,
+    gini,
     key_frequencies,
+    spectrum,
 )
-from circuits.fourier._modular_sum import CosineFit, ModularSum, regression, share, variance_explained
-from circuits.fourier._spectrum import Bands, Spectrum, gini, spectrum
 
 __all__ = [
     "AboveMean",

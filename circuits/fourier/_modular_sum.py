@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.fourier._clusters import THRESHOLD, Clusters, check_threshold
+from circuits.fourier._spectrum import THRESHOLD, Clusters, check_threshold
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import read_numbers
 from circuits.validate import is_whole
@@ -52,14 +52,14 @@ class CosineFit:
 
     def plot(self, keys: Iterable[int] = ()) -> Any:
         """Returns a plotly figure of the coefficient of each frequency, as bars; `keys` are marked."""
-        from circuits.figures.spectra import cosines_figure
+        from circuits.figures.results import cosines_figure
 
         return cosines_figure(self.coefficients, len(self.by_difference), keys)
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """Returns the fit by the mean and the cosines of some frequencies."""
         curve = self.coefficients[0].expand(len(self.by_difference)).clone()
-        for key in _read_keys(keys, len(self.by_difference), "CosineFit"):
+        for key in _parse_keys(keys, len(self.by_difference), "CosineFit"):
             curve += self.coefficients[key] * self._waves[key]
         return curve[self.difference]
 
@@ -79,7 +79,7 @@ class CosineFit:
         period = len(self.by_difference)
         explained_sum = sum(
             float(self.coefficients[key]) ** 2 * (1.0 if 2 * key == period else 0.5)
-            for key in _read_keys(keys, period, "CosineFit")
+            for key in _parse_keys(keys, period, "CosineFit")
         )
         return explained_sum / total if total > 0 else 0.0
 
@@ -207,15 +207,15 @@ class ModularSum:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the sum over a grid of two coordinates, else of how many inputs have each sum."""
-        from circuits.figures.spectra import sum_figure
+        from circuits.figures.results import sum_figure
 
         return sum_figure(self.coordinates, self.remainders, self.coefficients, self.period)
 
     def _checked(self, keys: Sequence[int]) -> list[int]:
-        return _read_keys(keys, self.period, "ModularSum", least=1)
+        return _parse_keys(keys, self.period, "ModularSum", least=1)
 
 
-def _read_keys(keys: Iterable[int], period: int, caller: str, least: int = 0) -> list[int]:
+def _parse_keys(keys: Iterable[int], period: int, caller: str, least: int = 0) -> list[int]:
     """Returns frequencies, each once; refuses those that the period has not, and fewer than `least`."""
     given = list(keys)
     if len(given) < least or not all(is_whole(key, 1) and key <= period // 2 for key in given):

@@ -1,23 +1,24 @@
-"""Computes spectra: the share of the variance over a grid that each frequency carries."""
+"""Power of Fourier components: spectra, which frequencies are key, and what follows which frequency."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.fourier._basis import frequencies, read_axis, read_values, transform
-from circuits.fourier._grid import Grid, read_grid
+from circuits.fourier._grid import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
-from circuits.validate import read_choice
+from circuits.validate import is_whole, read_choice
 
 #: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
@@ -60,7 +61,7 @@ class Bands:
 
     def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
         """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
-        from circuits.figures.spectra import spectrum_bars
+        from circuits.figures.results import spectrum_bars
 
         return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
 
@@ -168,7 +169,7 @@ class Spectrum:
             keys: frequencies to mark, such as those of `key_frequencies`; two coordinates then get bars, too.
             by: the bars, "block", "component" or a coordinate, see `bands`.
         """
-        from circuits.figures.spectra import spectrum_bars, spectrum_map
+        from circuits.figures.results import spectrum_bars, spectrum_map
 
         keys, axes = list(keys), len(self.grid.axes)
         if by is None and not keys and axes == 2:
@@ -195,8 +196,8 @@ def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:
         grid: what the axis unfolds into: a `Grid`, the names and sizes of its coordinates, or sizes; None: the axis is
             one coordinate. The other axes are features, each with its own spectrum.
     """
-    values = read_values(x).detach()
-    layout = read_grid(grid, values.shape[read_axis(axis, values)])
+    values = parse_values(x).detach()
+    layout = parse_grid(grid, values.shape[parse_axis(axis, values)])
     power = transform(layout.arrange(values, axis), range(len(layout.sizes))).square() / layout.cells
     for index, size in enumerate(layout.sizes):
         shape = [size // 2 + 1 if other == index else length for other, length in enumerate(power.shape)]
@@ -210,7 +211,7 @@ def gini(values: Any) -> float:
     The formula is that of Hurley and Rickard 2009. Nanda et al. 2023 apply it to the norms of Fourier components:
     `gini(transform(W_E[:p]).norm(dim=1))`.
     """
-    ascending = read_values(x=values).flatten().abs().sort().values
+    ascending = parse_values(x=values).flatten().abs().sort().values
     n = len(ascending)
     weights = n - torch.arange(1, n + 1, dtype=torch.float64, device=ascending.device) + 0.5
     total = ascending.sum()
@@ -233,3 +234,418 @@ def _component(at: tuple[int, ...]) -> Label | None:
 
 
 _GROUPS: dict[str, Callable[[tuple[int, ...]], Label | None]] = {"block": _block, "component": _component}
+
+
+class Rule(ABC):
+    """A rule by which `key_frequencies` selects bands of a spectrum."""
+
+    @abstractmethod
+    def selects(self, bands: Bands) -> Tensor:
+        """Marks the key bands, bool [band]."""
+
+    @property
+    @abstractmethod
+    def statement(self) -> str:
+        """States the rule with its number, in one sentence."""
+
+
+class _Numbered(Rule):
+    """A rule that has one number, which must be at least 0."""
+
+    def __post_init__(self) -> None:
+        (number,) = vars(self).values()
+        if isinstance(number, bool) or not 0 <= number < 1e9:
+            raise CircuitsError(f"fourier: {type(self).__name__}({number!r}): give a number from 0")
+
+
+@dataclass(frozen=True)
+class Noise(_Numbered):
+    """Selects frequencies with more power than the strongest would have in white noise, but for a chance of `level`.
+
+    The noise level is that of the median frequency. The power of a frequency with ν basis functions is compared with
+    a χ² of ν degrees of freedom, at `level` divided by the number of frequencies (Bonferroni). This distribution
+    is that of one feature, or of copies of one. Where features differ, their sum varies less and the rule selects too
+    few rather than too many; so it does where half of the frequencies or more are signal. But the median of few
+    frequencies tells the noise level badly: one feature of white noise has a key frequency more often than `level`
+    says (docs/circuits/fourier.md: 0.30 of samples at 5 values, 0.17 at 113, for 0.05).
+
+    The rule tests whether a frequency is present, however small its share, not whether the model needs it.
+    """
+
+    level: float | int = 0.05
+    name: ClassVar[str] = "noise"
+
+    def selects(self, bands: Bands) -> Tensor:
+        power = bands.total().power.cpu()
+        degrees = torch.tensor(bands.degrees, dtype=torch.float64)
+        level = (power / _median_of_chi_squared(degrees)).median()
+        tail = torch.special.gammaincc(degrees / 2, power / (2 * level.clamp(min=1e-300)))
+        return (tail * len(power) <= self.level) & _above_rounding(bands)
+
+    @property
+    def statement(self) -> str:
+        return (
+            "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
+            f"would have with probability {self.level:g} (χ², Bonferroni)"
+        )
+
+
+@dataclass(frozen=True)
+class OfLargest(_Numbered):
+    """Selects frequencies with a norm above this share of the largest frequency's.
+
+    With 1/4 it is the rule of TransformerLens' grokking demo for W_E, which takes the norms of cos and sin separately;
+    here a norm is over both.
+    """
+
+    share: float | int = 0.25
+    name: ClassVar[str] = "of-largest"
+
+    def selects(self, bands: Bands) -> Tensor:
+        norms = bands.total().power.cpu().sqrt()
+        return (norms > self.share * norms.max()) & _above_rounding(bands)
+
+    @property
+    def statement(self) -> str:
+        return f"key: a norm above {self.share:g} of the largest"
+
+
+@dataclass(frozen=True)
+class AboveMean(_Numbered):
+    """Selects amplitudes that exceed the mean over all frequencies, 0 included, by this many standard deviations.
+
+    The deviation has n in the denominator. Amplitudes are those of the Fourier transform, |Σ x exp(−2πikj/p)|; relative
+    to a norm of cos and sin together, that of frequency 0 is √2 times as large. Syrkis & Søgaard 2024 (MIIII) use 1 in
+    their code for W_E; their text says 2 for active frequencies.
+    """
+
+    deviations: float | int = 1.0
+    name: ClassVar[str] = "above-mean"
+
+    def selects(self, bands: Bands) -> Tensor:
+        total = bands.total()
+        # A wave has a coefficient in each of its basis functions, so its power is divided by their number.
+        power = total.power / torch.tensor(total.degrees, device=total.power.device)
+        sizes = torch.cat([total.constant[None], power]).cpu().sqrt()
+        return (sizes > sizes.mean() + self.deviations * sizes.std(correction=0))[1:] & _above_rounding(bands)
+
+    @property
+    def statement(self) -> str:
+        return f"key: an amplitude above the mean over frequencies, with 0, by {self.deviations:g} standard deviations"
+
+
+@dataclass(frozen=True)
+class Preferred(_Numbered):
+    """Selects the first frequency of every neuron, where it carries at least this share of the neuron's variance.
+
+    With 0 it is the rule of Nanda et al.'s released code, except that their code leaves out the highest frequency.
+    """
+
+    share: float | int = 0.0
+    name: ClassVar[str] = "preferred"
+
+    def selects(self, bands: Bands) -> Tensor:
+        share = bands.share.reshape(len(bands.labels), -1).cpu()
+        best = share.max(0)
+        preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
+        preferred[best.indices[(best.values > 0) & (best.values >= self.share)]] = True
+        return preferred
+
+    @property
+    def statement(self) -> str:
+        least = f", with at least {self.share:g} of its variance" if self.share else ""
+        return f"key: the first frequency of at least one neuron{least}"
+
+
+RULES: dict[str, type[Noise | OfLargest | AboveMean | Preferred]] = {
+    rule.name: rule for rule in (Noise, OfLargest, AboveMean, Preferred)
+}
+
+
+@dataclass(frozen=True)
+class KeyFrequencies:
+    """The frequencies selected by a rule, and the rule in words."""
+
+    keys: tuple[Label, ...]
+    rule: str
+
+    def __iter__(self) -> Any:
+        return iter(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "block") -> KeyFrequencies:
+    """Selects the key frequencies of a spectrum, over all its features together, under a stated rule.
+
+    Args:
+        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number; a rule with
+            another number, such as `fourier.AboveMean(2)`; or an instance of your subclass of `fourier.Rule`.
+        by: as in `Spectrum.bands`.
+    """
+    if isinstance(rule, str):
+        rule = RULES[read_choice(rule, RULES, "fourier.key_frequencies", "rule")]()
+    bands = spectrum.bands(by)
+    chosen = rule.selects(bands).tolist()
+    keys = tuple(label for label, key in zip(bands.labels, chosen, strict=True) if key)
+    return KeyFrequencies(keys, rule.statement)
+
+
+def _above_rounding(bands: Bands) -> Tensor:
+    total = bands.total()
+    return (total.power > ROUNDING * (total.constant + total.variance)).cpu()
+
+
+def _median_of_chi_squared(degrees: Tensor) -> Tensor:
+    """Returns the median of χ² with these degrees of freedom, by bisection to float64's precision."""
+    low, high = torch.zeros_like(degrees), degrees + 10
+    for _ in range(80):
+        middle = (low + high) / 2
+        below = torch.special.gammainc(degrees / 2, middle / 2) < 0.5
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return low
+
+
+#: The threshold in the code of Nanda et al. 2023.
+THRESHOLD = 0.85
+
+
+@dataclass(frozen=True, repr=False)
+class Clusters:
+    """Neurons, each with the frequency that explains most of its variance.
+
+    Attributes:
+        labels: the frequencies.
+        best: the index in `labels` of the frequency that explains most, -1 for a neuron that does not vary.
+        share: the share of the neuron's variance that this frequency explains.
+        threshold: a neuron with a share up to this is in no cluster.
+    """
+
+    labels: tuple[Label, ...]
+    best: Int[Tensor, " neuron"]
+    share: Float[Tensor, " neuron"]
+    threshold: float
+
+    def __repr__(self) -> str:
+        return f"Clusters({self.sizes} of {len(self.best)} neurons, threshold {self.threshold:g})"
+
+    @property
+    def assigned(self) -> Int[Tensor, " neuron"]:
+        """Returns the index in `labels` of each neuron's frequency, -1 for a neuron in no cluster."""
+        return torch.where(self.share > self.threshold, self.best, -1)
+
+    @property
+    def sizes(self) -> dict[Label, int]:
+        """Returns the number of neurons of each frequency that has any."""
+        counts = torch.bincount(self.assigned[self.assigned >= 0], minlength=len(self.labels)).tolist()
+        return {label: count for label, count in zip(self.labels, counts, strict=True) if count}
+
+    def neurons(self, label: Label) -> Tensor:
+        """Returns the neurons of one frequency, as `ablate.neurons` takes them."""
+        if label not in self.labels:
+            raise CircuitsError(f"fourier: no frequency {label!r} in these clusters; got {self.labels}")
+        return (self.assigned == self.labels.index(label)).nonzero().flatten()
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Returns a row per neuron: `neuron`, its first `frequency` (None if it does not vary), `share`, `assigned`."""
+        return pd.DataFrame(
+            {
+                "neuron": range(len(self.best)),
+                "frequency": pd.Series(
+                    [None if at < 0 else self.labels[at] for at in self.best.tolist()], dtype=object
+                ),
+                "share": self.share.tolist(),
+                "assigned": (self.assigned >= 0).tolist(),
+            }
+        )
+
+    def plot(self) -> Any:
+        """Returns a plotly figure of each neuron's share by its first frequency, with the threshold."""
+        from circuits.figures.results import clusters_figure
+
+        return clusters_figure(self.frame, self.labels, self.threshold)
+
+
+def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "block") -> Clusters:
+    """Clusters neurons by the frequency that explains most of their variance over the grid.
+
+    Args:
+        spectrum: that of activations with one feature axis, the neurons.
+        by: as in `Spectrum.bands`; "block" and 0.85 are those of Nanda et al. 2023 (code), whose search leaves out the
+            highest frequency. A tie goes to the lower frequency.
+    """
+    bands = spectrum.bands(by)
+    if bands.power.ndim != 2:
+        shape = list(bands.power.shape[1:])
+        raise CircuitsError(f"fourier.clusters: needs one axis of neurons and those of the grid; got {shape}")
+    check_threshold(threshold)
+    best = bands.share.cpu().max(0)
+    return Clusters(
+        bands.labels, torch.where(best.values > 0, best.indices, -1), best.values, float(threshold)
+    )
+
+
+def check_threshold(threshold: Any) -> None:
+    """Raises `CircuitsError` unless the threshold is a number from 0 to 1."""
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise CircuitsError(
+            f"fourier.clusters: threshold={threshold!r}; give a share of the variance, 0 to 1"
+        )
+
+
+#: With 19 relabellings the chance of a false frequency is 1 / 20.
+DRAWS = 19
+#: The number of features whose products of pairs are in memory at once.
+FEATURES = 256
+#: Shares that differ by less are equal: a feature that is not 0 in one cell alone has the same share at all frequencies
+#: in any order.
+TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class Active:
+    """Shares of variance of the frequencies along each coordinate, and the largest shares under relabelling.
+
+    Attributes:
+        share: coordinate -> [frequency feature], k = 1, 2, ...: the share of the feature's variance in all products of
+            cos k or sin k of this coordinate with any functions of the others.
+        bound: [feature], the largest share of any frequency of any coordinate under any of the relabellings.
+        together: coordinate -> [frequency], the share of the variance of all features together.
+        together_bound: the bound on `together`, a number.
+    """
+
+    share: Mapping[str, Float[Tensor, "frequency feature"]]
+    bound: Float[Tensor, " feature"]
+    together: Mapping[str, Float[Tensor, " frequency"]]
+    together_bound: float
+    draws: int
+
+    @property
+    def each(self) -> Bool[Tensor, "frequency feature"]:
+        """Marks the frequencies of each feature that are active along some coordinate."""
+        return _any([_exceeds(share, self.bound) for share in self.share.values()])
+
+    @property
+    def counts(self) -> Int[Tensor, " feature"]:
+        """Returns the number of active frequencies of each feature."""
+        return self.each.sum(0)
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Returns the frequencies that are active in all features together."""
+        active_in_any = _any(
+            [_exceeds(share[:, None], self.together_bound) for share in self.together.values()]
+        )
+        return tuple((active_in_any.flatten().nonzero().flatten() + 1).tolist())
+
+    def plot(self) -> Any:
+        """Returns a plotly figure of each frequency's share, with the bound, and of active frequencies per feature."""
+        from circuits.figures.results import active_figure
+
+        return active_figure(self.together, self.together_bound, self.counts, self.draws)
+
+    @property
+    def statement(self) -> str:
+        """States the rule with its number, in one sentence."""
+        return (
+            f"active: a larger share of the variance than any frequency has under any of {self.draws} random "
+            f"relabellings of the coordinates; by chance one of {self.draws + 1} has such a frequency"
+        )
+
+
+def active(x: Any, grid: Any, axis: int = 0, draws: int = DRAWS, seed: int = 0) -> Active:
+    """Finds the frequencies that activations over a grid have because of the order of its coordinates.
+
+    A relabelling permutes the values of a coordinate at random, with the same permutation for coordinates of equal
+    size. Activations that depend on the coordinates in any way but their order (noise, or a sum of arbitrary functions
+    of each) are as likely before as after it; so a feature without periodicity has an active frequency with
+    probability 1 / (draws + 1) at most, all frequencies and coordinates taken together.
+
+    Args:
+        x: activations; their `axis` unfolds into the grid, and the other axes are features, flattened into one.
+        grid: as in `spectrum`, with at least 3 values per coordinate.
+    """
+    if not is_whole(draws, 1):
+        raise CircuitsError(f"fourier.active: draws={draws!r}; give a whole number of at least 1")
+    values = parse_values(x).detach()
+    layout = parse_grid(grid, values.shape[parse_axis(axis, values)])
+    if min(layout.sizes) < 3:
+        raise CircuitsError(
+            f"fourier.active: needs coordinates of at least 3 values; got sides {list(layout.sizes)}"
+        )
+    arranged = layout.arrange(values, axis).reshape(*layout.sizes, -1)
+    flat = arranged.flatten(0, -2)
+    constant, variance = flat.mean(0).square(), flat.var(0, correction=0)
+    # The mean is taken off first, because for a constant feature only rounding is then left.
+    arranged = arranged - flat.mean(0)
+    relabellings = [None, *(relabelling(layout, seed, draw) for draw in range(draws))]
+    power_chunks = [_powers(part, relabellings) for part in arranged.split(FEATURES, -1)]
+    # Indexed by draw and coordinate, each [frequency feature]; draw 0 is the data as given.
+    powers = [
+        [torch.cat(chunks, 1) for chunks in zip(*each, strict=True)]
+        for each in zip(*power_chunks, strict=True)
+    ]
+    shares = [[_share(power, variance, constant) for power in each] for each in powers]
+    pooled_shares = [
+        [_share(power.sum(1), variance.sum(), constant.sum()) for power in each] for each in powers
+    ]
+    return Active(
+        dict(zip(layout.axes, shares[0], strict=True)),
+        torch.stack([torch.cat(each).amax(0) for each in shares[1:]]).amax(0),
+        dict(zip(layout.axes, pooled_shares[0], strict=True)),
+        max(float(torch.cat(each).max()) for each in pooled_shares[1:]),
+        int(draws),
+    )
+
+
+def relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
+    """Draws a permutation of each coordinate's values, the same for coordinates of equal size."""
+    generator = torch.Generator().manual_seed(int(seed) * 1_000_003 + draw)
+    permutations: dict[int, Tensor] = {}
+    for size in grid.sizes:
+        if size not in permutations:
+            permutations[size] = torch.randperm(size, generator=generator)
+    return [permutations[size] for size in grid.sizes]
+
+
+def _powers(arranged: Tensor, relabellings: list[list[Tensor] | None]) -> list[list[Tensor]]:
+    """Returns the power of each frequency [frequency feature] by draw and coordinate.
+
+    |Σ_x v_x e^(−2πikx/n)|² is a sum over pairs of v_x v_y cos(2πk(x − y)/n). The products of pairs are computed once;
+    a relabelling changes only the distance x − y of a pair.
+    """
+    axes = arranged.ndim - 1
+    powers: list[list[Tensor]] = [[] for _ in relabellings]
+    for axis_index in range(axes):
+        size = arranged.shape[axis_index]
+        rows = arranged.movedim(axis_index, 0).reshape(size, -1, arranged.shape[-1])  # [value others feature]
+        products = torch.einsum("x o f, y o f -> x y f", rows, rows)
+        first, second = torch.tril_indices(size, size, -1)
+        pairs = 2 * products[first, second]
+        squares = products.diagonal().sum(1)
+        k = torch.arange(1, size // 2 + 1)
+        distance = torch.arange(size)
+        waves = ((k[:, None] * distance % size).double() * (2 * math.pi / size)).cos().to(pairs.device)
+        # The highest frequency of an even period has one basis function, the others two.
+        functions = torch.where(2 * k == size, 1.0, 2.0).double().to(pairs.device)
+        waves *= functions[:, None] / (size * math.prod(arranged.shape[:-1]))
+        for powers_of_draw, permutations in zip(powers, relabellings, strict=True):
+            names_of_draw = torch.arange(size) if permutations is None else permutations[axis_index]
+            shift = (names_of_draw[first] - names_of_draw[second]) % size
+            by_distance = pairs.new_zeros(size, pairs.shape[-1]).index_add_(0, shift.to(pairs.device), pairs)
+            by_distance[0] += squares
+            powers_of_draw.append((waves @ by_distance).clamp(min=0))
+    return powers
+
+
+def _exceeds(share: Tensor, bound: Tensor | float) -> Tensor:
+    return share > bound * (1 + TIE)
+
+
+def _any(masks: list[Tensor]) -> Tensor:
+    """Combines masks [frequency feature] of coordinates by "or", the shorter ones padded at the high frequencies."""
+    longest = max(map(len, masks))
+    padded = [torch.nn.functional.pad(mask, (0, 0, 0, longest - len(mask))) for mask in masks]
+    return torch.stack(padded).any(0)

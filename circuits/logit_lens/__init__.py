@@ -14,9 +14,8 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene, run_with_padding
-from circuits.logit_lens._norms import ReadOut, centre
 from circuits.logit_lens._result import Computed, DirectAttribution, Lens
-from circuits.logit_lens._stream import components, needed, streams
+from circuits.logit_lens._stream import ReadOut, centre, components, needed, streams
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, read_prompts, taken
 from circuits.model.sites import Site

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.logit_lens._norms import ReadOut
+from circuits.logit_lens._stream import ReadOut
 from circuits.model.prompts import Prompts
 from circuits.statistics import LEVEL, summarise
 from circuits.tables import short_table

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from circuits.circuit._names import find_input, find_node
+from circuits.circuit._graph import find_input, find_node
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
 from circuits.interventions.base import Replacement
@@ -65,7 +65,7 @@ def activations(
     caller = "patch.activations"
     place = read_place(site, heads, caller, neurons, features)
     chosen = parse_query_positions(positions, caller)
-    return Edit(caller, (place,), _read_source(place, source, caller, chosen, source_positions), chosen)
+    return Edit(caller, (place,), _parse_source(place, source, caller, chosen, source_positions), chosen)
 
 
 @answers_former_names
@@ -112,7 +112,7 @@ def path(
         read_choice(through, ("mlps",), caller, "through")
     chosen = parse_query_positions(positions, caller)
     sender_edit = Edit(
-        caller, (place,), _read_source(place, source, caller, chosen, source_positions), chosen
+        caller, (place,), _parse_source(place, source, caller, chosen, source_positions), chosen
     )
     return Path(sender_edit, targets, through)
 
@@ -142,7 +142,7 @@ def _receivers(receiver: Any, caller: str) -> tuple[Place | None, ...]:
     named: list[AnyHead] = []  # read together, so that a head which is named twice is one
     places: list[Place | None] = []
     for one in given:
-        spec = _read_heads(one, caller) if names_heads(one) else None
+        spec = _parse_heads(one, caller) if names_heads(one) else None
         if spec is None or spec.heads is None:
             places += _one_receiver(one, caller)
         else:
@@ -161,7 +161,7 @@ def _as_site(receiver: Any) -> Any:
 
 
 def _is_pair(given: Any) -> bool:
-    """Tells whether this is a site that has heads, and heads."""
+    """Returns whether this is a site that has heads, and heads."""
     if not isinstance(given, tuple | list) or len(given) != 2 or not names_heads(given[1]):
         return False
     site = given[0]
@@ -178,10 +178,10 @@ def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
         return (read_place(receiver[0], receiver[1], caller),)
     if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
         return (read_place(receiver, None, caller),)
-    return _inputs(_read_heads(receiver, caller))
+    return _inputs(_parse_heads(receiver, caller))
 
 
-def _read_heads(spec: Any, caller: str) -> HeadSpec:
+def _parse_heads(spec: Any, caller: str) -> HeadSpec:
     try:
         return parse_heads(spec)
     except CircuitsError as error:
@@ -198,7 +198,7 @@ def _inputs(chosen: HeadSpec) -> tuple[Place, ...]:
     return (*places, *(Place(Site(name), HeadSpec(chosen.text, groups)) for name in ("k", "v")))
 
 
-def _read_source(
+def _parse_source(
     place: Place,
     source: Any,
     caller: str,
@@ -232,7 +232,7 @@ def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapsh
         raise CircuitsError(
             f"{caller}: the source has no {missing_name}; it has {', '.join(map(str, names))}"
         )
-    values = {name: _read_tensor(source[name], name, caller) for name in hooks}
+    values = {name: _parse_tensor(source[name], name, caller) for name in hooks}
     if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(
             f"{caller}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
@@ -246,7 +246,7 @@ def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapsh
     )
 
 
-def _read_tensor(given: Any, name: str, caller: str) -> Tensor:
+def _parse_tensor(given: Any, name: str, caller: str) -> Tensor:
     given = as_dense_tensor(given, f"{caller}: the source's {name}")
     if not isinstance(given, Tensor) or given.is_complex():
         problem = "complex" if isinstance(given, Tensor) else type(given).__name__
@@ -255,7 +255,7 @@ def _read_tensor(given: Any, name: str, caller: str) -> Tensor:
 
 
 def _is_pattern(values: Tensor) -> bool:
-    """Tells whether all rows are non-negative and sum to 1, or to 0 where no key is visible, as patterns do."""
+    """Returns whether all rows are non-negative and sum to 1, or to 0 where no key is visible, as patterns do."""
     total = values.sum(-1)
     return bool((values >= 0).all() and ((total - 1).abs().lt(0.05) | total.eq(0)).all())
 

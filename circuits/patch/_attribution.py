@@ -15,7 +15,7 @@ from circuits.model.heads import Head, at_index, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site, SiteKind
 from circuits.model.state import assert_weights_unchanged
-from circuits.patch._gradients import Pair, difference, ready_for_gradients
+from circuits.patch._gradients import Pair, difference, ready_for_gradients, summed
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import SweepResult, Table, read_resampling
@@ -65,7 +65,7 @@ def attribution(
     pair = Pair.read(CALLER, model, base, source, metric, batch, batch_size=batch_size)
     table = Table(read_resampling(seed, draws, flips, CALLER))
     places, kind = pair.surface.at(place.site), place.site.kind
-    by = _read_by(by, place.site)
+    by = _parse_by(by, place.site)
 
     def estimated(size: int) -> tuple[int, Measurements]:
         return size, _measured(pair.of_size(size), places, kind, by)
@@ -88,7 +88,7 @@ def _measured(pair: Pair, places: list[tuple[int | None, str]], kind: SiteKind, 
         measured.begin(values)
         numbers = count()
         for layer, hook in places:
-            shifts = {name: _summed(shift, kind, by) for name, shift in estimates[hook].items()}
+            shifts = {name: summed(shift, _axes(kind, by)) for name, shift in estimates[hook].items()}
             for index in np.ndindex(next(iter(shifts.values())).shape[1:]):
                 row = _row(pair.surface, kind, layer, by, index)
                 if (row["position"] or 0) >= int(pair.base.lengths.max()):
@@ -120,17 +120,10 @@ def _estimates(
     return read_values(values, "metric", len(piece.base), BASELINE, piece.metric.advice), estimates
 
 
-def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:
-    """Sums over all axes but the examples and those that `by` names; returns [n ...], in the order of `by`."""
-    kept_axes = [0, *(_axis(kind, part) % shift.ndim for part in by.split(",") if part != "layer")]
-    summed_axes = [axis for axis in range(shift.ndim) if axis not in kept_axes]
-    total = shift.sum(summed_axes) if summed_axes else shift
-    order = [sorted(kept_axes).index(axis) for axis in kept_axes]
-    return total.permute(order).cpu().numpy()
-
-
-def _axis(kind: SiteKind, part: str) -> int:
-    return {"head": kind.head_axis, "position": kind.query_axis, "neuron": -1, "feature": -1}[part] or 0
+def _axes(kind: SiteKind, by: str) -> list[int]:
+    """Returns the axes of an activation that `by` names, in its order."""
+    named = {"head": kind.head_axis, "position": kind.query_axis, "neuron": -1, "feature": -1}
+    return [(named[part] or 0) % len(kind.axes) for part in by.split(",") if part != "layer"]
 
 
 def _row(surface: HookedModel, kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> Row:
@@ -149,7 +142,7 @@ def _row(surface: HookedModel, kind: SiteKind, layer: int | None, by: str, index
     }
 
 
-def _read_by(by: str, site: Site) -> str:
+def _parse_by(by: str, site: Site) -> str:
     by = read_choice(
         by, ("auto", "head", "position", "head,position", "neuron", "feature", "layer"), CALLER, "by"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,21 +15,316 @@ from torch import Tensor
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
-from circuits.interventions.edits import Edit
-from circuits.interventions.paths import Path
+from circuits.interventions.edits import Edit, Place
+from circuits.interventions.paths import SENDERS, Path, order_of, receivers_of
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.blocks import model_block
-from circuits.model.sites import Site
+from circuits.model.heads import HeadSpec, at_index, index_of, label_in
+from circuits.model.hooked_model import HookedModel
+from circuits.model.sites import KINDS, Site
 from circuits.model.state import assert_weights_unchanged
-from circuits.patch._edge_estimates import estimated
-from circuits.patch._endpoints import Endpoint, inputs_of, senders_of
-from circuits.patch._gradients import Pair, ready_for_gradients
-from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
-from circuits.patch._result import ScreenResult
-from circuits.patch._screen import LINES, METHODS
-from circuits.sweeps.measurements import Row
-from circuits.sweeps.metrics import PerExample
-from circuits.validate import read_choice
+from circuits.patch._gradients import (
+    Pair,
+    Run,
+    between,
+    difference,
+    midpoints,
+    ready_for_gradients,
+    vector_jacobian_products,
+)
+from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
+from circuits.patch._screen import INPUTS, METHODS
+from circuits.sweeps.measurements import BASELINE, Row
+from circuits.sweeps.metrics import PerExample, read_values
+from circuits.validate import answers_former_names, read_choice
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A component as the sender or the receiver of an edge; without a site, the output."""
+
+    name: str
+    place: Place
+    layer: int | None
+    hook: str  # where it is read; for an MLP as receiver, the hook of its output
+    order: int  # position in the order of computation
+
+    @property
+    def head(self) -> int | None:
+        """The place on the head axis, of a head or a key-value group; None for a whole site."""
+        chosen = None if self.place.heads is None else self.place.heads.heads
+        return None if chosen is None else index_of(chosen[0])
+
+
+def senders_of(surface: HookedModel, how: str = "resample") -> list[Endpoint]:
+    """Lists the senders in the order in which they are computed."""
+    senders: list[Endpoint] = []
+    # Any two prompts, and so their mean, have the same position embeddings.
+    for site in ("embed", *(["pos_embed"] if how == "zero" else []), "z", "mlp_out"):
+        if KINDS[site].hook.format(0) in surface.hooks:
+            senders += _endpoints(surface, site, SENDERS)
+    return sorted(senders, key=lambda sender: sender.order)
+
+
+def inputs_of(surface: HookedModel) -> list[Endpoint]:
+    """Returns every place that receives an edge, in the order in which the model computes them."""
+    receivers: list[Endpoint] = []
+    table = receivers_of(surface)
+    for site in ("q", "k", "v"):
+        receivers += _endpoints(surface, site, table)
+    if KINDS["mlp_pre"].hook.format(0) in surface.hooks:
+        # The hook is the MLP's output, because in a gated MLP hook_pre is only one of its reads of the stream.
+        receivers += [
+            replace(receiver, hook=KINDS["mlp_out"].hook.format(receiver.layer))
+            for receiver in _endpoints(surface, "mlp_pre", table)
+        ]
+    last = Site("resid_post", surface.n_layers - 1)
+    order = order_of(last.name, last.layer, table)
+    receivers.append(Endpoint("output", Place(last), last.layer, last.hook(), order))
+    return sorted(receivers, key=lambda receiver: receiver.order)
+
+
+def _endpoints(surface: HookedModel, name: str, table: dict[str, int]) -> list[Endpoint]:
+    ends: list[Endpoint] = []
+    kind = KINDS[name]
+    for layer, hook in surface.at(Site(name)):
+        order, site = order_of(name, layer, table), Site(name, layer)
+        if kind.head_axis is None:
+            ends.append(Endpoint(str(site), Place(site), layer, hook, order))
+            continue
+        for index in range(surface.head_count(kind)):
+            head = at_index(kind, layer or 0, index, surface)
+            label = label_in(head, surface, "" if name == "z" else name)
+            ends.append(Endpoint(label, Place(Site(name), HeadSpec(str(head), (head,))), layer, hook, order))
+    return ends
+
+
+def stream_of(surface: HookedModel, receiver: Endpoint) -> Site:
+    """Returns the site of the residual stream that a receiver reads."""
+    before = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
+    return Site(before.get(receiver.place.site.name, "resid_pre"), receiver.layer)
+
+
+def sums_of(surface: HookedModel) -> list[Site]:
+    """Lists the sites of sums in the residual stream, in order; "embed" stands for the sum of the embeddings."""
+    places = [Site(name, layer) for layer in range(surface.n_layers) for name in ("resid_mid", "resid_post")]
+    return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
+
+
+def sum_of(surface: HookedModel, sender: Endpoint) -> Site:
+    """Returns the site of the sum to which a sender is added."""
+    site = sender.place.site.name
+    if sender.layer is None:
+        return Site("embed")
+    between = Site("resid_mid", sender.layer)
+    return between if site == "z" and between.hook() in surface.hooks else Site("resid_post", sender.layer)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The hooks whose activations estimates need.
+
+    Attributes:
+        inputs: the network's embeddings.
+        of_source: in the source's run.
+        of_base: in the run at base.
+        of_each_run: in the runs between the two.
+        gradients: whose gradients are taken in each.
+    """
+
+    inputs: list[str]
+    of_source: list[str]
+    of_base: list[str]
+    of_each_run: list[str]
+    gradients: list[str]
+
+    @classmethod
+    def of(cls, surface: HookedModel, senders: list[Endpoint], receivers: list[Endpoint]) -> Recorded:
+        """Lists the hooks that estimates between these need."""
+        layers = range(surface.n_layers)
+        sent = [sender.hook for sender in senders]
+        inputs = [hook for hook in INPUTS if hook in surface.hooks]
+        attn_outs, z = ([KINDS[site].hook.format(layer) for layer in layers] for site in ("attn_out", "z"))
+        normed = [site.hook() for site in sums_of(surface)[1:] if surface.stream_norm(site.name, site.layer)]
+        received = [one.hook for one in receivers]
+        reached = [*(stream_of(surface, one).hook() for one in receivers), *received, *normed]
+        # A norm after attention makes the change at attn_out depend on the run, so z is recorded in each.
+        changing = [*z, *attn_outs] if surface.sublayer_norm("attn_out", 0) is not None else []
+        of_base = [*sent, *inputs, *attn_outs, *reached]
+        return cls(
+            inputs,
+            list(dict.fromkeys([*sent, *inputs])),
+            [hook for hook in dict.fromkeys(of_base) if hook in surface.hooks],
+            list(dict.fromkeys([*inputs, *reached, *changing])),
+            list(dict.fromkeys(received)),
+        )
+
+
+def estimated(
+    piece: Pair, senders: list[Endpoint], receivers: list[Endpoint], steps: int | None
+) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
+    """Returns the metrics at base, and estimates [sender n] by receiver and metric, for senders before the receiver.
+
+    Args:
+        steps: runs between base and source whose gradients are averaged; None: the gradient at base.
+    """
+    hooks = Recorded.of(piece.surface, senders, receivers)
+    source_activations = piece.patched(dict.fromkeys(hooks.of_source))
+    base_run = piece.run(piece.base, hooks.of_base, graph=True)
+    clean = base_run.output.detach()
+    gaps = {
+        hook: piece.without_padding(difference(base_run.activations[hook], source_activations[hook]), hook)
+        for hook in dict.fromkeys(sender.hook for sender in senders)
+    }
+    changes = _changes(senders, base_run, gaps)
+    changes_in_each_run = piece.surface.sublayer_norm("attn_out", 0) is not None
+    found: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
+    baseline = read_values(
+        piece.values(clean, clean), "metric", len(piece.base), BASELINE, piece.metric.advice
+    )
+    by_hook = [[one for one in receivers if one.hook == hook] for hook in hooks.gradients]
+    for fraction in [None] if steps is None else midpoints(steps):
+        run = base_run
+        if fraction is not None:
+            interpolated = {
+                hook: between(base_run.activations[hook], source_activations[hook], fraction)
+                for hook in hooks.inputs
+            }
+            run = piece.run(piece.base, dict.fromkeys(hooks.of_each_run), interpolated, graph=True)
+            changes = _changes(senders, run, gaps) if changes_in_each_run else changes
+        values = piece.values(run.output, clean)
+        for metric, gradients in piece.gradients(run, values, hooks.gradients).items():
+            for together in by_hook:
+                shifts = _shifts(piece, run, senders, changes, together, gradients[together[0].hook])
+                for receiver, shift in zip(together, shifts, strict=True):
+                    total = found[receiver.name].get(metric, 0) + (1 / (steps or 1)) * shift
+                    found[receiver.name][metric] = piece.finite(total, metric, receiver.name)
+    return baseline, found
+
+
+def _shifts(
+    piece: Pair,
+    run: Run,
+    senders: list[Endpoint],
+    changes: Tensor,
+    receivers: list[Endpoint],
+    gradient: Tensor,
+) -> Tensor:
+    """Returns the estimates [receiver sender n] of one run, for receivers of one hook and the senders before them.
+
+    Args:
+        changes: of the stream by each sender, [sender batch pos d_model].
+        gradient: of the metric at the receivers' hook.
+    """
+    surface = piece.surface
+    earlier = [sender for sender in senders if sender.order < receivers[0].order]
+    stream = stream_of(surface, receivers[0])
+    read = _to_stream(run, receivers, stream.hook(), gradient)
+    read = torch.stack([piece.without_padding(one, stream.hook()) for one in read])
+    at_sum = _at_sums(surface, run, sums_of(surface), stream, read)
+    by_sum = _by_sum(surface, earlier, changes[: len(earlier)])
+    return torch.cat([_products(at_one, at_sum[sum_site].double()) for sum_site, at_one in by_sum], 1)
+
+
+def _changes(senders: list[Endpoint], run: Run, gaps: dict[str, Tensor]) -> Tensor:
+    """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64.
+
+    Args:
+        run: the run in which a change of z is carried to the stream.
+        gaps: source − base by hook.
+    """
+    changes: list[Tensor] = []
+    for hook, group in groupby(senders, key=lambda sender: sender.hook):
+        heads = [sender.head for sender in group if sender.head is not None]
+        changes += _through_output(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
+    # In memory each example's changes of all senders lie together, as products with gradients read them.
+    return torch.stack([gap.expand_as(changes[-1]) for gap in changes], 1).transpose(0, 1)
+
+
+def _products(changes: Tensor, gradients: Tensor) -> Tensor:
+    """Returns the sums over positions of changes [sender batch pos d] times gradients [receiver batch pos d], as
+    [receiver sender batch].
+    """
+    by_example = changes.transpose(0, 1).flatten(2) @ gradients.flatten(2).permute(1, 2, 0)
+    return by_example.permute(2, 1, 0)
+
+
+def _through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
+    """Carries changes of z of single heads forward to attn_out, to first order: through W_O, a norm that follows it,
+    and any hooks on the way. [head batch pos d_model]
+    """
+    z, out = run.activations[hook], run.activations[hook.replace("attn.hook_z", "hook_attn_out")]
+    head_changes = z.new_zeros(len(heads), *z.shape)
+    for change, head in zip(head_changes, heads, strict=True):
+        change[:, :, head] = gap[:, :, head].to(z.dtype)
+    return _carried(out, z, head_changes).double()
+
+
+def _carried(out: Tensor, x: Tensor, changes: Tensor) -> Tensor:
+    """Carries changes of x [sender ...] forward to `out`, to first order.
+
+    The Jacobian-vector product is computed by backward passes: the vector-Jacobian product is linear in its vector, and
+    its gradient there is the Jacobian-vector product.
+    """
+    vector = torch.zeros_like(out, requires_grad=True)
+    with torch.enable_grad():
+        (vjp,) = torch.autograd.grad(out, x, vector, create_graph=True)
+    return vector_jacobian_products(vjp, vector, changes.to(x.dtype)).detach()
+
+
+def _to_stream(run: Run, receivers: Sequence[Endpoint], stream: str, gradient: Tensor) -> Tensor:
+    """Carries the gradient at receivers of one hook (of heads each its own part) back to the residual stream that they
+    read: [receiver batch pos d_model].
+    """
+    hook = receivers[0].hook
+    if stream == hook:
+        return gradient[None]
+    heads = [one.head for one in receivers if one.head is not None]
+    parts = gradient[None]
+    if heads:
+        parts = gradient.new_zeros(len(heads), *gradient.shape)
+        for part, head in zip(parts, heads, strict=True):
+            part[:, :, head] = gradient[:, :, head]
+    # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
+    return vector_jacobian_products(run.activations[hook], run.activations[stream], parts)
+
+
+def _by_sum(surface: HookedModel, senders: list[Endpoint], changes: Tensor) -> Iterator[tuple[Site, Tensor]]:
+    """Groups changes [sender batch pos d_model] by the sum to which they are added; such senders are adjacent."""
+    start = 0
+    for sum_site, senders_at_sum in groupby(sum_of(surface, sender) for sender in senders):
+        end = start + len(list(senders_at_sum))
+        yield sum_site, changes[start:end]
+        start = end
+
+
+def _at_sums(
+    surface: HookedModel, run: Run, sum_sites: list[Site], stream: Site, gradient: Tensor
+) -> dict[Site, Tensor]:
+    """Carries gradients [receiver batch pos d_model] at the stream that receivers read back to each earlier sum, along
+    the stream only.
+
+    Where the stream itself is normalised after a sum, the gradient passes through that norm, as `patch.path` recomputes
+    it.
+    """
+    gradient_at_sum: dict[Site, Tensor] = {}
+    if stream in sum_sites:
+        gradient_at_sum[stream] = gradient
+    earlier = [site for site in sum_sites if site.layer is None or site.layer < (stream.layer or 0)]
+    if stream.name == "resid_post" and Site("resid_mid", stream.layer) in sum_sites:
+        earlier.append(Site("resid_mid", stream.layer))
+    for sum_site in reversed(earlier):
+        path = surface.stream_norm(sum_site.name, sum_site.layer)
+        if path is not None:
+            hooks = INPUTS if sum_site.layer is None else [sum_site.hook()]
+            x = sum(run.activations[hook].detach() for hook in hooks if hook in run.activations)
+            assert isinstance(x, Tensor)
+            with torch.enable_grad():
+                x.requires_grad_()
+                gradient = vector_jacobian_products(surface.model.get_submodule(path)(x), x, gradient)
+        gradient_at_sum[sum_site] = gradient
+    return gradient_at_sum
+
 
 CALLER = "patch.edges"
 
@@ -35,6 +332,7 @@ CALLER = "patch.edges"
 STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
 
+@answers_former_names
 def edges(
     model: Any,
     base: Any,
@@ -45,7 +343,6 @@ def edges(
     how: str = "resample",
     method: str = "integrated",
     steps: int = 5,
-    line: str = "input",
     exact: int | str = 10,
     rank: str = "mean",
     batch_size: int | None = None,
@@ -63,10 +360,8 @@ def edges(
 
     Args:
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
-            mean of the gradients at `steps` midpoints from base to source.
-        line: what moves under "integrated". "input", the network's embeddings (Hanna et al. 2024, arXiv:2403.17806):
-            `steps` passes in all. "site", the sender's site (a layer's heads, an MLP, embed) as a whole, all before it
-            as at base: `steps` passes per site.
+            mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
+            et al. 2024, arXiv:2403.17806).
         base: as in `patch.screen`.
         source: as in `patch.screen`; for how="mean" any batch, for "zero" None.
         how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
@@ -87,32 +382,31 @@ def edges(
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
     read_choice(method, METHODS, CALLER, "method")
-    read_choice(line, LINES, CALLER, "line")
-    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
+    steps, counts = parse_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
     senders, receivers = senders_of(pair.surface, how), inputs_of(pair.surface)
-    refuse_inside_blocks(pair)
+    check_outside_blocks(pair)
 
     def estimates(size: int) -> tuple[Pair, list[PerExample], list[Candidate]]:
         sized = pair.of_size(size)
-        return sized, *_candidates(sized, senders, receivers, steps if method == "integrated" else None, line)
+        return sized, *_candidates(sized, senders, receivers, steps if method == "integrated" else None)
 
     sized, baseline, candidates = within_memory(pair.batch_size, estimates)
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
-    settings |= {"steps": steps, "line": line} if method == "integrated" else {}
+    settings |= {"steps": steps} if method == "integrated" else {}
     return ranked(sized, candidates, baseline, counts, settings)
 
 
 def _candidates(
-    pair: Pair, senders: list[Endpoint], receivers: list[Endpoint], steps: int | None, line: str
+    pair: Pair, senders: list[Endpoint], receivers: list[Endpoint], steps: int | None
 ) -> tuple[list[PerExample], list[Candidate]]:
     """Returns the metrics at base, batch by batch, and every edge with its estimates."""
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     for piece in pair.batches():
         with ready_for_gradients(pair.surface), assert_weights_unchanged(pair.surface.model, CALLER):
-            _refuse_edited_streams(piece)
-            values, estimates = estimated(piece, senders, receivers, steps, line)
+            _check_streams(piece)
+            values, estimates = estimated(piece, senders, receivers, steps)
         baseline.append(values)
         # Senders are in order of computation; `shifts` ends before the receiver, so zip stops there.
         for receiver in receivers:
@@ -127,7 +421,7 @@ def _candidates(
     return baseline, list(candidates.values())
 
 
-def _refuse_edited_streams(piece: Pair) -> None:
+def _check_streams(piece: Pair) -> None:
     """Refuses user hooks that change the residual stream itself, because estimates would ignore them.
 
     Hooks on the outputs of components count as part of the components.

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -304,6 +305,14 @@ def difference(base: Tensor, source: Tensor) -> Tensor:
     gap = (source.detach() - base.detach()).double()
     # Masked scores are minus infinity in both runs, so their difference is set to 0.
     return gap.masked_fill(source == base, 0.0)
+
+
+def summed(estimate: Tensor, kept_axes: list[int]) -> np.ndarray:
+    """Sums over all axes but the examples and `kept_axes`; returns [n ...], in their order."""
+    summed_axes = [axis for axis in range(1, estimate.ndim) if axis not in kept_axes]
+    total = estimate.sum(summed_axes) if summed_axes else estimate
+    order = [1 + sorted(kept_axes).index(axis) for axis in kept_axes]
+    return total.permute(0, *order).cpu().numpy()
 
 
 def between(base: Tensor, source: Tensor, fraction: float) -> Tensor:

@@ -25,9 +25,9 @@ from circuits.patch._gradients import (
     difference,
     midpoints,
     ready_for_gradients,
+    summed,
 )
-from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
-from circuits.patch._result import ScreenResult
+from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
 from circuits.sweeps.measurements import BASELINE, Row
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.tensors import Snapshot
@@ -111,9 +111,9 @@ def screen(
     read_choice(method, METHODS, CALLER, "method")
     read_choice(line, LINES, CALLER, "line")
     read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
-    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
-    layer_sites = _read_sites(sites, pair.surface, by)
-    refuse_inside_blocks(pair)
+    steps, counts = parse_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
+    layer_sites = _parse_sites(sites, pair.surface, by)
+    check_outside_blocks(pair)
     if pair.at is not None:
         _check_positions(pair, layer_sites, by, method, line)
 
@@ -141,7 +141,7 @@ def _candidates(
         for site, layer, hook in layer_sites:
             row_axes = _row_axes(site.kind, by)
             for name, estimate in estimates[hook].items():
-                sums = _summed(estimate, list(row_axes.values()))
+                sums = summed(estimate, list(row_axes.values()))
                 for index in np.ndindex(sums.shape[1:]):
                     parts = dict(zip(row_axes, index, strict=True))
                     if parts.get("position", 0) >= int(pair.base.lengths.max()):
@@ -218,7 +218,7 @@ def _estimates(
     ), estimates
 
 
-def _read_sites(given: Any, surface: HookedModel, by: str) -> list[_LayerSite]:
+def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_LayerSite]:
     if given is None:
         sites = [Site(name) for name in SITES if Site(name).hook(0) in surface.hooks]
     else:
@@ -268,14 +268,6 @@ def _row_axes(kind: SiteKind, by: str) -> dict[str, int]:
     if kind.head_axis is not None:
         axes["head"] = kind.head_axis
     return axes | ({"position": kind.query_axis} if by == "position" else {})
-
-
-def _summed(estimate: Tensor, kept_axes: list[int]) -> np.ndarray:
-    """Sums over all axes but the examples and `kept_axes`; returns [n ...], in their order."""
-    summed_axes = [axis for axis in range(1, estimate.ndim) if axis not in kept_axes]
-    total = estimate.sum(summed_axes) if summed_axes else estimate
-    order = [1 + sorted(kept_axes).index(axis) for axis in kept_axes]
-    return total.permute(0, *order).cpu().numpy()
 
 
 def _label(

@@ -16,12 +16,10 @@ usual ones are defined here; `&`, `|` and `~` combine them. All functions run in
 chunk, on any model that `circuits` supports, with the edits of open `intervene` blocks in force.
 """
 
-from circuits.patterns._classes import Classes, classify
-from circuits.patterns._follow import Following, follow
+from circuits.patterns._changes import Following, Movement, follow, movement
 from circuits.patterns._mean_maps import Maps, attention
-from circuits.patterns._movement import Movement, movement
 from circuits.patterns._read import Recorded, record
-from circuits.patterns._scores import Scores, bits, scores
+from circuits.patterns._scores import Classes, Scores, bits, classify, scores
 from circuits.patterns._templates import (
     column,
     constant,

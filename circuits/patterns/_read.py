@@ -122,7 +122,7 @@ class PatternPass:
         surface = HookedModel.of(model)
         prompts, recorded = read_run(surface, tokens, caller)
         every = recorded.layers if recorded is not None and layers is None else layers
-        chosen = read_layers(every, surface, caller)
+        chosen = parse_layers(every, surface, caller)
         check_recorded(recorded, chosen, caller)
         selected = selected_queries(surface, positions, prompts, caller)
         return cls(caller, surface, prompts, chosen, selected, recorded)
@@ -185,7 +185,7 @@ class PairedPass(PatternPass):
         """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
         rows.
         """
-        seed, draws = read_seed(seed, caller), read_draws(draws, caller)
+        seed, draws = read_seed(seed, caller), parse_draws(draws, caller)
         first = PatternPass.read(caller, model, tokens, layers, positions)
         second, recorded = read_run(first.surface, other, caller)
         _check_pairs(first.prompts, second, caller)
@@ -279,7 +279,7 @@ def _show(
     visitor(layer, pattern, seen)
 
 
-def read_layers(layers: Any, surface: HookedModel, caller: str) -> tuple[int, ...]:
+def parse_layers(layers: Any, surface: HookedModel, caller: str) -> tuple[int, ...]:
     """Returns the chosen layers, ascending; None chooses all."""
     chosen = read_indices(layers, caller, "layers")
     if chosen is None:
@@ -357,7 +357,7 @@ def _selected(positions: Any, prompts: Prompts, caller: str) -> Tensor:
     return mask.expand(batch, -1)
 
 
-def read_draws(draws: Any, caller: str) -> int:
+def parse_draws(draws: Any, caller: str) -> int:
     if not is_whole(draws, 1):
         raise CircuitsError(f"{caller}: draws={draws!r}; give the number of bootstrap resamples, at least 1")
     return int(draws)

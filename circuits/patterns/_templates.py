@@ -75,7 +75,7 @@ def induction(tokens: Any) -> Bool[Tensor, "batch query key"]:
     return torch.nn.functional.pad(duplicate(ids)[:, :, :-1], (1, 0))
 
 
-def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
+def parse_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
     """Reads templates by name and checks tensors; `batched` says that functions are called with the user's batch."""
     if not isinstance(given, Mapping) or not given:
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")

@@ -7,8 +7,7 @@ The activations of all sites are read in one pass over the examples and kept, up
 further passes.
 """
 
-from circuits.probe._fit import LinearMap
 from circuits.probe._linear import linear
-from circuits.probe._result import ProbeResult
+from circuits.probe._result import LinearMap, ProbeResult
 
 __all__ = ["LinearMap", "ProbeResult", "linear"]

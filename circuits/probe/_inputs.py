@@ -152,7 +152,7 @@ class Target:
         return replace(self, order=order)
 
 
-def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...]:
+def parse_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...]:
     """Reads a tensor, named "target", or a dict of several; `kind` is one for all, or a dict by name."""
     if not isinstance(targets, Mapping):
         targets = {"target": targets}
@@ -166,12 +166,12 @@ def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...
         )
     by_text(targets, "probe", "targets")
     return tuple(
-        _read_target(str(name), values, kinds.get(name, REGRESSION), prompts)
+        _parse_target(str(name), values, kinds.get(name, REGRESSION), prompts)
         for name, values in targets.items()
     )
 
 
-def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
+def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
     """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
     kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
     values = as_dense_tensor(_as_array(values), f"probe, target {name!r}")
@@ -264,7 +264,7 @@ class Entries:
         return [int(position) for position in self.used.any(0).nonzero().flatten()]
 
 
-def read_entries(
+def parse_entries(
     prompts: Prompts, positions: Any, splits: Any, test: Any, folds: int, seed: int, per_position: bool
 ) -> Entries:
     """Reads the entries of a probe; `folds` is 0 without cross-validation.
@@ -273,7 +273,7 @@ def read_entries(
     """
     batch, pos = prompts.shape[:2]
     generator = torch.Generator().manual_seed(seed)
-    held_out = _read_test(test, batch, generator)
+    held_out = _parse_test(test, batch, generator)
     is_held_out = torch.zeros(batch, dtype=torch.bool)
     is_held_out[held_out] = True
     fit = (~is_held_out).nonzero().flatten()
@@ -284,8 +284,8 @@ def read_entries(
         )
     fold = torch.full((batch,), -1)
     fold[fit] = 0 if not folds else (torch.randperm(len(fit), generator=generator) % folds)
-    used = prompts.in_order(_read_used(positions, prompts) & prompts.real) & prompts.reached
-    all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_read_splits(splits, batch, pos)}
+    used = prompts.in_order(_parse_used(positions, prompts) & prompts.real) & prompts.reached
+    all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_parse_splits(splits, batch, pos)}
     all_splits = {name: prompts.in_order(split) for name, split in all_splits.items()}
     for part, examples in (("fitted", fit), ("held-out", held_out)):
         positions_used = used[examples].any(0)
@@ -296,7 +296,7 @@ def read_entries(
     return Entries(used, fit, held_out, fold, all_splits)
 
 
-def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
+def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
     if isinstance(test, float) and 0 < test < 1:
         test = max(1, round(test * batch))
@@ -330,7 +330,7 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     return torch.tensor(chosen, dtype=torch.long)
 
 
-def _read_used(positions: Any, prompts: Prompts) -> Tensor:
+def _parse_used(positions: Any, prompts: Prompts) -> Tensor:
     batch, pos = prompts.shape[:2]
     parsed = parse_positions(positions, "probe, positions")
     if parsed is None:
@@ -340,7 +340,7 @@ def _read_used(positions: Any, prompts: Prompts) -> Tensor:
     return select_positions(parsed, pos, "probe", prompts.real if prompts.padded else None).expand(batch, pos)
 
 
-def _read_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:
+def _parse_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:
     if splits is None:
         return {}
     if not isinstance(splits, Mapping) or ALL in splits:

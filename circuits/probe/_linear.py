@@ -19,12 +19,24 @@ from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, read_prompts, refuse_padding
-from circuits.probe._fit import FitSettings, LinearMap, SiteFits, activations
-from circuits.probe._inputs import Entries, ProbeSite, Target, parse_sites, read_entries, read_targets
-from circuits.probe._result import Measured, ProbeResult, Scored, counts, pooled, score, tabulate
-from circuits.validate import RENAMED, is_whole, read_seed, refuse_removed
+from circuits.probe._inputs import Entries, ProbeSite, Target, parse_entries, parse_sites, parse_targets
+from circuits.probe._result import (
+    FitSettings,
+    LinearMap,
+    Measured,
+    ProbeResult,
+    Scored,
+    SiteFits,
+    activations,
+    counts,
+    pooled,
+    score,
+    tabulate,
+)
+from circuits.validate import answers_former_names, is_whole, read_seed
 
 
+@answers_former_names
 def linear(
     model: Any,
     tokens: Any,
@@ -46,7 +58,6 @@ def linear(
     batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
-    **removed: Any,
 ) -> ProbeResult:
     """Fits a linear map from each site to each target on some examples, and scores it on the others.
 
@@ -80,69 +91,54 @@ def linear(
     Source: least squares without intercept as in Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled
     control and selectivity after Hewitt & Liang 2019 (arXiv:1909.03368).
     """
-    refuse_removed("probe", removed, RENAMED)
     surface = HookedModel.of(model)
     control = None if untrained is None else HookedModel.of(untrained)
     prompts, seed = read_prompts(surface, tokens, "probe"), read_seed(seed, "probe")
     surface.check_prompts(prompts, "probe: tokens")
-    if control is not None:
-        control.check_prompts(prompts, "probe: tokens, of the untrained model")
     _check_count("shuffles", shuffles, 0)
     _check_count("draws", draws, 1)
-    fit_settings = _read_fit_settings(intercept, ridge, folds)
-    entries = read_entries(prompts, positions, splits, test, fit_settings.folds, seed, per_position)
+    fit = _parse_fit_settings(intercept, ridge, folds)
+    entries = parse_entries(prompts, positions, splits, test, fit.folds, seed, per_position)
     refuse_padding(surface, prompts, entries.used, "probe")
-    named_targets = read_targets(targets, kind, prompts)
-    separate_positions = entries.positions if per_position else None
-    probe_sites = parse_sites(surface, sites, heads, separate_positions)
+    named_targets = parse_targets(targets, kind, prompts)
+    at = sites, heads, entries.positions if per_position else None
+    shuffled = _shuffled(named_targets, entries, shuffles, seed)
+    probed = _Probed(prompts, entries, parse_sites(surface, *at), named_targets, shuffled, fit)
+    if control is not None:
+        control.check_prompts(prompts, "probe: tokens, of the untrained model")
+        if parse_sites(control, *at) != probed.sites:
+            raise CircuitsError("probe: the untrained model has not the sites of the model")
+    # The activations of a forward at all sites are in memory together.
+    kept = 2 * len(probed.sites) * (surface.sizes["d_model"] or 1)
+    size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
     if isinstance(interventions, Intervention):
         interventions = (interventions,)
-    seeds = np.random.SeedSequence([seed, 3]).generate_state(shuffles, np.uint64) >> 1
-    groups = [entries.fit, entries.held_out]
-    shuffled = [target.shuffled(groups, int(one)) for one in seeds for target in named_targets]
-
-    if control is not None and parse_sites(control, sites, heads, separate_positions) != probe_sites:
-        raise CircuitsError("probe: the untrained model has not the sites of the model")
-    # The activations of a forward at all sites are in memory together.
-    kept = 2 * len(probe_sites) * (surface.sizes["d_model"] or 1)
-    size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
-
-    def fitted(of: HookedModel, on: Sequence[Target], size: int) -> tuple[dict[ProbeSite, list[_Probe]], int]:
-        return _fit_and_score(of, prompts, entries, size, probe_sites, on, fit_settings), size
-
     with intervene(model, *interventions):
-        every = [*named_targets, *shuffled]
-        probes, size = within_memory(size, partial(fitted, surface, every))
-    untrained_probes = None
+        probes, size = within_memory(size, partial(probed.fitted, surface, [*named_targets, *shuffled]))
+    controls = None
     if control is not None:
-        untrained_probes, _ = within_memory(size, partial(fitted, control, named_targets))
-    measured = [
-        Measured(
-            site,
-            target.name,
-            probes[site][index].fitted,
-            counts(site, entries),
-            probes[site][index].scored,
-            pooled([one.scored for one in probes[site][index + len(named_targets) :: len(named_targets)]]),
-            None if untrained_probes is None else untrained_probes[site][index].scored,
-        )
-        for site in probe_sites
-        for index, target in enumerate(named_targets)
-    ]
-    settings: dict[str, Any] = {
+        controls, _ = within_memory(size, partial(probed.fitted, control, named_targets))
+    measured = probed.measured(probes, controls)
+    settings = {
         "seed": seed,
         "draws": draws,
         "shuffles": shuffles,
         "intercept": intercept,
         "batch_size": size,
     }
-    settings |= surface.settings | {"ridge": list(fit_settings.ridges), "folds": fit_settings.folds}
     return ProbeResult(
         tabulate(measured, len(entries.held_out), len(entries.fit), seed, draws),
         {(one.site.label, one.target): one.fitted for one in measured},
-        _errors(probes, named_targets, fit_settings),
-        settings,
+        _errors(probes, named_targets, fit),
+        settings | surface.settings | {"ridge": list(fit.ridges), "folds": fit.folds},
     )
+
+
+def _shuffled(targets: Sequence[Target], entries: Entries, shuffles: int, seed: int) -> list[Target]:
+    """Returns the targets exchanged between examples, all of them once for each shuffle."""
+    seeds = np.random.SeedSequence([seed, 3]).generate_state(shuffles, np.uint64) >> 1
+    groups = [entries.fit, entries.held_out]
+    return [target.shuffled(groups, int(one)) for one in seeds for target in targets]
 
 
 @dataclass(frozen=True)
@@ -154,31 +150,53 @@ class _Probe:
     scored: Scored
 
 
-def _fit_and_score(
-    surface: HookedModel,
-    prompts: Prompts,
-    entries: Entries,
-    step: int,
-    sites: Sequence[ProbeSite],
-    targets: Sequence[Target],
-    settings: FitSettings,
-) -> dict[ProbeSite, list[_Probe]]:
-    """Returns the probes of each target at each site."""
-    probes: dict[ProbeSite, list[_Probe]] = {}
-    for site, vectors in activations(surface, prompts, entries, sites, step):
-        chosen = entries.used[:, site.positions]
-        fold = entries.fold[:, None].expand(chosen.shape)[chosen]
-        fitted = fold >= 0
-        x, kept = vectors.double(), fitted.to(vectors.device)
-        fits = SiteFits(x[kept], fold[fitted], settings, torch.finfo(vectors.dtype).eps)
-        probes[site] = []
-        for target in targets:
-            y = target.take(torch.arange(len(prompts)), site.positions, chosen)[fitted]
-            linear_map, errors = fits.fit(y, target.width)
-            probes[site].append(
-                _Probe(linear_map, errors, score(linear_map, x[~kept], target, site, entries))
+@dataclass(frozen=True)
+class _Probed:
+    """What is probed: the examples, the sites, the targets with their shuffled controls, and how maps are fitted."""
+
+    prompts: Prompts
+    entries: Entries
+    sites: Sequence[ProbeSite]
+    targets: Sequence[Target]
+    shuffled: Sequence[Target]
+    fit: FitSettings
+
+    def fitted(
+        self, surface: HookedModel, targets: Sequence[Target], size: int
+    ) -> tuple[dict[ProbeSite, list[_Probe]], int]:
+        """Returns the probes of each target at each site, and how many examples were in a forward."""
+        probes: dict[ProbeSite, list[_Probe]] = {}
+        for site, vectors in activations(surface, self.prompts, self.entries, self.sites, size):
+            chosen = self.entries.used[:, site.positions]
+            fold = self.entries.fold[:, None].expand(chosen.shape)[chosen]
+            fitted = fold >= 0
+            x, kept = vectors.double(), fitted.to(vectors.device)
+            fits = SiteFits(x[kept], fold[fitted], self.fit, torch.finfo(vectors.dtype).eps)
+            probes[site] = []
+            for target in targets:
+                y = target.take(torch.arange(len(self.prompts)), site.positions, chosen)[fitted]
+                linear_map, errors = fits.fit(y, target.width)
+                scored = score(linear_map, x[~kept], target, site, self.entries)
+                probes[site].append(_Probe(linear_map, errors, scored))
+        return probes, size
+
+    def measured(
+        self, probes: Mapping[ProbeSite, list[_Probe]], untrained: Mapping[ProbeSite, list[_Probe]] | None
+    ) -> list[Measured]:
+        """Returns the scores of each target at each site, with those of its controls."""
+        return [
+            Measured(
+                site,
+                target.name,
+                probes[site][index].fitted,
+                counts(site, self.entries),
+                probes[site][index].scored,
+                pooled([one.scored for one in probes[site][index + len(self.targets) :: len(self.targets)]]),
+                None if untrained is None else untrained[site][index].scored,
             )
-    return probes
+            for site in self.sites
+            for index, target in enumerate(self.targets)
+        ]
 
 
 def _errors(
@@ -195,7 +213,7 @@ def _errors(
     return pd.DataFrame(rows, columns=["place", "target", "ridge", "mse"])
 
 
-def _read_fit_settings(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
+def _parse_fit_settings(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
     """Reads the settings of the fit; with a single penalty there is no cross-validation."""
     given = 0.0 if ridge is None else ridge
     if isinstance(given, np.ndarray | Tensor):

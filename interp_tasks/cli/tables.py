@@ -101,7 +101,7 @@ def print_result(
     heads = [[[*parts, *done]] for parts in titles.values()]
     if together and len(refs) > 1 and frame["ref"].value_counts().max() <= MAX_ROWS_SHARED:
         # Not above, as --help loads this file and no `circuits`.
-        from circuits.figures.names import short_names
+        from circuits.figures.layout import short_names
         from interp_tasks.pages import Column
 
         short = short_names(refs)

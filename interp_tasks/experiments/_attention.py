@@ -210,7 +210,7 @@ def counts(head_classes: HeadClasses) -> pandas.DataFrame:
     """Counts the heads in each class, and those that surely follow at half of the queries or more."""
     import pandas
 
-    from circuits.patterns._classes import OTHER, UNCLEAR
+    from circuits.patterns._scores import OTHER, UNCLEAR
 
     classes = (*head_classes.possible, UNCLEAR, OTHER)
     numbers = {f"{COUNTED}{name}": len(head_classes.classes.groups.get(name, ())) for name in classes}

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import Panel, draw
-from circuits.figures.palette import SEQUENTIAL, SYMBOLS
+from circuits.figures.layout import SEQUENTIAL, SYMBOLS, Panel, draw
 from circuits.figures.panels import Series, curve, of_rows, scatter
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings.tables import (

@@ -295,7 +295,7 @@ class Rows:
 def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: float, every: bool) -> Rows:
     """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters, key_frequencies
-    from circuits.fourier._key_frequencies import RULES as MADE
+    from circuits.fourier._spectrum import RULES as MADE
 
     bands = one.spectrum.bands(one.by).total()
     keys = key_frequencies(one.spectrum, MADE[name](number), one.by)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.layout import Panel, draw
-from circuits.figures.palette import mark
+from circuits.figures.layout import Panel, draw, mark
 from circuits.figures.panels import Series, curve, heat, of_rows, points
 from interp_tasks.pages import signed
 

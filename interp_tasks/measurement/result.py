@@ -168,7 +168,7 @@ class Result:
 
     def page(self, title: str | None = None) -> Page:
         """Returns the figures and the table on one self-contained page."""
-        from circuits.figures.names import LONGEST_SHORT, means, short_names
+        from circuits.figures.layout import LONGEST_SHORT, means, short_names
 
         rows = shown_rows(self.frame)
         columns, notes = shown_columns(rows), " ".join(self.notes)

@@ -64,7 +64,7 @@ class HeadClasses:
 
     def groups(self) -> dict[str, tuple[Any, ...]]:
         """Returns the heads of each class; heads without a class are in ``uninterpretable``."""
-        from circuits.patterns._classes import OTHER, UNCLEAR
+        from circuits.patterns._scores import OTHER, UNCLEAR
 
         groups = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
         rest = [head for name in (OTHER, UNCLEAR) for head in self.classes.groups.get(name, ())]

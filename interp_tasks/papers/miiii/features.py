@@ -173,7 +173,7 @@ def measured(features: Features, threshold: float, draws: int, seed: int) -> Mea
     import torch
 
     from circuits.fourier import active, clusters, spectrum
-    from circuits.fourier._active import relabelling
+    from circuits.fourier._spectrum import relabelling
 
     grid = features.grid
     partition = spectrum(features.values, grid)

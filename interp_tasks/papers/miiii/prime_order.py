@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import draw
-from circuits.figures.palette import mark
+from circuits.figures.layout import draw, mark
 from circuits.figures.panels import Series, curve
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment

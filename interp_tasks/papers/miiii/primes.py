@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import Panel, draw
-from circuits.figures.palette import COLOURS
+from circuits.figures.layout import COLOURS, Panel, draw
 from circuits.figures.panels import Series, bars, heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment

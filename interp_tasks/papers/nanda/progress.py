@@ -215,7 +215,7 @@ class KeyRule:
     def keys(self, ref: str, device: str, inputs: Inputs) -> dict[str, tuple[int, ...]]:
         """Returns the key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
         from circuits.fourier import key_frequencies, spectrum
-        from circuits.fourier._key_frequencies import RULES as MADE
+        from circuits.fourier._spectrum import RULES as MADE
         from interp_tasks.checkpoints import load_checkpoint
         from interp_tasks.papers.nanda.inputs import activations
         from interp_tasks.papers.nanda.neurons import w_l
@@ -440,7 +440,7 @@ def embedding_norms(subject: LoadedCheckpoint, answer: Answer) -> dict[int, floa
 
 def notes(followed: Mapping[str, RunMeasures], rule: KeyRule) -> list[str]:
     """Returns the notes below the table; they say which frequencies are key, and by which rule."""
-    from circuits.fourier._key_frequencies import RULES as MADE
+    from circuits.fourier._spectrum import RULES as MADE
 
     texts = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]
     for one in followed.values():

@@ -1,14 +1,12 @@
 """Faithfulness, completeness and minimality against runs made one by one, and curves with their areas."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, circuit, intervene, logit_difference, patch, prompts, run
+from circuits import CircuitsError, ablate, circuit, intervene, patch, run
 from circuits.circuit import _measurement
-from circuits.circuit._curve import _sizes, area_under
+from circuits.circuit._curve import area_under
 from circuits.statistics import holm, sign_flip
 
 #: Random models tell clean from source by chance; what is counted here holds without a gap, too.
@@ -83,86 +81,6 @@ def test_a_gap_that_may_be_none_is_warned_of_once_for_each_metric(model, tokens,
     assert len(caught) == unsure.sum()
     # Under shape checks the caller is their wrapper.
     assert caught[0].filename.endswith(("test_evaluation.py", "jaxtyping/_decorator.py"))
-
-
-def test_a_circuit_that_surely_has_a_gap_is_not_warned_of(model, tokens):
-    """The source is one other prompt, and the metric the output at one place of it."""
-    source = tokens[:1].roll(1, 1)
-
-    def apart(output):
-        return (output - run(model, source)).square().sum((1, 2))
-
-    found = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = circuit.evaluate(
-            model, circuit.edges([]), tokens[1:], source, apart, random=1, greedy=0, **FEW
-        )
-    assert (found.baseline["gap_ci_low"] > 0).all()
-
-
-def test_results_show_their_table(model, tokens, other_tokens):
-    chain = circuit.edges(CHAIN.split("; "))
-    found = circuit.evaluate(model, {"chain": chain}, tokens, other_tokens, metric, random=1, greedy=0, **FEW)
-    shown = repr(found).splitlines()
-    assert shown[0].split()[:4] == ["circuit", "size", "faithfulness", "[95%"]
-    assert shown[1].split()[:2] == ["chain", "10"]
-    assert shown[2] == f"1 row of metric; .frame has all {len(found.frame.columns)} columns"
-    assert shown[3].startswith("random_high: the most faithful of 1 random circuits of the same size")
-    for name, number in (("completeness", "difference"), ("minimality", "share")):
-        printed = str(getattr(found, name))
-        assert f"{number} [95% CI]" in printed
-        assert "..." not in printed
-        assert f"; .{name} has all" in printed
-    edges = patch.edges(model, tokens, other_tokens, metric, exact=1)
-    curve = circuit.curve(model, {"estimates": edges}, tokens, other_tokens, metric, sizes=[2], draws=50)
-    assert repr(curve).splitlines()[0].split()[:5] == ["ranking", "sizes", "of", "CPR", "[95%"]
-    assert "1 row of metric; .areas has all" in repr(curve)
-    assert (
-        repr(curve)
-        .splitlines()[-1]
-        .startswith("CPR: mean faithfulness f over sizes, larger is better; CMD: ")
-    )
-
-
-def test_an_evaluation_draws_each_of_its_tests(model, tokens, other_tokens):
-    chain = circuit.edges(CHAIN.split("; "))
-    given = {"chain": chain, "half": circuit.edges(CHAIN.split("; ")[:5])}
-    found = circuit.evaluate(model, given, tokens, other_tokens, metric, random=3, **FEW)
-    ranges, own = found.plot().data
-    assert list(own.y) == ["chain", "half"]
-    assert list(own.x) == list(found.frame["faithfulness"])
-    assert np.allclose(np.array(own.x) + own.error_x.array, found.frame["faithfulness_ci_high"])
-    assert list(ranges.x)[:2] == list(found.frame[["random_low", "random_high"]].iloc[0])
-    points = found.plot(kind="completeness").data[1:]
-    assert [trace.name for trace in points] == [
-        "chain, random",
-        "chain, greedy",
-        "half, random",
-        "half, greedy",
-    ]
-    assert sorted(y for trace in points for y in trace.y) == sorted(found.completeness["without"])
-    members = found.plot("metric", "minimality").data
-    assert [len(trace.y) for trace in members] == [10, 5]
-    assert list(members[1].x) == list(found.minimality.loc[found.minimality["circuit"] == "half", "share"])
-    for changes, said in (
-        ({"kind": "areas"}, "kind='areas'; it is 'faithfulness', 'completeness', 'minimality'"),
-        ({"metric": "loss"}, "no metric 'loss'; it has metric"),
-    ):
-        with pytest.raises(CircuitsError, match=said):
-            found.plot(**changes)
-    alone = circuit.evaluate(
-        model,
-        chain,
-        tokens,
-        other_tokens,
-        metric,
-        random=0,
-        **(FEW | {"subsets": 0, "greedy": 0, "minimality": False}),
-    )
-    assert list(alone.plot().data[0].x) == []
-    with pytest.raises(CircuitsError, match="completeness was not measured"):
-        alone.plot(kind="completeness")
 
 
 @pytest.mark.parametrize("how", ["resample", "mean", "zero"])
@@ -337,42 +255,6 @@ def test_random_circuits_have_the_same_size_and_can_matter(model, tokens, other_
     assert (again.frame["random_mean"] != found.frame["random_mean"]).all()
 
 
-def controls_of(model, circuits, tokens, other_tokens, monkeypatch, random=4):
-    """The result of `evaluate`, and the random circuits that it kept."""
-    asked, kept = [], _measurement.Measurement.kept
-    monkeypatch.setattr(_measurement.Measurement, "kept", lambda self, c: asked.append(c) or kept(self, c))
-    given = {"random": random, "subsets": 0, "greedy": 0, "minimality": False, **FEW}
-    found = circuit.evaluate(model, circuits, tokens, other_tokens, metric, **given)
-    return found, asked[1:]
-
-
-def test_members_that_cannot_matter_are_no_part_of_it_and_have_no_control(
-    model, tokens, other_tokens, monkeypatch
-):
-    full = circuit.full(model)
-    positions = [name for name in full if name.startswith("pos_embed")]
-    can_matter = len(full) - len(positions)
-    with monkeypatch.context() as patched:
-        given = circuit.edges(CHAIN) | circuit.edges(positions)
-        found, controls = controls_of(model, given, tokens, other_tokens, patched)
-    chain = len(circuit.edges(CHAIN))
-    assert found.frame.loc[0, "size"] == chain + len(positions)
-    assert found.frame.loc[0, "share"] == chain / can_matter
-    assert [len(one) for one in controls] == [chain] * 4
-    found, _ = controls_of(model, full, tokens, other_tokens, monkeypatch)
-    assert found.frame.loc[0, "share"] == 1
-
-
-def test_controls_of_a_circuit_of_some_positions_have_as_many(model, tokens, other_tokens, monkeypatch):
-    c = circuit.nodes("0.1 @ 2; mlp1 @ all but 0; 0.2 @ 1,3")
-    found, controls = controls_of(model, c, tokens, other_tokens, monkeypatch)
-    nodes = len(circuit.full(model, "nodes")) - 1  # but pos_embed
-    assert found.frame.loc[0, "share"] == (1 + 5 + 2) / (nodes * 6)
-    assert len(set(controls)) > 1
-    for one in controls:
-        assert sorted(name.partition(" @ ")[2] for name in one) == ["1,3", "2", "all but 0"]
-
-
 def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens):
     asked = {"random": 2, "subsets": 2, "greedy": 1, **FEW}
     for source, how in (
@@ -399,36 +281,6 @@ def test_a_metric_that_is_there_at_times(model, tokens, other_tokens, size, wher
         circuit.evaluate(model, circuit.edges(CHAIN), tokens, other_tokens, at_first, batch_size=size, **FEW)
 
 
-def test_several_metrics_and_the_default_one(model, tokens, other_tokens):
-    def two(output):
-        return {"a": metric(output), "b": output[:, 2, 0]}
-
-    c, asked = circuit.edges(CHAIN), {"random": 2, "subsets": 1, "greedy": 1, **FEW}
-    both = circuit.evaluate(model, c, tokens, other_tokens, two, **asked)
-    assert list(both.frame["metric"]) == ["a", "b"]
-    alone = circuit.evaluate(model, c, tokens, other_tokens, lambda output: output[:, 2, 0], **asked)
-    numbers = ["faithfulness", "faithfulness_ci_low", "random_mean"]
-    np.testing.assert_allclose(
-        both.frame[both.frame["metric"] == "b"][numbers], alone.frame[numbers], rtol=1e-9
-    )
-    default = circuit.evaluate(
-        model, c, tokens, other_tokens, random=0, subsets=0, greedy=0, minimality=False
-    )
-    clean = run(model, tokens)
-    first = clean.topk(2, -1).indices
-
-    def margin(output):
-        two = output.gather(-1, first)
-        return float((two[..., 0] - two[..., 1]).mean())
-
-    base = default.baseline.iloc[0]
-    assert base["metric"] == "logit_diff"
-    np.testing.assert_allclose(
-        [base["clean"], base["source"]], [margin(clean), margin(run(model, other_tokens))]
-    )
-    np.testing.assert_allclose(default.frame["value"][0], margin(run(model, tokens, c.keep(other_tokens))))
-
-
 def test_one_example_has_no_interval_and_equal_runs_no_faithfulness(model, tokens, other_tokens):
     c = circuit.edges(CHAIN)
     asked = {"random": 1, "subsets": 1, "greedy": 0, **FEW}
@@ -439,18 +291,6 @@ def test_one_example_has_no_interval_and_equal_runs_no_faithfulness(model, token
     same = circuit.evaluate(model, c, tokens, tokens, metric, **asked)
     assert same.frame[["faithfulness", "random_mean", "p_random"]].isna().all().all()
     assert same.baseline["gap"][0] == 0
-
-
-def test_forwards_are_counted(model, tokens, other_tokens):
-    forwards = []
-    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    found = circuit.evaluate(
-        model, {"c": circuit.edges(CHAIN)}, tokens, other_tokens, metric, random=4, subsets=3, greedy=1, **FEW
-    )
-    handle.remove()
-    assert len(forwards) == found.settings["forwards"]
-    # Clean, source, the circuit, random ones, subsets twice, ten tried twice, ten members: what is the same runs once.
-    assert 2 + 1 + 4 + 6 + 10 + 10 - 2 <= len(forwards) <= 2 + 1 + 4 + 6 + 20 + 10
 
 
 # ---- Curves
@@ -506,19 +346,6 @@ def test_curves_and_their_areas(model, tokens, other_tokens, found):
         np.testing.assert_array_equal(drawn[name].y, rows["faithfulness"])
         low, high = rows["faithfulness_ci_low"].to_numpy(), rows["faithfulness_ci_high"].to_numpy()
         np.testing.assert_array_equal(drawn[f"{name}, band"].y, [*high, *low[::-1]])
-
-
-def test_a_ranking_by_itself_is_one_of_that_name(model, tokens, other_tokens):
-    names = ["0.1 -> output", "embed -> 0.1.v"]
-    asked = {"sizes": [1, 2], "draws": 20}
-    alone = circuit.curve(model, names, tokens, other_tokens, metric, **asked)
-    assert alone.frame.equals(
-        circuit.curve(model, {"ranking": names}, tokens, other_tokens, metric, **asked).frame
-    )
-    with pytest.raises(CircuitsError, match="a ranking is a screening or a list of names"):
-        circuit.curve(model, 3, tokens, other_tokens, metric)
-    with pytest.raises(CircuitsError, match="two rankings are called '1' as text"):
-        circuit.curve(model, {1: names, "1": names[::-1]}, tokens, other_tokens, metric)
 
 
 def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model, tokens, other_tokens):
@@ -581,50 +408,6 @@ def test_a_curve_over_twenty_sizes_takes_twenty_keeps_and_two_forwards(model, to
     handle.remove()
     assert len(twice.frame) == 2 * 22
     assert len(forwards) == 20 + 2
-
-
-def test_a_share_that_is_a_whole_number_of_members_is_that_many():
-    assert _sizes([share / 100 for share in range(1, 101)], 100) == list(range(1, 101))
-    assert _sizes([0.58, 0.599], 50) == [29]
-    assert _sizes([0.001], 50) == []
-
-
-def test_the_sizes_of_the_benchmark_and_of_mean_ablation(model, tokens, other_tokens, found):
-    result = circuit.curve(
-        model, found, tokens, other_tokens, metric, how="mean", sizes=circuit.MIB_SHARES, draws=20
-    )
-    # The mean of position embeddings is what they are.
-    total = sum(not name.startswith("pos_embed") for name in circuit.full(model))
-    assert set(result.areas["of"]) == {total}
-    sizes = result.frame[result.frame["ranking"] == "exact"]["size"].tolist()
-    assert sizes == sorted({0, *(int(share * total) for share in circuit.MIB_SHARES)})
-    figure = result.plot()
-    assert {trace.name for trace in figure.data} >= {"exact", "gradient"}
-
-
-def test_means_over_prompts_of_unequal_length(model, tokens):
-    """Each prompt alone, with means by hand over those that have a position."""
-    rows = [tokens[0, :4], tokens[1]]
-    reference = [tokens[2, :3], tokens[3], tokens[4]]
-    base, source = (prompts(model, [row.tolist() for row in given]) for given in (rows, reference))
-    each = [cache(model, row[None], ["embed", "pos_embed", "z", "mlp_out"]) for row in reference]
-    kept = circuit.edges(CHAIN)
-
-    def means(length):
-        at = lambda hook, p: torch.stack([one[hook][0, p] for one in each if one[hook].shape[1] > p]).mean(0)  # noqa: E731
-        return {hook: torch.stack([at(hook, p) for p in range(length)])[None] for hook in each[0]}
-
-    by_hand = [run(model, row[None], kept.keep(source=means(len(row))))[0, -1] for row in rows]
-    answer = logit_difference(3, 1)
-    found = circuit.evaluate(
-        model, kept, base, source, answer, how="mean", random=0, minimality=False, draws=20
-    )
-    expected = sum(float(one[3] - one[1]) for one in by_hand) / 2
-    assert found.frame["value"][0] == pytest.approx(expected, rel=1e-9)
-    with pytest.raises(CircuitsError, match="no mean at its last positions"):
-        circuit.evaluate(
-            model, kept, base, prompts(model, [row[:4].tolist() for row in reference]), answer, how="mean"
-        )
 
 
 def test_refused_inside_a_block_that_edits_the_model(model, tokens, other_tokens):

@@ -1,4 +1,4 @@
-"""Four measurements of a research notebook, written once for every model class, against loops of torch's own hooks.
+"""Measurements of a research notebook, each written once for every model class, against loops of torch's own hooks.
 
 Prompts have unequal lengths and are padded in the measurements; the loops run each alone, on the model as its modules
 are: for bridges around Hugging Face models, the Hugging Face model without a bridge.
@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import ablate, heads, logit_difference, patch, sweep
+from circuits import heads, logit_difference, patch, sweep
 from tests.circuits import conftest
 
 LAYERS, HEADS = 3, 4
 POSITIONS = (-3, -2, -1)
 RECEIVERS = [("q", "1.0, 2.3"), "mlp_pre.2", "output"]
-KEPT = "0.1, 1.0, 2.2-3"
 
 # Ids that every model knows; on Hugging Face models they are texts, and a first token comes before them.
 CLEAN = [[3, 4, 5, 3, 4], [8, 9, 6, 8], [10, 7, 5, 10, 7, 3]]
@@ -26,17 +25,6 @@ RIGHT, WRONG = [5, 9, 5], [6, 4, 8]
 
 
 # The snippets. Prompts are texts or lists of ids.
-
-
-def patched_by_layer_and_position(model, clean, corrupted, metric):
-    variants = {
-        f"{layer} at {p}": patch.activations(
-            f"resid_pre.{layer}", corrupted, positions=[p], source_positions=[p]
-        )
-        for layer in range(model.cfg.n_layers)
-        for p in POSITIONS
-    }
-    return sweep(model, clean, variants, metric).frame
 
 
 def patched_by_head(model, clean, corrupted, metric):
@@ -57,10 +45,6 @@ def paths_to_receivers(model, clean, corrupted, metric):
 
 def attributed(model, clean, corrupted, metric):
     return patch.screen(model, clean, corrupted, metric, method="gradient", exact=5).frame
-
-
-def all_but_a_circuit_ablated(model, clean, reference, metric):
-    return sweep(model, clean, {"the circuit": ablate.all_but(KEPT, reference=reference)}, metric).frame
 
 
 # The loops.
@@ -241,19 +225,6 @@ SOURCES = pytest.mark.parametrize("source", [CORRUPTED, OF_OTHER_LENGTHS], ids=[
 
 
 @SOURCES
-def test_patching_by_layer_and_position(notebook, source):
-    def effect(layer, position):
-        def edited(ids, partner):
-            theirs = recorded(notebook.modules, partner, "resid_pre", layer)
-            return {("resid_pre", layer): put(theirs, slice(None), position)}
-
-        return notebook.effect(source, edited)
-
-    frame = notebook.measured(patched_by_layer_and_position, source)
-    same(frame["effect"], [effect(layer, p) for layer in range(LAYERS) for p in POSITIONS])
-
-
-@SOURCES
 def test_patching_by_head(notebook, source):
     def effect(layer, head):
         def edited(ids, partner):
@@ -297,31 +268,6 @@ def test_attribution_with_exact_effects_of_the_top(notebook):
     top = frame.index[frame["effect"].notna()]
     assert set(top) == set(sorted(parts, key=lambda label: -abs(np.mean(estimates[label])))[:5])
     same(frame["effect"][top], [effect(label) for label in top])
-
-
-@SOURCES
-def test_all_heads_but_a_circuit_mean_ablated(notebook, source):
-    kept = {(0, 1), (1, 0), (2, 2), (2, 3)}
-    references = notebook.ids(source)
-
-    def edited(ids, _):
-        functions = {}
-        for layer in range(LAYERS):
-            theirs = [recorded(notebook.modules, reference, "z", layer)[0] for reference in references]
-
-            def ablated(z, layer=layer, theirs=theirs):
-                z = z.clone()
-                for position in range(z.shape[1]):
-                    mean = torch.stack([x[position] for x in theirs if len(x) > position]).mean(0)
-                    for head in {*range(HEADS)} - {h for at, h in kept if at == layer}:
-                        z[0, position, head] = mean[head]
-                return z
-
-            functions["z", layer] = ablated
-        return functions
-
-    frame = notebook.measured(all_but_a_circuit_ablated, source)
-    same(frame["effect"], [notebook.effect(source, edited)])
 
 
 @SOURCES

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from circuits import circuit
-from circuits.circuit._names import Edge, Effect
+from circuits.circuit._graph import Edge, Effect
 from circuits.circuit._value import Circuit
-from circuits.figures import circuit_graph, export
+from circuits.figures import circuit_graph
 
 NAMES = [
     "embed -> 0.1.q",
@@ -104,30 +104,6 @@ def test_the_menu_fades_all_edges_but_those_of_a_node(c):
         assert (value > 0.5) == touches
 
 
-def test_nodes_empty_circuits_groups_and_large_ones(monkeypatch):
-    figure = circuit.nodes(["1.2", "0.1", "mlp0 @ 3", "embed"]).plot()
-    assert set(nodes_of(figure)) == {"embed", "0.1", "mlp0", "1.2"}
-    assert "at 3" in figure.data[0].customdata[list(figure.data[0].text).index("mlp0")]
-    assert circuit.edges([]).plot().layout.title.text == "A circuit of 0 edges"
-    assert circuit.edges(["embed -> mlp0"]).plot().layout.title.text == "A circuit of 1 edge"
-    assert circuit.nodes(["0.1"]).plot().layout.title.text == "A circuit of 1 node"
-    grouped = nodes_of(circuit.edges(["0.1 -> 1.k0.v", "0.1 -> 1.3.q", "1.3 -> output"]).plot())
-    assert grouped["1.k0"][1] == grouped["1.3"][1] < grouped["output"][1]
-    monkeypatch.setattr(circuit_graph, "DRAWN", 4)
-    figure = circuit.edges(NAMES).plot()
-    assert len(lines_of(figure)) == 4
-    assert "the 4 largest of 6 edges" in figure.layout.title.subtitle.text.replace("<br>", " ")
-
-
-def test_a_picture_of_it_has_no_menu(c):
-    figure = c.plot()
-    still = export.at_width(figure, 300)
-    assert still.layout.updatemenus == ()
-    assert still.layout.title.text == figure.layout.title.text == "A circuit of 7 edges"
-    assert still.layout.title.subtitle.text.count("<br>") > figure.layout.title.subtitle.text.count("<br>")
-    assert len(figure.layout.updatemenus) == 1
-
-
 @pytest.mark.parametrize("heads", [2, 3, 8])
 def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
     """On a page of 600 pixels eight columns are 65 pixels wide each, and a node is 46."""
@@ -142,17 +118,3 @@ def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
         for node, (x, y) in between.items():
             at = float(np.interp(y, line.y, line.x))
             assert abs(at - x) * 65 > circuit_graph._NODE / 2 + 3, node
-
-
-def test_a_line_into_a_head_passes_beside_the_mlp_between():
-    """It would read as two edges otherwise, into the MLP and out of it."""
-    inputs = [
-        f"0.{sender} -> 1.{receiver}.{site}" for sender in (0, 1) for receiver in (0, 1) for site in "qkv"
-    ]
-    figure = circuit.edges([*inputs, "embed -> mlp0", "1.0 -> output"]).plot()
-    x, y = nodes_of(figure)["mlp0"]
-    lines = [trace for trace in lines_of(figure) if trace.name in ("into q", "into k", "into v")]
-    assert len(lines) == len(inputs)
-    for line in lines:
-        at = float(np.interp(y, line.y, line.x))
-        assert abs(at - x) * 65 > circuit_graph._NODE / 2 + 3, line.text[0]

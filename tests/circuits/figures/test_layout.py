@@ -6,7 +6,7 @@ import pytest
 
 from circuits import plots
 from circuits.figures.layout import BAR, LINE, NARROWEST, Panel, draw, least_width
-from circuits.figures.panels import Series, bars, curve, heat, of_rows, points, scatter, spectrum
+from circuits.figures.panels import Series, bars, curve, heat, points, scatter, spectrum
 
 LONG = [f"zoo:matrix-completion-7x7-seeds/seed-{seed}@step-4000" for seed in range(3)]
 
@@ -41,17 +41,6 @@ def test_panels_stand_in_rows_without_touching(columns):
     assert least_width(draw(panels(), columns=3)) > least_width(draw(panels(), columns=2))
 
 
-def test_a_legend_names_each_series_once_and_not_what_all_begin_with():
-    series = {name: Series([0, 1], [1.0, 2.0]) for name in LONG}
-    figure = draw([curve(series), curve(series)])
-    shown = [trace.name for trace in figure.data if trace.showlegend]
-    assert len(shown) == len(set(shown)) == 3
-    assert max(map(len, shown)) <= 12
-    assert figure.layout.legend.title.text.startswith("zoo:matrix-completion")
-    assert figure.layout.margin.b > draw([curve({"a": series[LONG[0]]})]).layout.margin.b
-    assert draw([curve({"a": series[LONG[0]]})]).layout.showlegend is False
-
-
 def test_long_labels_become_short_and_the_subtitle_says_what_they_are():
     figure = draw([points({"x": Series(LONG, [1.0, 2.0, 3.0])})], "Title", "Points.")
     axis = figure.layout.xaxis
@@ -68,16 +57,6 @@ def test_titles_of_panels_are_broken_into_lines_with_room_for_them():
     lines = figure.layout.annotations[0].text.count("<br>") + 1
     assert lines > 1
     assert figure.layout.margin.t >= LINE * lines
-
-
-def test_lines_and_shades_lie_on_the_axes_of_their_panel():
-    first, second = {"y": 0.5}, {"x0": 1, "x1": 2}
-    figure = draw(
-        [curve({"a": Series([0], [1.0])}, lines=[first]), curve({"a": Series([0], [1.0])}, lines=[second])]
-    )
-    line, shade = figure.layout.shapes
-    assert (line.yref, line.y0, line.y1, line.xref) == ("y", 0.5, 0.5, "x domain")
-    assert (shade.xref, shade.x0, shade.x1, shade.yref, shade.type) == ("x2", 1, 2, "y2 domain", "rect")
 
 
 def test_colour_bars_stand_beside_their_panels_and_never_lower_than_their_numbers():
@@ -97,26 +76,6 @@ def test_signed_maps_have_no_colour_at_0_and_others_begin_there():
     assert trace["text"] == [["0.5", "-2"]]
     (trace,) = heat(values.abs(), start=0.1, end=3.0, numbers=False).traces
     assert (trace["zmin"], trace["zmax"], "text" in trace) == (0.1, 3.0, False)
-
-
-def test_bounds_come_from_the_table_that_has_them():
-    table = pd.DataFrame(
-        {"step": [0, 1], "value": [1.0, 2.0], "value_ci_low": [0.5, 1.0], "value_ci_high": [2.0, 3.0]}
-    )
-    band, line = curve({"a": of_rows(table, "step")}).traces
-    assert band["y"] == [2.0, 3.0, 1.0, 0.5]
-    assert line["y"] == [1.0, 2.0]
-    (trace,) = points({"a": of_rows(table, "step")}).traces
-    assert (trace["error_y"]["array"], trace["error_y"]["arrayminus"]) == ([1.0, 1.0], [0.5, 1.0])
-    assert of_rows(table.drop(columns="value_ci_low"), "step").low is None
-    log = curve({"a": of_rows(table, "step")}, log_y=True)
-    assert log.y["type"] == "log"
-
-
-def test_no_two_of_many_series_look_alike():
-    series = {str(number): Series([0], [1.0]) for number in range(28)}
-    looks = {(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in curve(series).traces}
-    assert len(looks) == 28
 
 
 def test_a_panel_of_ones_own_is_drawn_as_it_is():

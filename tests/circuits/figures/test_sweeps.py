@@ -25,11 +25,6 @@ def model(make_model):
 
 
 @pytest.fixture(scope="module")
-def early_and_late(model, make_model):
-    return {"early": make_model(3, n_layers=3, n_heads=2), "late": model}
-
-
-@pytest.fixture(scope="module")
 def per_head(model, tokens):
     return sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), metric=metric, **FEW)
 
@@ -64,38 +59,6 @@ def test_positions_become_a_heatmap_too(model, tokens, other_tokens):
     assert result.plot("last").layout.xaxis.title.text == "position"
 
 
-def test_several_sites_become_a_heatmap_each_with_equal_colours(model, tokens, other_tokens):
-    axes = {"site": ["resid_pre.0", "resid_pre.1", "attn_out.0", "attn_out.1"], "positions": range(6)}
-    result = sweep(model, tokens, grid(patch.activations, axes, source=other_tokens), metric=metric, **FEW)
-    figure = result.plot()
-    maps = ["last: resid_pre", "last: attn_out", "other: resid_pre", "other: attn_out"]
-    assert [note.text for note in figure.layout.annotations] == maps
-    effects = result.frame.set_index(["variant", "metric"])["effect"]
-    for trace, panel in zip(figure.data, maps, strict=True):
-        name, site = panel.split(": ")
-        expected = [[effects[f"{site}.{layer}, position {at}", name] for at in range(6)] for layer in (0, 1)]
-        assert np.array(trace.z).tolist() == expected
-        assert trace.zmax == -trace.zmin == effects[:, name].abs().max()
-        assert trace.showscale == (site == "attn_out")
-
-
-def test_heads_by_position_become_a_heatmap_with_a_row_for_each_head(make_model, tokens, other_tokens):
-    model = make_model(n_layers=1, n_heads=11)
-    axes = {"heads": heads("0.2, 0.10", model), "positions": [-1, 0, 3]}
-    result = sweep(
-        model, tokens, grid(patch.activations, axes, site="z", source=other_tokens), metric=metric, **FEW
-    )
-    figure = result.plot("last")
-    trace = figure.data[0]
-    # In order of the numbers: head 10 comes after head 2.
-    assert list(trace.y) == ["0.2", "0.10"]
-    assert list(trace.x) == ["-1", "0", "3"]
-    effects = result.frame.set_index(["variant", "metric"])["effect"]
-    assert trace.z[1][2] == effects["0.10, position 3", "last"]
-    assert figure.layout.yaxis.title.text == "head"
-    assert trace.hovertemplate.startswith("head %{y}, position %{x}")
-
-
 def test_a_word_that_looks_like_a_tag_is_shown():
     frame = pd.DataFrame(
         {"metric": "m", "variant": list("abcd"), "draw": None, "checkpoint": None, "head": None}
@@ -108,22 +71,6 @@ def test_a_word_that_looks_like_a_tag_is_shown():
     ]
     maps = results.attention_figure(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")
     assert list(maps.data[0].x) == list(maps.data[0].y) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
-
-
-def test_no_two_of_many_checkpoints_have_one_mark(model, tokens):
-    many = {f"step {step}": model for step in range(15)}
-    figure = sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=metric, checkpoints=many, **FEW).plot(
-        "last"
-    )
-    marks = [(trace.marker.color, trace.marker.symbol) for trace in figure.data]
-    assert len(set(marks)) == len(marks) == 15
-
-
-def test_a_hole_in_the_grid_is_a_hole_in_the_map(model, tokens):
-    variants = ablate.each(ablate.uniform, heads("0.0,0.1,1.0,1.1,2.1", model))
-    trace = sweep(model, tokens, variants, metric=metric, **FEW).plot("last").data[0]
-    assert np.isnan(trace.z[2][0])
-    assert np.isfinite(np.array(trace.z)).sum() == 5
 
 
 def test_what_is_no_grid_becomes_points(model, tokens, per_head):
@@ -185,15 +132,6 @@ def test_draws_and_checkpoints_are_traces_of_their_own(model, tokens, make_model
     assert {trace.type for trace in both.plot().data} == {"scatter"}
 
 
-def test_a_metric_without_entries_is_drawn_without_failing(model, tokens):
-    def nothing(output):
-        return {"none": (torch.zeros(8), torch.zeros(8)), "last": output[:, -1, 0]}
-
-    result = sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), metric=nothing, **FEW)
-    assert len(result.plot().data) == 2
-    assert len(result.plot(kind="points").data) == 2
-
-
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
 def test_files_hold_draws_and_checkpoints(model, tokens, tmp_path, kind):
     variants = {"zero": ablate.zero("0.1"), "places": permute.draws(2)}
@@ -212,13 +150,3 @@ def test_files_hold_draws_and_checkpoints(model, tokens, tmp_path, kind):
         assert records[0]["draw"] is None
         assert records[0]["checkpoint"] == "4000"
         assert records[-1]["draw"] == 1
-
-
-def test_whole_numbers_stay_whole_and_missing_ones_missing(model, tokens):
-    variants = {"head": ablate.zero("1.1"), "all": ablate.zero("all"), "places": permute.draws(2)}
-    frame = sweep(model, tokens, variants, metric=metric, **FEW).frame
-    assert {
-        name: str(frame[name].dtype) for name in ("draw", "layer", "head", "position", "n")
-    } == dict.fromkeys(("draw", "layer", "head", "position", "n"), "Int64")
-    assert frame["layer"].isna().tolist() == [False] * 2 + [True] * 8
-    assert frame["checkpoint"].isna().all()

@@ -8,8 +8,6 @@ from circuits import fourier
 from circuits.errors import CircuitsError
 from circuits.fourier import ModularSum, share, variance_explained
 
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def grid(p):
     return torch.cartesian_prod(torch.arange(p), torch.arange(p))
@@ -41,15 +39,6 @@ def cosines(total, amplitudes, mean=0.0):
             for r in total.remainders.tolist()
         ]
     )
-
-
-@pytest.mark.parametrize(
-    ("p", "coefficients", "q"), [(7, (1, 1), 7), (7, (1, 2), 5), (5, (3, 1), 8), (5, (1, 1), 2)]
-)
-def test_remainders(p, coefficients, q):
-    total = ModularSum(grid(p), coefficients, q)
-    assert total.remainders.tolist() == remainders_by_hand(p, coefficients, q).tolist()
-    assert total.frequencies == tuple(range(1, q // 2 + 1))
 
 
 @pytest.mark.parametrize(("p", "q"), [(7, 7), (7, 5), (7, 3), (5, 2), (6, 6)])
@@ -84,20 +73,6 @@ def test_cosines_against_least_squares(p, q):
     assert fit.explained(total.frequencies, of="classes") == pytest.approx(np.var(fitted) / np.var(own))
     constant = torch.full((p * p, q), 0.3, dtype=torch.float64)
     assert [total.cosines(constant).explained([1], of=of) for of in ("all", "classes")] == [0, 0]
-
-
-@pytest.mark.usefixtures("untyped")
-def test_frequencies_count_once_and_are_those_of_the_period():
-    total = ModularSum(grid(7), (1, 1), 7)
-    fit = total.cosines(random_logits(7, 7))
-    assert torch.equal(fit.fitted(iter([1, np.int64(1), 3])), fit.fitted([1, 3]))
-    assert fit.explained(np.array([1, 3, 1])) == fit.explained([1, 3])
-    assert torch.equal(total.block(np.array([1])), total.block([1]))
-    assert torch.equal(fit.fitted([]), fit.coefficients[0].expand(49, 7))
-    for wrong in (0, -1, 4, 1.0):
-        for use in (fit.fitted, fit.explained):
-            with pytest.raises(CircuitsError, match="frequencies from 1 to 3 for period 7"):
-                use([1, wrong])
 
 
 def test_restricted_and_excluded_are_nandas_on_the_complete_grid():
@@ -135,25 +110,6 @@ def test_shares_where_q_does_not_divide_p(q, keys):
     np.testing.assert_allclose(excluded.mean(0), logits.mean(0), atol=1e-12)
     directions = total.directions(keys)
     torch.testing.assert_close(directions.T @ directions, torch.eye(directions.shape[1], dtype=torch.float64))
-
-
-def test_blocks_are_those_of_the_grid():
-    """Of q = p the eight products per key that `components` and `ablate.frequencies` take."""
-    p, keys = 7, [1, 3]
-    total = ModularSum(grid(p), (1, 1), p)
-    found = fourier.components(fourier.Grid({"a": p, "b": p}), keys)
-    values = random_logits(p, 4)
-    torch.testing.assert_close(share(values, total.block(keys)), found @ (found.T @ values))
-    assert total.block(keys).shape[1] == 16
-
-
-def test_products_that_repeat_count_once():
-    """With one coordinate the products of {1, cos, sin} are the waves themselves; twice the same column is one."""
-    x = torch.arange(12)[:, None]
-    total = ModularSum(x, (1,), 6)
-    assert total.block([1, 2, 3]).shape[1] == 5
-    twice = variance_explained(x.double(), torch.cat([x, x, 2 * x], 1).double())
-    assert twice.tolist() == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize(
@@ -209,40 +165,6 @@ def test_clusters_on_the_complete_grid_are_those_of_the_transform(threshold):
     assert found.assigned.tolist() == expected.assigned.tolist()
     assert found.share.tolist() == pytest.approx(expected.share.tolist())
     assert found.assigned[:3].tolist() == [1, 2, -1]
-
-
-def test_a_regression_is_numpys():
-    values, regressors = random_logits(5, 3), random_logits(5, 2, seed=1)
-    design = np.concatenate([np.ones((25, 1)), regressors.numpy()], 1)
-    expected = design @ np.linalg.lstsq(design, values.numpy(), rcond=None)[0]
-    np.testing.assert_allclose(fourier.regression(values, regressors).numpy(), expected, atol=1e-12)
-    # A regressor that repeats changes nothing.
-    twice = fourier.regression(values, torch.cat([regressors, regressors], 1))
-    np.testing.assert_allclose(twice.numpy(), expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("place", ["meta", pytest.param("cuda", marks=NEEDS_CUDA)])
-def test_values_on_a_device_meet_coordinates_on_the_cpu(place):
-    """Tensors on "meta" hold no numbers, but refuse those of another device."""
-    total, logits = ModularSum(grid(7), (1, 1), 7), random_logits(7, 7)
-    functions = fourier.components(fourier.Grid({"a": 7, "b": 7}), [2])
-    for measure in (
-        lambda x: total.cosines(x).coefficients,
-        lambda x: total.cosines(x).fitted([1, 3]),
-        lambda x: total.restricted(x, [1, 3]),
-        lambda x: total.excluded(x, [1, 3]),
-        lambda x: share(x, functions),
-        lambda x: variance_explained(x, functions),
-        lambda x: fourier.regression(x, functions),
-    ):
-        found = measure(logits.to(place))
-        assert found.device.type == place
-        if place != "meta":
-            torch.testing.assert_close(found.cpu(), measure(logits))
-    if place != "meta":
-        assert total.cosines(logits.to(place)).explained([2]) == pytest.approx(
-            total.cosines(logits).explained([2])
-        )
 
 
 @pytest.mark.parametrize("offset", [1e3, 1e7, 1e9])

@@ -6,7 +6,7 @@ import torch
 from circuits import CircuitsError, ablate, cache, circuit, edit, intervene, patch, run
 from circuits.interventions.paths import Path
 from circuits.model.hooked_model import HookedModel
-from circuits.patch._endpoints import inputs_of, senders_of
+from circuits.patch._edges import inputs_of, senders_of
 
 POSITIONS = (1, 4)
 

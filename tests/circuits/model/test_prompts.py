@@ -27,7 +27,7 @@ from circuits import (
     sweep,
 )
 from circuits.interventions.replacements import derangement
-from circuits.probe._inputs import read_targets
+from circuits.probe._inputs import parse_targets
 
 HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
 
@@ -414,7 +414,7 @@ def test_shuffled_targets_are_none_of_padding(model, side):
     own[made.real] = torch.cat(
         [torch.arange(length) + 100.0 * i for i, length in enumerate(lengths)]
     ).double()
-    (target,) = read_targets(own, "regression", made)
+    (target,) = parse_targets(own, "regression", made)
     groups = [torch.tensor([0, 2, 4, 6, 8, 10]), torch.tensor([1, 3, 5, 7, 9, 11])]
     shuffled = target.shuffled(groups, seed=3)
     everything = torch.arange(len(rows)), slice(None), torch.ones(made.shape, dtype=torch.bool)

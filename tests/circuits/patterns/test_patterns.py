@@ -103,37 +103,6 @@ def test_which_keys_are_visible_is_read_off_the_model(featured, tokens, seen):
         assert row.chance == pytest.approx(share.mean(), abs=1e-12)
 
 
-def test_against_the_cache_of_transformer_lens(hooked_only, make_model, tokens):
-    model = make_model(family=hooked_only)
-    _, cached = model.run_with_cache(tokens)
-    maps = patterns.attention(model, tokens)
-    for layer in range(2):
-        own = cached[f"blocks.{layer}.attn.hook_pattern"]
-        torch.testing.assert_close(maps.mean[layer], own.mean(0), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("keys", "chance"),
-    [
-        (patterns.identity(LENGTH), 1 / 6),
-        (patterns.row(2, 3), 1 / 2),
-        (patterns.row(2, 3, itself=False), 1 / 3),
-        (patterns.column(2, 3), 1 / 3),
-        (patterns.column(2, 3, itself=False), 1 / 6),
-        (patterns.constant(LENGTH, [0, -1]), 1 / 3),
-    ],
-)
-def test_a_head_that_attends_exactly_to_a_template_scores_one(grid, tokens, keys, chance):
-    with intervene(grid, attending(spread(keys), "1.2")):
-        found = patterns.scores(grid, tokens, {"mine": keys}).frame
-    row = found[(found["layer"] == 1) & (found["head"] == 2)].iloc[0]
-    assert row["score"] == pytest.approx(1, abs=1e-12)
-    assert row["chance"] == pytest.approx(chance, abs=1e-12)
-    assert row["corrected"] == pytest.approx(1, abs=1e-12)
-    assert row["bits"] == pytest.approx(-math.log2(chance), abs=1e-9)
-    assert (found["score"] < 0.99).sum() == len(found) - 1
-
-
 def test_scores_set_by_hand_in_a_causal_model(causal, tokens):
     """The model's own softmax makes attention of them: all on the position before, from the second query on."""
     far = torch.where(patterns.previous(LENGTH), 0.0, -1e4)
@@ -155,17 +124,6 @@ def test_scores_set_by_hand_in_a_causal_model(causal, tokens):
     # Queries 0 and 1 attend to the first position, of all six.
     assert of_head["score"]["first"] == pytest.approx(2 / 6, abs=1e-12)
     assert of_head["queries"]["first"] == 8 * 6
-
-
-def test_uniform_attention_scores_its_chance(model, tokens, mask):
-    templates = {"before": patterns.previous(LENGTH), "marked": patterns.marked(mask)}
-    with intervene(model, ablate.uniform("all")):
-        found = patterns.scores(model, tokens, templates)
-        maps = patterns.attention(model, tokens)
-    assert found.frame["effect"].abs().max() < 1e-12
-    assert found.frame["bits"].max() < 1e-12
-    assert set(patterns.classify(found).groups) == {"other"}
-    np.testing.assert_allclose(maps.diffuseness, 1, atol=1e-12)
 
 
 def test_templates_that_depend_on_the_batch(grid, tokens, mask):
@@ -249,24 +207,6 @@ def test_what_was_recorded_gives_what_the_tokens_give_and_runs_once(model, token
     torch.testing.assert_close(maps.mean, maps_again.mean)
 
 
-def test_what_was_recorded_of_another_model_or_of_other_layers_is_refused(grid, causal, tokens):
-    recorded = patterns.record(grid, tokens, layers=[1])
-    assert patterns.attention(grid, recorded).layers == (1,)
-    with pytest.raises(CircuitsError, match="layer 0 was not recorded; there are layers 1"):
-        patterns.attention(grid, recorded, layers=[0, 1])
-    with pytest.raises(CircuitsError, match="recorded of another model"):
-        patterns.attention(causal, recorded)
-
-
-def test_no_more_than_a_chunk_runs_at_a_time(grid, tokens):
-    sizes = []
-    HookedModel.of(grid).hooks["blocks.0.attn.hook_q"].register_forward_hook(
-        lambda m, i, output: sizes.append(len(output))
-    )
-    patterns.attention(grid, tokens, batch_size=3)
-    assert sizes == [3, 3, 2]
-
-
 def test_intervals_are_those_of_a_bootstrap_by_hand(grid, tokens, mask):
     found = patterns.scores(grid, tokens, {"marked": patterns.marked(mask)}, seed=3, draws=200)
     weights = np.random.default_rng([3, 1]).multinomial(8, np.full(8, 1 / 8), size=200)
@@ -282,26 +222,6 @@ def test_intervals_are_those_of_a_bootstrap_by_hand(grid, tokens, mask):
             list(high), abs=1e-12
         )
     assert (found.frame["score_ci_low"] < found.frame["score_ci_high"]).all()
-
-
-def test_one_example_has_no_interval_and_no_class(grid, tokens):
-    keys = patterns.identity(LENGTH)
-    with intervene(grid, attending(spread(keys))):
-        found = patterns.scores(grid, tokens[:1], {"identity": keys})
-    assert found.frame[["score_ci_low", "effect_ci_high", "corrected_ci_low"]].isna().all().all()
-    assert set(patterns.classify(found).groups) == {"unclear"}
-
-
-def test_a_template_that_nothing_can_see_has_no_score(grid, tokens):
-    nothing = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
-    found = patterns.scores(grid, tokens, {"nothing": nothing, "all": ~nothing})
-    of = found.frame.set_index("template")
-    assert of["score"]["nothing"].isna().all()
-    assert (of["queries"]["nothing"] == 0).all()
-    # All that can be seen: no head can do otherwise, and the correction has nothing to divide by.
-    np.testing.assert_allclose(of["score"]["all"], 1)
-    assert of["corrected"]["all"].isna().all()
-    assert set(patterns.classify(found).groups) == {"other"}
 
 
 def test_bits_are_the_divergence_of_two_level_attention_from_uniform():
@@ -367,16 +287,6 @@ def test_each_head_gets_the_template_it_attends_by(grid, tokens):
     ablate.uniform(classes.groups["row"]).plan(HookedModel.of(grid))
 
 
-def test_a_class_needs_a_clear_lead(grid, tokens):
-    """Two names for one template lead each other by nothing."""
-    twice = {"row": TEMPLATES["row"], "again": TEMPLATES["row"]}
-    with intervene(grid, attending(spread(TEMPLATES["row"]))):
-        classes = patterns.classify(patterns.scores(grid, tokens, twice))
-    assert set(classes.groups) == {"unclear"}
-    assert (classes.frame["lead"] == 0).all()
-    assert set(classes.frame["rival"]) == {"again"}
-
-
 def test_a_class_needs_an_interval_above_the_threshold(grid, tokens):
     """Four examples attend to their row, four nowhere in particular: the mean is above one half, surely it is not."""
     share = torch.tensor([1.0, 1, 1, 1, 0.2, 0.2, 0.2, 0.2])[:, None, None, None]
@@ -439,43 +349,6 @@ def test_a_class_of_what_a_head_does_at_some_queries_only(grid, tokens):
     assert "there" not in there.groups
     assert there[0, 0] == "here"
     assert patterns.classify(found, 0.6, unless={"here": "there"})[1, 2] == "here"
-
-
-def test_what_must_not_fit_must_surely_not(grid, tokens):
-    """Of eight examples half attend to the other template: 0.5 on average, with an interval around it."""
-    share = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0], dtype=torch.float64)[:, None, None, None]
-    first = torch.arange(LENGTH) < 3
-    own, flat = spread(TEMPLATES["identity"]), torch.full((LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
-    mixed = share * own + (1 - share) * half(own, first, flat)
-    keys = patterns.identity(LENGTH)
-    named = {"here": keys & first[:, None], "there": keys & ~first[:, None]}
-    with intervene(grid, edit("pattern", lambda current: mixed.expand_as(current).to(current))):
-        found = patterns.scores(grid, tokens, named)
-    assert set(patterns.classify(found, 0.55, unless={"here": "there"}).groups) == {"unclear"}
-    assert set(patterns.classify(found, 0.95, unless={"here": "there"}).groups) == {"here"}
-    assert set(patterns.classify(found, 0.45, unless={"here": "there"}).groups) == {"other"}
-
-
-def test_a_template_without_a_query_rules_nothing_out(grid, tokens):
-    never = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
-    with intervene(grid, attending(spread(TEMPLATES["row"]))):
-        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "never": never})
-    assert set(patterns.classify(found, unless={"row": "never"}).groups) == {"row"}
-
-
-def test_a_class_among_some_heads(grid, tokens):
-    with intervene(grid, attending(spread(TEMPLATES["row"]))):
-        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "own": TEMPLATES["identity"]})
-    chosen = heads("0.1, 1.0", grid)
-    for given in (chosen, "0.1, 1.0", iter(chosen), set(chosen), np.array(chosen), [[0, 1], [1, 0]]):
-        classes = patterns.classify(found, among={"row": given})
-        assert classes.groups["row"] == chosen
-        assert len(classes.groups["other"]) == 6
-    assert len(patterns.classify(found, among={"row": "all"}).groups["row"]) == 8
-    assert patterns.classify(found, among={"row": Head(1, 0)}).groups["row"] == (Head(1, 0),)
-    assert "row" not in patterns.classify(found, among={"row": ()}).groups
-    with pytest.raises(CircuitsError, match=r"patterns.classify, among: heads 'first': cannot read 'first'"):
-        patterns.classify(found, among={"row": "first"})
 
 
 GROUPS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -564,19 +437,6 @@ def test_mean_maps_are_the_means_of_a_forward_by_hand(model, tokens, mask, seen)
     torch.testing.assert_close(everywhere.of((0, 2)), everywhere.mean[0, 2])
 
 
-def test_layers_and_queries_of_maps(causal, tokens):
-    maps = patterns.attention(causal, tokens, layers=1, positions=[0, -1])
-    whole = patterns.attention(causal, tokens)
-    assert maps.layers == (1,)
-    assert maps.mean[0, :, 1:-1].isnan().all()
-    torch.testing.assert_close(maps.mean[0, :, -1], whole.mean[1, :, -1])
-    assert maps.of(Head(1, 3)).shape == (LENGTH, LENGTH)
-    with pytest.raises(CircuitsError, match=r"no map of head 0\.0: there are layers 1 and heads 0-3"):
-        maps.of((0, 0))
-    # Query 0 of a causal model sees one key: there is no telling how diffuse its attention is.
-    assert patterns.attention(causal, tokens, positions=0).diffuseness.isnan().all()
-
-
 def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, mask, seen):
     one, two = seen(model, tokens), seen(model, other_tokens)
     order = derangement(8, 4).numpy()
@@ -599,69 +459,6 @@ def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, m
         assert [row.distance_ci_low, row.effect_ci_low, row.share_ci_low] == pytest.approx(
             list(lows), abs=1e-12
         )
-
-
-def test_sensitivity_to_a_mask_and_to_values_are_told_apart(grid, tokens, other_tokens):
-    """Token 0 is the mask. Where all others have one embedding, attention depends on the mask alone."""
-    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(6)) < 0.5
-    new_mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(7)) < 0.5
-    values, others = tokens.clamp(min=1), other_tokens.clamp(min=1)
-    run = values.masked_fill(hidden, 0)
-    (table,) = (w for n, w in HookedModel.of(grid).named_weights().items() if n.startswith("embed."))
-    with torch.no_grad():
-        table[1:] = table[1]
-    by_mask = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
-    by_values = patterns.movement(grid, run, others.masked_fill(hidden, 0))
-    assert by_values.frame["distance"].max() == 0
-    assert by_values.static() == heads("all", grid)
-    assert by_mask.frame["distance"].min() > 0.05
-    assert by_mask.static() == ()
-    with torch.no_grad():
-        table[:] = table[0]
-    still = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
-    assert still.frame["distance"].max() == 0
-    assert still.frame["share"].isna().all()
-    assert still.static(0.0) == heads("all", grid)
-
-
-def test_one_static_head_among_others(grid, tokens, other_tokens):
-    with intervene(grid, attending(spread(TEMPLATES["row"]), "1.1")):
-        found = patterns.movement(grid, tokens, other_tokens)
-    assert found.static() == (Head(1, 1),)
-    assert found.frame["distance"].max() <= 1
-
-
-def test_attention_as_a_function_of_two_operands(grid):
-    """Each example's own score, on the grid of inputs, is a p×p picture per head."""
-    inputs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
-    inputs = torch.cat([inputs, torch.full((25, 1), 10)], 1)
-    found = patterns.scores(grid, inputs, {"a": patterns.constant(3, 0)}, positions=2)
-    pictures = found.per_example("a").reshape(-1, 5, 5)
-    from circuits import cache
-
-    pattern = cache(grid, inputs, "pattern")["pattern.1"]
-    for a in range(5):
-        for b in range(5):
-            assert pictures[4 + 3, a, b] == pytest.approx(float(pattern[5 * a + b, 3, 2, 0]), abs=1e-12)
-    with pytest.raises(CircuitsError, match="no template 'b'; there are a"):
-        found.per_example("b")
-
-
-def test_the_model_is_left_as_it_was(grid, tokens, other_tokens):
-    grid.train()
-    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in grid.modules())
-    patterns.scores(grid, tokens, TEMPLATES)
-    patterns.movement(grid, tokens, other_tokens)
-
-    def broken(rows):
-        raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        patterns.scores(grid, tokens, {"broken": broken})
-    after = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in grid.modules())
-    assert after == hooks
-    assert grid.training
-    assert torch.is_grad_enabled()
 
 
 def test_templates_by_hand():
@@ -694,62 +491,6 @@ def test_duplicate_and_induction_by_loops():
             patterns.induction(wrong)
 
 
-def test_templates_of_a_length_are_functions_of_tokens_too(causal, tokens):
-    for make in (patterns.previous, patterns.identity):
-        found = patterns.scores(causal, tokens, {"tokens": make, "length": make(LENGTH)}, draws=2).frame
-        one, other = (found[found["template"] == name]["score"].tolist() for name in ("tokens", "length"))
-        assert one == other
-
-
-def test_an_induction_head_scores_one(causal, tokens):
-    there = patterns.induction(tokens)
-    nowhere = ~there.any(-1, keepdim=True) & patterns.identity(LENGTH)
-    weights = spread(there | nowhere)[:, None]
-    with intervene(
-        causal, edit("pattern", lambda current: weights.to(current).expand_as(current).clone(), "1.2")
-    ):
-        found = patterns.scores(causal, tokens, {"induction": patterns.induction, "again": there})
-    own = found.frame.query("layer == 1 and head == 2")
-    np.testing.assert_allclose(own["score"], 1, atol=1e-6)
-    assert own["queries"].tolist() == [int(there.any(-1).sum())] * 2 != [0, 0]
-    assert max(map(len, repr(found).splitlines())) <= 80
-
-
-def test_what_is_printed_of_mean_maps_is_a_line(causal, tokens):
-    text = repr(patterns.attention(causal, tokens))
-    assert text.startswith(
-        f"Maps of 2 layers × 4 heads [{LENGTH} × {LENGTH}], means over {len(tokens)} examples: "
-    )
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_templates_of_any_device_combine(grid, tokens, mask):
-    def found(mask):
-        own = patterns.identity(LENGTH).to(mask.device)  # a template that no function of ours made
-        both = patterns.row(2, 3) & patterns.marked(mask)
-        return patterns.scores(grid, tokens, {"own": own, "both": both}).frame["score"]
-
-    np.testing.assert_array_equal(found(mask.to("cuda")), found(mask))
-
-
-def test_plot_has_a_map_per_head(causal, tokens):
-    maps = patterns.attention(causal, tokens)
-    figure = maps.plot(labels=list("abcdef"), titles={(1, 2): "mine"})
-    assert len(figure.data) == 8
-    trace = figure.data[4 + 2]
-    np.testing.assert_allclose(np.array(trace.z, dtype=float), maps.of((1, 2)))
-    assert list(trace.x) == list(trace.y) == list("abcdef")
-    titles = [note.text for note in figure.layout.annotations]
-    assert titles == [*(f"head {x}" for x in ("0.0", "0.1", "0.2", "0.3", "1.0", "1.1")), "mine", "head 1.3"]
-    # One scale of colours from 0 for all heads, each row of heads with its bar.
-    largest = max(float(maps.of((layer, head))[1:].max()) for layer in range(2) for head in range(4))
-    assert {(trace.zmin, trace.colorscale) for trace in figure.data} == {(0, figure.data[0].colorscale)}
-    assert [trace.zmax for trace in figure.data] == pytest.approx([largest] * 8)
-    assert [trace.showscale for trace in figure.data] == [False, False, False, True] * 2
-    with pytest.raises(CircuitsError, match="5 labels for 6 positions"):
-        maps.plot(labels=list("abcde"))
-
-
 REFUSED = {
     "templates: none": ({"templates": {}}, "no templates"),
     "templates: numbers": (
@@ -775,18 +516,6 @@ def test_what_does_not_fit_is_refused(grid, tokens, name):
     given, message = REFUSED[name]
     with pytest.raises(CircuitsError, match=message):
         patterns.scores(grid, tokens, **({"templates": {"a": patterns.identity(LENGTH)}} | given))
-
-
-def test_other_refusals(grid, tokens):
-    found = patterns.scores(grid, tokens, {"other": patterns.identity(LENGTH)})
-    with pytest.raises(CircuitsError, match="'other' is no name for a template here"):
-        patterns.classify(found)
-    with pytest.raises(CircuitsError, match="at least 2 rows"):
-        patterns.movement(grid, tokens[:1], tokens[:1])
-    with pytest.raises(CircuitsError, match=r"\[8, 6\] and \[8, 5\]"):
-        patterns.movement(grid, tokens, tokens[:, :5])
-    with pytest.raises(CircuitsError, match="no template 'x'; there are a"):
-        patterns.classify(patterns.scores(grid, tokens, {"a": patterns.identity(LENGTH)}), unless={"a": "x"})
 
 
 @pytest.mark.parametrize(

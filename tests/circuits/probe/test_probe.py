@@ -10,9 +10,8 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, probe, run
 from circuits.model.prompts import Prompts
-from circuits.probe import _fit
-from circuits.probe._fit import Regression, squared_error
-from circuits.probe._inputs import Target, read_entries, read_targets
+from circuits.probe._inputs import parse_entries, parse_targets
+from circuits.probe._result import Regression
 
 N, HELD_OUT = 64, 16
 
@@ -129,7 +128,7 @@ def test_penalty_chosen_as_a_brute_force_over_the_folds_does(causal, inputs, int
     targets = {"weak": noise(N, 6, seed=1), "strong": planted + 0.1 * noise(N, 6)}
     kwargs = {"test": HELD_OUT, "intercept": intercept, "ridge": ridges, "folds": folds, "draws": 20}
     found = probe.linear(causal, inputs, targets, "resid_post.0", **kwargs)
-    entries = read_entries(Prompts(inputs), None, None, HELD_OUT, folds, 0, False)
+    entries = parse_entries(Prompts(inputs), None, None, HELD_OUT, folds, 0, False)
     activation, of_row = cache(causal, inputs, "resid_post.0")["resid_post.0"], entries.fold[entries.fit]
     assert of_row.bincount().tolist() == [12] * folds, "as many examples in each"
     split = PredefinedSplit(of_row.repeat_interleave(6).numpy())
@@ -153,7 +152,7 @@ def test_penalty_chosen_as_a_brute_force_over_the_folds_does(causal, inputs, int
 
 def test_folds_and_held_out_never_split_an_example(inputs):
     for seed in range(5):
-        entries = read_entries(Prompts(inputs), None, None, 0.3, 7, seed, False)
+        entries = parse_entries(Prompts(inputs), None, None, 0.3, 7, seed, False)
         assert set(entries.fit.tolist()) | set(entries.held_out.tolist()) == set(range(N))
         assert not set(entries.fit.tolist()) & set(entries.held_out.tolist())
         assert len(entries.held_out) == round(0.3 * N)
@@ -162,17 +161,8 @@ def test_folds_and_held_out_never_split_an_example(inputs):
         assert bool((entries.fold[entries.held_out] == -1).all())
         sizes = entries.fold[entries.fit].bincount(minlength=7)
         assert int(sizes.max() - sizes.min()) <= 1
-    other = read_entries(Prompts(inputs), None, None, 0.3, 7, 9, False)
+    other = parse_entries(Prompts(inputs), None, None, 0.3, 7, 9, False)
     assert not torch.equal(other.held_out, entries.held_out)
-
-
-def test_no_entry_of_a_left_out_example_takes_part(causal, inputs):
-    """One vector and one number at all positions of an example: whoever has seen one entry knows the others."""
-    target = noise(N, seed=3)
-    same = edit("resid_pre.0", lambda x: x.mean(1, keepdim=True).expand_as(x))
-    kwargs = {"ridge": (1e-9, 1e-8), "folds": 4, "interventions": same, "draws": 20}
-    found = probe.linear(causal, inputs, target, "resid_pre.0", **kwargs)
-    assert (found.errors["mse"] > target.var().item()).all()
 
 
 def test_fewer_entries_than_dimensions_gives_the_map_of_least_norm(causal, inputs):
@@ -222,80 +212,6 @@ def test_the_tolerance_keeps_what_is_above_rounding_and_drops_what_is_not():
     assert not bool(bias.any())
     # What came in a lower precision has more of it; a small feature has its own rounding.
     assert [regression(x, eps=eps).rank for eps in (1e-4, 1e-6)] == [3, 4]
-
-
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("outlier", [1, 300, 3000])
-@pytest.mark.parametrize("where", ["feature", "two features", "vector"])
-def test_a_massive_activation_hides_no_direction_in_half_precision(outlier, where, intercept):
-    """Against least squares in float64 by numpy; an eighth of the entries have the outlier, as a first token's do."""
-    x = noise(2000, 32) @ torch.linalg.qr(noise(32, 32, seed=1)).Q
-    planted = x @ noise(32, 1, seed=2)
-    first = torch.arange(len(x)) % 8 == 0
-    x[first] = noise(32, seed=3)
-    at = {"feature": [3], "two features": [3, 9], "vector": list(range(32))}[where]
-    x[:, at] *= torch.where(first, outlier, 1)[:, None]
-    y = planted * ~first[:, None] + 4 * noise(2000, 1, seed=4)
-    x = x.bfloat16().double()
-    fits = regression(x[:1500], intercept, eps=2**-7)
-    weight, bias = fits.solve(y[:1500], 1, 0.0)
-    oracle = LinearRegression(fit_intercept=intercept).fit(x[:1500], y[:1500])
-    assert fits.rank == 32
-    np.testing.assert_allclose((x @ weight + bias).numpy(), oracle.predict(x), atol=1e-6)
-
-
-def test_what_rounding_to_half_precision_adds_is_no_direction():
-    x = (noise(500, 10) @ noise(10, 32, seed=1)).bfloat16().double()
-    assert regression(x, True, eps=2**-7).rank == 10
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e8, 1.7e9])
-def test_the_penalty_of_targets_far_from_zero(causal, inputs, offset):
-    """A time stamp's errors and penalty are those of the same target about 0."""
-    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"].double()
-    target = 0.3 * noise(N, 6) + activation @ noise(16, seed=2)
-    kwargs = {"intercept": True, "ridge": (0.01, 1.0, 30.0, 1000.0), "draws": 20}
-    found = probe.linear(causal, inputs, target + offset, "resid_post.0", **kwargs)
-    expected = probe.linear(causal, inputs, target, "resid_post.0", **kwargs)
-    assert found.errors["mse"].to_numpy() == pytest.approx(expected.errors["mse"].to_numpy(), rel=1e-5)
-    assert found.weights["resid_post.0", "target"].ridge == expected.weights["resid_post.0", "target"].ridge
-    assert value(found.frame, "r2") == pytest.approx(value(expected.frame, "r2"), rel=1e-5)
-
-
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("ridge", [0.0, 0.3])
-def test_features_and_targets_far_from_zero(intercept, ridge):
-    x, y = noise(300, 3) + 1e5, noise(300, 2, seed=1) + 1e8
-    weight, bias = regression(x, intercept).solve(y, 2, ridge)
-    model = Ridge(ridge, fit_intercept=intercept, solver="svd").fit(x, y)
-    residual = y.numpy() - model.predict(x)
-    assert float(squared_error(x, y, weight, bias)) == pytest.approx((residual**2).sum(), rel=1e-5)
-
-
-def test_a_constant_feature_is_no_direction_where_there_is_an_intercept():
-    x = torch.cat([noise(300, 3), torch.full((300, 1), 1e3, dtype=torch.float64)], 1)
-    fits, y = regression(x, True), x[:, :1] + 5
-    assert (fits.rank, regression(x).rank) == (3, 4)
-    weight, bias = fits.solve(y, 1, 0.0)
-    assert torch.allclose(weight[:, 0], torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), atol=1e-9)
-    assert float(bias) == pytest.approx(5)
-    assert float(squared_error(x, y, weight, bias)) == pytest.approx(0, abs=1e-8)
-
-
-def test_a_planted_target_is_recovered_exactly(model, inputs):
-    """In each architecture and model class."""
-    weight, shift = noise(16, 3, seed=2), torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
-    activations = cache(model, inputs, "resid_post")["resid_post.0"]
-    found = probe.linear(
-        model, inputs, activations @ weight + shift, "resid_post.0", intercept=True, draws=20
-    )
-    fitted = found.weights["resid_post.0", "target"]
-    assert value(found.frame, "r2") == pytest.approx(1, abs=1e-10)
-    assert value(found.frame, "mse") < 1e-16 * float(activations.square().mean())
-    assert value(found.frame, "cosine") == pytest.approx(1, abs=1e-12)
-    if fitted.rank == 16:
-        assert torch.allclose(fitted.weight, weight, atol=1e-7)
-    assert found.frame["selectivity"].max() > 0.9
 
 
 def test_each_head_alone_all_together_and_patterns(causal, inputs):
@@ -360,101 +276,6 @@ def test_positions_a_mask_and_a_probe_for_each(causal, inputs, hidden):
         assert set(rows["entries"]) == {int(hidden[test][:, position].sum())}
 
 
-def test_a_boolean_target_is_two_classes(causal, inputs):
-    large = inputs > 5
-    asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
-    as_bool, as_int = (probe.linear(causal, inputs, target, **asked) for target in (large, large.long()))
-    assert as_bool.frame.equals(as_int.frame)
-
-
-def test_a_list_or_a_column_of_a_table_is_a_target(causal, inputs):
-    asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
-    last = inputs[:, -1]
-    given = (last, last.tolist(), tuple(last.tolist()), pd.Series(last.numpy()), [int(one) for one in last])
-    frames = [probe.linear(causal, inputs, target, **asked).frame for target in given]
-    assert all(frame.equals(frames[0]) for frame in frames[1:])
-    numbers = noise(N)
-    as_list, as_tensor = (
-        probe.linear(causal, inputs, y, "z", draws=10).frame for y in (numbers.tolist(), numbers)
-    )
-    assert as_list.equals(as_tensor)
-    for wrong, says in (
-        (["a"] * N, "got list"),
-        ([[1, 2], [3]], "got list"),
-        (3, "got int"),
-    ):
-        with pytest.raises(CircuitsError, match=says):
-            probe.linear(causal, inputs, wrong, **asked)
-
-
-def test_a_line_of_one_layer_has_its_interval_as_bars_and_others_have_bands(causal, inputs):
-    found = probe.linear(causal, inputs, inputs, ["embed", "resid_post"], kind="classification", draws=20)
-    frame = found.frame.set_index("site")
-    drawn = {trace.name: trace for trace in found.plot().data}
-    bars = drawn["embed, all entries"].error_y
-    low, high = (
-        frame.loc["embed", "value"] + sign * bars[way][0] for sign, way in ((-1, "arrayminus"), (1, "array"))
-    )
-    assert (low, high) == pytest.approx(
-        (frame.loc["embed", "value_ci_low"], frame.loc["embed", "value_ci_high"])
-    )
-    assert "embed, all entries, band" not in drawn
-    # There along the upper bounds, back along the lower ones.
-    of_site = frame.loc["resid_post"]
-    ends = [*of_site["value_ci_high"], *of_site["value_ci_low"][::-1]]
-    assert list(drawn["resid_post, all entries, band"].y) == ends
-
-
-def test_print_shows_the_scores_and_of_a_map_its_shape(causal, inputs):
-    found = probe.linear(causal, inputs, noise(N), "resid_post.0", ridge=2.0, draws=10)
-    header, *lines, count = repr(found).splitlines()
-    assert header.split() == [
-        "site",
-        "layer",
-        "target",
-        "split",
-        "metric",
-        "value",
-        "[95%",
-        "CI]",
-        "shuffled",
-    ]
-    assert len(lines) == len(found.frame) == 2
-    assert count.startswith("2 rows; .frame has all")
-    width = causal.cfg.d_model
-    expected = f"LinearMap(weight [{width}, 1], intercept [1], ridge=2, rank={width})"
-    assert repr(found.weights["resid_post.0", "target"]) == expected
-
-
-def test_a_target_per_example_is_the_same_at_all_its_positions(causal, inputs):
-    vectors = noise(N, 1, 3)
-    kwargs = {"draws": 20, "splits": {"first": torch.arange(6) == 0}}
-    one = probe.linear(causal, inputs, vectors, **kwargs)
-    same = probe.linear(causal, inputs, vectors.expand(N, 6, 3), **kwargs)
-    assert one.frame.equals(same.frame)
-    numbers = noise(N)
-    scalar = probe.linear(causal, inputs, numbers, **kwargs).frame
-    assert scalar.equals(probe.linear(causal, inputs, numbers[:, None].expand(N, 6), **kwargs).frame)
-    assert set(scalar["metric"]) == {"mse", "r2"}
-
-
-def test_a_zero_vector_has_no_cosine(causal, inputs):
-    target = noise(N, 6, 2) + 1
-    target[:, 3:] = 0
-    found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, draws=20)
-    _, test = fit_and_held_out()
-    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
-    p = found.weights["resid_post.0", "target"].predict(activation[test][:, :3]).flatten(0, 1)
-    t = target[test][:, :3].flatten(0, 1)
-    cosine = torch.nn.functional.cosine_similarity(p, t)
-    assert value(found.frame, "cosine") == pytest.approx(cosine.mean().item(), rel=1e-9)
-    assert value(found.frame, "abs_cosine") == pytest.approx(cosine.abs().mean().item(), rel=1e-9)
-    assert value(found.frame, "cosine") < value(found.frame, "abs_cosine")
-    nothing = probe.linear(causal, inputs, torch.zeros(N, 6, 2), "resid_post.0", draws=20).frame
-    assert nothing[nothing["metric"].isin(["cosine", "abs_cosine", "r2"])]["value"].isna().all()
-    assert value(nothing, "mse") == 0
-
-
 @pytest.mark.parametrize("number", [0.1, 1 / 3, 1e5 + 0.1])
 def test_a_target_that_is_the_same_everywhere_has_no_r2(causal, inputs, number):
     """Its mean is rounded where its numbers are not; the difference is no spread."""
@@ -464,51 +285,12 @@ def test_a_target_that_is_the_same_everywhere_has_no_r2(causal, inputs, number):
     assert of_r2[["value", "value_ci_low", "shuffled", "selectivity"]].isna().all(axis=None)
 
 
-def test_arrays_that_torch_cannot_read_in_place(causal, inputs, hidden):
-    target, mask = (torch.arange(N) % 5).numpy(), hidden.numpy()
-    held_out = np.arange(N) % 3 == 0
-    kwargs = {"sites": "resid_post.0", "draws": 20}
-
-    def found(turned):
-        return probe.linear(
-            causal, inputs, turned(target), test=turned(held_out), splits={"hidden": turned(mask)}, **kwargs
-        ).frame
-
-    assert found(lambda x: x[::-1].copy()[::-1]).equals(found(lambda x: x))
-    with pytest.raises(CircuitsError, match="target 'target': torch has no numbers of <U1"):
-        probe.linear(causal, inputs, np.array(["a"] * N), **kwargs)
-
-
-def test_a_target_that_is_not_there_is_not_found(causal):
-    """512 examples to fit 16 numbers by: an R² beyond 3·16/512 either way would be found where nothing is."""
-    inputs = torch.randint(0, 11, (1024, 6), generator=torch.Generator().manual_seed(8))
-    targets = {
-        "noise": noise(1024, 6, 4),
-        "classes": torch.randint(0, 4, (1024, 6), generator=torch.Generator().manual_seed(1)),
-    }
-    found = probe.linear(
-        causal, inputs, targets, kind={"classes": "classification"}, test=0.5, intercept=True, shuffles=3
-    ).frame
-    allowed = 3 * 16 / 512
-    nothing = found[found["metric"] == "r2"]
-    assert (nothing["value"].abs() < allowed).all()
-    assert (nothing["selectivity"].abs() < allowed).all()
-    guesses = found[found["metric"] == "accuracy"]
-    assert (abs(guesses["value"] - 0.25) < allowed).all()
-    assert (guesses["selectivity"].abs() < allowed).all()
-    for name in ("value", "shuffled"):
-        assert (found[found["metric"] == "mse"][name] < 1 + 2 * allowed).all()
-    # There is a real one to be found by the same call.
-    real = probe.linear(causal, inputs, inputs % 4, kind="classification", test=0.5, intercept=True).frame
-    assert (real["selectivity_ci_low"] > 0.2).all()
-
-
 def test_the_shuffled_control_is_a_probe_of_exchanged_targets(causal, inputs):
     target = noise(N, 6, 2) + inputs[..., None]
     found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, draws=20)
     train, test = fit_and_held_out(seed=4)
     activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
-    (read,) = read_targets(target, "regression", Prompts(inputs))
+    (read,) = parse_targets(target, "regression", Prompts(inputs))
     seeds = np.random.SeedSequence([4, 3]).generate_state(1, np.uint64) >> 1
     order = read.shuffled([train, test], int(seeds[0])).order
     for group in (train, test):
@@ -622,110 +404,11 @@ def test_one_pass_whatever_is_asked_unless_activations_are_large(causal, inputs,
     expected = probe.linear(causal, inputs, many, sites, **kwargs).frame
     runs.clear()
     of_all = 8 * N * 6 * 2 * (16 + 24)
-    monkeypatch.setattr(_fit, "MOST_KEPT", of_all // passes + 1)
+    monkeypatch.setattr("circuits.probe._result.MOST_KEPT", of_all // passes + 1)
     found = probe.linear(causal, inputs, many, sites, **kwargs).frame
     handle.remove()
     assert sum(runs) >= passes * N if passes > 1 else sum(runs) == N
     pd.testing.assert_frame_equal(found, expected)
-
-
-def test_the_model_is_as_it_was(causal, make_model, family, inputs):
-    other = make_model(seed=9, family=family)
-    state = {name: value.clone() for name, value in causal.state_dict().items()}
-    hooks = [sum(len(module._forward_hooks) for module in one.modules()) for one in (causal, other)]
-    causal.train()
-    with pytest.raises(CircuitsError, match="not finite"):
-        probe.linear(causal, inputs, noise(N), "scores", untrained=other)
-    probe.linear(causal, inputs, noise(N), untrained=other, interventions=ablate.zero("0.1"), draws=20)
-    assert [sum(len(module._forward_hooks) for module in one.modules()) for one in (causal, other)] == hooks
-    assert causal.training
-    assert all(torch.equal(value, state[name]) for name, value in causal.state_dict().items())
-    assert not any(value.grad is not None for value in causal.parameters())
-
-
-def test_seeds(causal, inputs):
-    target = noise(N, 6)
-    one, same, other = (
-        probe.linear(causal, inputs, target, ridge=(0.1, 1.0), seed=seed, draws=20).frame
-        for seed in (0, 0, 1)
-    )
-    assert one.equals(same)
-    assert not one["value"].equals(other["value"])
-
-
-def test_ways_to_hold_out(causal, inputs):
-    target = noise(N, 6) + inputs
-    last = torch.arange(N) >= 48
-    frames = [
-        probe.linear(causal, inputs, target, test=test, draws=20).frame
-        for test in (slice(48, None), last, list(range(48, N)), last.numpy(), torch.arange(48, N))
-    ]
-    assert all(frame.equals(frames[0]) for frame in frames)
-    assert set(probe.linear(causal, inputs, target, test=0.25, draws=20).frame["n"]) == {16}
-
-
-def test_half_precision_is_summed_in_double(make_model, inputs):
-    """Activations of bfloat16 as they are, fitted as scikit-learn fits them in float64."""
-    model = make_model().to(torch.bfloat16)
-    activation = cache(model, inputs, "resid_post.1")["resid_post.1"].double()
-    target = inputs.double() + noise(N, 6)
-    found = probe.linear(model, inputs, target, "resid_post.1", test=HELD_OUT, draws=20).frame
-    train, test = fit_and_held_out()
-    oracle = LinearRegression(fit_intercept=False).fit(
-        flat(activation, train), target[train].flatten().numpy()
-    )
-    error = mean_squared_error(target[test].flatten().numpy(), oracle.predict(flat(activation, test)))
-    assert value(found, "mse") == pytest.approx(error, rel=1e-8)
-
-
-def test_the_figure_has_a_band_a_line_and_both_controls_in_each_panel(
-    causal, make_model, family, inputs, hidden
-):
-    targets = {"numbers": noise(N, 6, 2), "classes": inputs % 3}
-    found = probe.linear(
-        causal,
-        inputs,
-        targets,
-        kind={"classes": "classification"},
-        untrained=make_model(seed=3, family=family),
-        splits={"hidden": hidden},
-        draws=20,
-    )
-    figure = found.plot()
-    # (mse, r2, cosine, abs_cosine of the numbers, accuracy of the classes) × (all, hidden)
-    lines = [
-        rows
-        for _, panel in found.frame.groupby(["target", "metric"], sort=False)
-        for _, rows in panel.groupby("split", sort=False)
-    ]
-    for column, dash in (("shuffled", "dot"), ("untrained", "dash")):
-        drawn = [list(trace.y) for trace in figure.data if trace.line.dash == dash]
-        assert drawn == [rows[column].tolist() for rows in lines]
-        assert len(drawn) == 10
-    # What the dashes mean is said above.
-    said = figure.layout.title.subtitle.text.replace("<br>", " ")
-    assert "Dotted: targets exchanged between examples. Dashed: of an untrained model." in said
-    bands = [trace.y for trace in figure.data if trace.fill == "toself"]
-    assert [list(band) for band in bands] == [
-        [*rows["value_ci_high"], *rows["value_ci_low"][::-1]] for rows in lines
-    ]
-    rows = found.frame[(found.frame["metric"] == "mse") & (found.frame["split"] == "hidden")]
-    line = next(t for t in figure.data if t.mode == "lines+markers" and list(t.y) == rows["value"].tolist())
-    assert (list(line.x), line.name) == (["0", "1"], "hidden entries")
-    assert [t.name for t in figure.data if t.showlegend] == ["all entries", "hidden entries"]
-    titles = ["numbers: mse", "numbers: r2", "numbers: cosine", "numbers: abs_cosine", "classes: accuracy"]
-    # One that is too long for its panel is broken into lines.
-    assert [note.text.replace("<br>", " ") for note in figure.layout.annotations] == titles
-    # A line, its band and two controls of each split.
-    assert len(found.plot("accuracy").data) == 2 * 4
-    with pytest.raises(CircuitsError, match="no metric 'loss'; it has mse, r2, cosine, abs_cosine, accuracy"):
-        found.plot("loss")
-
-
-def test_targets_are_values_not_views(inputs):
-    (target,) = read_targets(noise(N, 6, 2), "regression", Prompts(inputs))
-    assert isinstance(target, Target)
-    assert target.take(torch.tensor([3]), slice(2, 3), torch.tensor([[True]])).shape == (1, 2)
 
 
 def test_mistakes_in_targets_splits_and_penalties_are_one_line(causal, make_model, family, inputs, untyped):
@@ -744,20 +427,3 @@ def test_mistakes_in_targets_splits_and_penalties_are_one_line(causal, make_mode
     ):
         with pytest.raises(CircuitsError, match=says):
             probe.linear(causal, inputs, **arguments)
-
-
-def test_numbers_of_any_kind_mean_the_same(causal, inputs, untyped):
-    """Unsigned classes, an array without a masked entry, penalties in a tensor, a slice that goes backwards."""
-    given = {"sites": "resid_post.0", "kind": "classification", "draws": 20}
-    asked = [
-        {"targets": inputs, "ridge": 1.0, "test": range(10, N)},
-        {"targets": inputs.numpy().astype(np.uint16), "ridge": torch.tensor(1.0), "test": slice(None, 9, -1)},
-        {
-            "targets": np.ma.masked_array(inputs.numpy()),
-            "ridge": torch.tensor([1.0]),
-            "test": slice(10, None),
-        },
-    ]
-    one, *others = (probe.linear(causal, inputs, **arguments, **given).frame for arguments in asked)
-    for other in others:
-        pd.testing.assert_frame_equal(one, other)

@@ -10,8 +10,7 @@ import plotly.graph_objects
 import pytest
 from plotly.offline import get_plotlyjs
 
-from circuits.figures.layout import draw
-from circuits.figures.palette import COLOURS, GROUND
+from circuits.figures.layout import COLOURS, GROUND, draw
 from circuits.figures.panels import heat
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError

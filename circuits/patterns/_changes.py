@@ -1,0 +1,259 @@
+"""Measures how attention changes between paired inputs: how far it moves, and whether it follows what moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.model.heads import Head
+from circuits.patterns._read import PairedPass
+from circuits.statistics import LEVEL, interval, ratio
+from circuits.tables import short_table
+from circuits.tensors import read_numbers
+from circuits.validate import answers_former_names
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Distances between attention patterns, in total variation: the share of a query's attention that moves, 0 to 1.
+
+    Attributes:
+        frame: one row per head: `distance` between the two inputs of a pair, mean over pairs and queries; `unpaired`,
+            the distance between the first input of a pair and the second of another; `effect` = distance − unpaired;
+            `share` = distance / unpaired; 95% intervals, bootstrap over pairs. NaN where no query is compared.
+    """
+
+    frame: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, list(self.frame.columns))
+
+    def plot(self) -> Any:
+        """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""
+        from circuits.figures.results import compared_figure
+
+        return compared_figure(self.frame, "distance", "How far attention moves")
+
+    def static(self, at_most: float = 0.05) -> tuple[Head, ...]:
+        """Returns the heads of whose attention at most this share moves, by the upper end of the interval."""
+        still = self.frame[self.frame["distance_ci_high"] <= at_most]
+        return tuple(Head(int(row.layer), int(row.head)) for row in still.itertuples())
+
+
+@answers_former_names
+def movement(
+    model: Any,
+    tokens: Shaped[Tensor, "batch pos *input"] | Any,
+    other: Shaped[Tensor, "batch pos *input"] | Any,
+    *,
+    positions: Any = None,
+    layers: Any = None,
+    seed: int = 0,
+    draws: int = 1000,
+    batch_size: int | None = None,
+) -> Movement:
+    """Measures how far each head's attention moves between `tokens` and `other`, paired row by row.
+
+    The difference within pairs decides what is measured: the same matrices under other masks give the sensitivity to
+    the mask, other matrices under the same masks the sensitivity to the values. The control `unpaired` pairs row i of
+    `tokens` with row d(i) of `other`, d one derangement drawn from `seed`: inputs that share neither. Pairs may be of
+    unequal lengths; the control compares queries that both its rows have, in causal models, where a query sees as many
+    keys in both.
+
+    Args:
+        positions: compare these queries only: numbers, or a boolean mask [batch pos].
+        layers: only these. seed also draws the bootstrap, of `draws` resamples.
+        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
+    """
+    caller = "patterns.movement"
+    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, positions, seed, draws)
+    lengths = pairs.prompts.lengths
+    if int(lengths.min()) < int(lengths.max()) and not pairs.surface.causal:
+        raise CircuitsError(
+            f"{caller}: in bidirectional attention queries of prompts of unequal length see different keys; give "
+            "prompts of one length"
+        )
+    sums, compared = pairs.zeros(), pairs.compared
+    for rows, query_mask in pairs.chunks(batch_size):
+        before: dict[int, Tensor] = {}
+        pairs.visit(rows, partial(_keep, before, None))
+        control_mask = compared[rows, None].to(query_mask.device)
+        pairings: tuple[tuple[slice | Tensor, Tensor], ...] = (
+            (rows, query_mask),
+            (pairs.order[rows], control_mask),
+        )
+        for distances, (other_rows, queries_compared) in zip(sums, pairings, strict=True):
+            compare = partial(_compare, distances[..., rows], pairs.layers, before, queries_compared.double())
+            pairs.visit_other(other_rows, compare)
+    (paired, unpaired), (drawn, drawn_unpaired) = pairs.means(sums, compared)
+    columns = {
+        "distance": (paired, drawn),
+        "unpaired": (unpaired, None),
+        "effect": (paired - unpaired, drawn - drawn_unpaired),
+        "share": (ratio(paired, unpaired), ratio(drawn, drawn_unpaired)),
+    }
+    return Movement(_table(pairs, columns))
+
+
+def _compare(
+    distances: np.ndarray,
+    layers: tuple[int, ...],
+    before: dict[int, Tensor],
+    query_weights: Tensor,
+    layer: int,
+    pattern: Tensor,
+    seen: Tensor,
+) -> None:
+    """Writes one layer's distances from the patterns before, summed over queries, into [layer head example]."""
+    distance = (pattern - before[layer]).abs_().sum(-1) / 2
+    distances[layers.index(layer)] = (distance * query_weights).sum(-1).T.cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Following:
+    """The share of queries at which a head's attention follows what moves.
+
+    Attributes:
+        frame: one row per head: `share` of the queries that attend most to the right group both before and after the
+            move, pooled over pairs; `unpaired`, that share judged by the groups of another pair, which is above 0 for a
+            head that always prefers some groups; `effect` = share − unpaired; 95% intervals, bootstrap over pairs; `n`
+            pairs.
+    """
+
+    frame: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, list(self.frame.columns))
+
+    def plot(self) -> Any:
+        """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""
+        from circuits.figures.results import compared_figure
+
+        return compared_figure(self.frame, "share", "How often attention follows")
+
+    def heads(self, at_least: int | float = 0.5) -> tuple[Head, ...]:
+        """Returns the heads that follow at this share of queries or more, by the lower end of the interval."""
+        sure = self.frame[self.frame["share_ci_low"] >= at_least]
+        return tuple(Head(int(row.layer), int(row.head)) for row in sure.itertuples())
+
+
+@answers_former_names
+def follow(
+    model: Any,
+    tokens: Shaped[Tensor, "batch pos *input"] | Any,
+    other: Shaped[Tensor, "batch pos *input"] | Any,
+    groups: Any,
+    before: Any,
+    after: Any,
+    *,
+    positions: Any = None,
+    layers: Any = None,
+    seed: int = 0,
+    draws: int = 1000,
+    batch_size: int | None = None,
+) -> Following:
+    """Measures how often attention follows something that moves from one group of positions to another.
+
+    Args:
+        tokens: inputs before the move.
+        other: inputs after the move, paired with `tokens` row by row.
+        groups: integers [pos], the group of each key, such as the column of an entry.
+        before: integers [batch], the group that holds the moving thing in `tokens`. A query attends to the group with
+            the largest sum of its attention, not the largest mean.
+        after: integers [batch], the group that holds it in `other`; it differs from `before` in every pair, so that a
+            head whose attention does not move scores 0.
+        positions: these queries only: numbers, or a boolean mask [batch pos].
+        layers: only these.
+        seed: draws the bootstrap and the pairs of `unpaired`.
+        draws: the number of bootstrap resamples.
+        batch_size: examples in a forward, by default as in `sweep`.
+
+    Inside `intervene` the edits are in force.
+    """
+    caller = "patterns.follow"
+    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, positions, seed, draws)
+    member, group_before, group_after = _parse_groups(pairs, groups, before, after, caller)
+    count, device = len(pairs.prompts), pairs.surface.device
+    sums = pairs.zeros()
+    for rows, query_mask in pairs.chunks(batch_size):
+        attended_before: dict[int, Tensor] = {}
+        attended_after: dict[int, Tensor] = {}
+        pairs.visit(rows, partial(_keep, attended_before, member))
+        pairs.visit_other(rows, partial(_keep, attended_after, member))
+        for follow_counts, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
+            here, there = (
+                group[judged_by][rows].to(device)[:, None, None] for group in (group_before, group_after)
+            )
+            for at, layer in enumerate(pairs.layers):
+                follows = (attended_before[layer] == here) & (attended_after[layer] == there)
+                follow_counts[at, ..., rows] = (follows * query_mask.double()).sum(-1).T.cpu().numpy()
+    (paired, unpaired), (drawn, drawn_unpaired) = pairs.means(sums)
+    columns = {
+        "share": (paired, drawn),
+        "unpaired": (unpaired, None),
+        "effect": (paired - unpaired, drawn - drawn_unpaired),
+    }
+    return Following(_table(pairs, columns))
+
+
+def _parse_groups(
+    pairs: PairedPass, groups: Any, before: Any, after: Any, caller: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns which keys are in which group, [key group], and each pair's group before and after the move."""
+    count, length = pairs.prompts.shape[:2]
+    of_key = _whole(groups, length, "groups", caller)
+    group_before, group_after = (
+        _whole(values, count, name, caller) for values, name in ((before, "before"), (after, "after"))
+    )
+    still = int((group_before == group_after).sum())
+    if still:
+        raise CircuitsError(f"{caller}: in {still} pairs nothing moves: before equals after")
+    absent = {*group_before.tolist(), *group_after.tolist()} - {*of_key.tolist()}
+    if absent:
+        raise CircuitsError(
+            f"{caller}: no position is in group {min(absent)}, which before or after names; groups are "
+            f"{', '.join(map(str, sorted({*of_key.tolist()})))}"
+        )
+    member = torch.nn.functional.one_hot(of_key).double().to(pairs.surface.device)
+    return member, group_before, group_after
+
+
+def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
+    numbers = read_numbers(given, f"{caller}: {name}").cpu()
+    if (
+        numbers.shape != (length,)
+        or numbers.is_floating_point()
+        or numbers.dtype == torch.bool
+        or bool((numbers < 0).any())
+    ):
+        raise CircuitsError(
+            f"{caller}: {name} are {length} whole numbers from 0; got {list(numbers.shape)} of "
+            f"{str(numbers.dtype).removeprefix('torch.')}"
+        )
+    return numbers.long()
+
+
+def _keep(kept: dict[int, Tensor], member: Tensor | None, layer: int, pattern: Tensor, seen: Tensor) -> None:
+    """Keeps a layer's patterns, or with `member` [key group] the group with most attention, [batch head query]."""
+    kept[layer] = pattern if member is None else (pattern @ member).argmax(-1)
+
+
+def _table(pairs: PairedPass, columns: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> pd.DataFrame:
+    """Returns a row for each head, of values and, where there are resamples [draw head], their intervals."""
+    table: dict[str, Any] = {
+        "layer": [head.layer for head in pairs.heads],
+        "head": [head.head for head in pairs.heads],
+    }
+    for name, (values, resampled) in columns.items():
+        table[name] = values
+        if resampled is not None:
+            table[f"{name}_ci_low"], table[f"{name}_ci_high"] = interval(resampled, LEVEL)
+    return pd.DataFrame(table | {"n": len(pairs.prompts)})
