@@ -276,7 +276,8 @@ def some_edit(draw: Any, subject: Subject, made: Any, source: Any, others: Any, 
     """An edit, and what it means."""
     surface, lengths = subject.surface, made.lengths
     shortest, uneven = int(lengths.min()), len(set(lengths.tolist())) > 1
-    kind = draw(st.sampled_from(EDITS))
+    kinds = [one for one in EDITS if one != "resample"] if uneven else [*EDITS, *["resample"] * 3]
+    kind = draw(st.sampled_from(kinds))
     keys = [0] if kind == "uniform over a key" and not subject.window else None
     kind = kind.removesuffix(" over a key")
     sites = [site for site in BY_KIND.get(kind, subject.sites) if site in subject.sites]
@@ -286,7 +287,7 @@ def some_edit(draw: Any, subject: Subject, made: Any, source: Any, others: Any, 
         sites = [site for site in sites if site not in ("scores", "pattern")]
     if generates and not surface.bridged:
         sites = [site for site in sites if not site.endswith("embed")]  # added outside of the forward
-    assume(sites and not (kind == "resample" and (uneven or len(lengths) < 2)))
+    assume(sites)
     site = draw(st.sampled_from(sites))
     of = KINDS[site]
     layer = None if not of.per_layer else draw(st.none() | st.integers(0, surface.n_layers - 1))
@@ -453,7 +454,8 @@ def check_verb(subject: Subject, draw: Draw, verb: str) -> None:
                     subject, own.masked_fill(hidden, 0), values[place][0].masked_fill(hidden, 0), 1 + size
                 )
         return
-    right, wrong = torch.arange(3)[: len(draw.rows)] + 1, torch.arange(3)[: len(draw.rows)] + 4
+    wrong = torch.arange(len(draw.rows))
+    right = (wrong + 1) % clean[0][0].shape[-1]
     variants = {"drawn": tuple(draw.edits), "other": ablate.zero("0.0")}
     settings = {"engine": verb.partition(" ")[0], "draws": 2, "flips": 2}
     settings |= {"batch_size": int(verb.partition(" ")[2])} if " " in verb else {}
