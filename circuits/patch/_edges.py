@@ -33,7 +33,7 @@ from circuits.patch._gradients import (
     vector_jacobian_products,
 )
 from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
-from circuits.patch._screen import INPUTS, METHODS
+from circuits.patch._screen import INPUTS
 from circuits.sweeps.measurements import BASELINE, Row
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.validate import answers_former_names, read_choice
@@ -328,6 +328,8 @@ def _at_sums(
 
 CALLER = "patch.edges"
 
+METHODS = ("gradient", "integrated", "gim")
+
 #: The sites of the residual stream itself.
 STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
@@ -361,7 +363,10 @@ def edges(
     Args:
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
-            et al. 2024, arXiv:2403.17806).
+            et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
+            arXiv:2505.17630; of a HookedTransformer): softmax at temperature 2, norms of constant scale, 1/4 of the
+            gradient to queries and to keys, 1/2 to values. A norm on the stream itself, of post-norm models, keeps its
+            own.
         base: as in `patch.screen`.
         source: as in `patch.screen`; for how="mean" any batch, for "zero" None.
         how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
@@ -382,18 +387,19 @@ def edges(
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
     read_choice(method, METHODS, CALLER, "method")
+    pair, integrated = replace(pair, gim=method == "gim"), method != "gradient"
     steps, counts = parse_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
     senders, receivers = senders_of(pair.surface, how), inputs_of(pair.surface)
     check_outside_blocks(pair)
 
     def estimates(size: int) -> tuple[Pair, list[PerExample], list[Candidate]]:
         sized = pair.of_size(size)
-        return sized, *_candidates(sized, senders, receivers, steps if method == "integrated" else None)
+        return sized, *_candidates(sized, senders, receivers, steps if integrated else None)
 
     sized, baseline, candidates = within_memory(pair.batch_size, estimates)
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
-    settings |= {"steps": steps} if method == "integrated" else {}
+    settings |= {"steps": steps} if integrated else {}
     return ranked(sized, candidates, baseline, counts, settings)
 
 

@@ -27,6 +27,7 @@ from circuits.model.prompts import Prompts, broadcast_mask, read_prompts
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.model.state import modules_of, suspended
+from circuits.patch._gim import gim_functions
 from circuits.sweeps.metrics import Metric, first_choice, in_errors, is_pair, read_values
 from circuits.tensors import Positions, Snapshot, parse_positions
 
@@ -58,6 +59,7 @@ class Pair:
     at: Positions | Snapshot | None = None  # the positions that are patched; None: all
     #: Those of the source that go there, in order, and then it is not in the layout of base; None: the same.
     source_at: Positions | Snapshot | None = None
+    gim: bool = False  # whether backward passes are GIM's
 
     @classmethod
     def read(
@@ -204,6 +206,8 @@ class Pair:
             for hook in (*interpolated, *hooks)
         }
         functions: list[tuple[str, Function]] = list(recorders.items())
+        if graph and self.gim:
+            functions += gim_functions(self.surface, self.caller)
         if self.logit_columns is not None:
             read = (self.logit_columns if columns is None else columns).to(self.surface.device)
             functions.append((UNEMBED, lambda x: x.index_select(1, read)))
