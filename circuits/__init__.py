@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from circuits.interventions.apply import Activations, cache, intervene, run
     from circuits.interventions.base import Intervention
     from circuits.interventions.edits import edit
-    from circuits.interventions.variants import Draws, draws, grid
+    from circuits.interventions.grids import Draws, draws, grid
     from circuits.logit_lens import DirectAttribution, Lens, lens
     from circuits.model.check import check
     from circuits.model.heads import Head, KeyValueGroup, heads
@@ -105,7 +105,7 @@ _HOMES = {
     "Activations": "circuits.interventions.apply",
     "CircuitsError": "circuits.errors",
     "DirectAttribution": "circuits.logit_lens",
-    "Draws": "circuits.interventions.variants",
+    "Draws": "circuits.interventions.grids",
     "Head": "circuits.model.heads",
     "Intervention": "circuits.interventions.base",
     "KeyValueGroup": "circuits.model.heads",
@@ -116,9 +116,9 @@ _HOMES = {
     "cache": "circuits.interventions.apply",
     "check": "circuits.model.check",
     "compare": "circuits.sweeps.sweep",
-    "draws": "circuits.interventions.variants",
+    "draws": "circuits.interventions.grids",
     "edit": "circuits.interventions.edits",
-    "grid": "circuits.interventions.variants",
+    "grid": "circuits.interventions.grids",
     "heads": "circuits.model.heads",
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",

@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions import variants
+from circuits.interventions import grids
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.edited_means import EditedMean
 from circuits.interventions.edits import (
@@ -423,12 +423,12 @@ def each(
     arguments at once, by their names.
     """
     given_items = arguments.pop("over", None) if items is None else items
-    items = variants.in_line(given_items)
+    items = grids.in_line(given_items)
     if items is None:
         raise CircuitsError(
             f"ablate.each: give a list of items, not {given_items!r}; heads(spec, model) makes one of heads"
         )
-    given = [(item, *variants.named("layer" if _is_number(item) else "", item)) for item in items]
+    given = [(item, *grids.named("layer" if _is_number(item) else "", item)) for item in items]
     labels: set[str] = set()
     for _, label, _ in given:
         if label in labels:

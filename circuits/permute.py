@@ -15,8 +15,8 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.forward_pass import unusual
-from circuits.interventions.variants import Draws
-from circuits.interventions.variants import draws as draw_variants
+from circuits.interventions.grids import Draws
+from circuits.interventions.grids import draws as draw_variants
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
 from circuits.tensors import as_dense_tensor

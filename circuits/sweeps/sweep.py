@@ -11,7 +11,7 @@ from torch import Tensor
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError, said
 from circuits.interventions.apply import planned
-from circuits.interventions.variants import Draws
+from circuits.interventions.grids import Draws
 from circuits.model.blocks import exclusive
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, read_prompts

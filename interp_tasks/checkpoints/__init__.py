@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     )
     from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
     from interp_tasks.checkpoints.save import save_checkpoint
-    from interp_tasks.checkpoints.tensors import TrainingState
+    from interp_tasks.checkpoints.training_state import TrainingState
 
 _NEEDS_TORCH = {
     "Checkpoint": "load",
     "ImportedCheckpoint": "foreign_weights",
     "ResumePoint": "run_folder",
     "RunFolder": "run_folder",
-    "TrainingState": "tensors",
+    "TrainingState": "training_state",
     "import_checkpoint": "foreign_weights",
     "load_checkpoint": "load",
     "load_checkpoints": "load",

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from interp_tasks.checkpoints.content import to_json
-from interp_tasks.checkpoints.tensors import dtype_name, dtype_named
+from interp_tasks.checkpoints.training_state import dtype_name, dtype_named
 from interp_tasks.errors import UserError
 from tasks.hooked import construct, global_randomness_untouched
 from tasks.post_norm import PostNormConfig

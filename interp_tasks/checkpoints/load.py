@@ -18,7 +18,7 @@ from interp_tasks.checkpoints.content import check_digest
 from interp_tasks.checkpoints.meta import no_task, read_meta
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.tensors import dtype_name, dtype_named, dtype_names
+from interp_tasks.checkpoints.training_state import dtype_name, dtype_named, dtype_names
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file

@@ -40,7 +40,7 @@ from interp_tasks.checkpoints.run_files import (
     stored_steps,
 )
 from interp_tasks.checkpoints.save import save_checkpoint, weights_bytes
-from interp_tasks.checkpoints.tensors import TrainingState, read_training_state
+from interp_tasks.checkpoints.training_state import TrainingState, read_training_state
 from interp_tasks.disk import (
     LOCK_FILE,
     atomic_write,

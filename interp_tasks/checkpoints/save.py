@@ -20,7 +20,7 @@ from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
 from interp_tasks.checkpoints.content import digest, json_bytes, to_json
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.run_files import META_FILE, TRAINING_STATE_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.tensors import (
+from interp_tasks.checkpoints.training_state import (
     TrainingState,
     as_dense_tensor,
     dtype_name,

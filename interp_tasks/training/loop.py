@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
-from interp_tasks.checkpoints.tensors import TrainingState
+from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.clock import Clock

@@ -46,8 +46,8 @@ from interp_tasks.papers.grokfast.reaches import (
     THEN,
     Reach,
     order_rows,
+    reach_rows,
     reaches_of,
-    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def generalisation(
     rows: list[Row] = []
     for run in logged_runs:
         run_reaches = [reach for reach in reaches if reach.run.name == run.name]
-        rows += rows_of(run, run_reaches, level)
+        rows += reach_rows(run, run_reaches, level)
         rows += order_rows(run, run_reaches, level)
     rows += [
         row

@@ -77,12 +77,12 @@ def percent(level: float) -> str:
     return f"{100 * level:g}%"
 
 
-def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row]:
+def reach_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row]:
     """Yields the rows of one run: where each accuracy reaches the level, its delay, and its last value."""
     from interp_tasks.measurement.crossings import finite_or_nan
 
     trained = {reach.name: reach for reach in reaches if reach.split == "train"}
-    named = {name: name.format(level=percent(level)) for name in (STEP, LASTING, REACHED, SECONDS, THEN)}
+    metrics = {name: name.format(level=percent(level)) for name in (STEP, LASTING, REACHED, SECONDS, THEN)}
     for reach in reaches:
         validation, other = reach.split == "validation", trained.get(reach.name)
         shared = {**run.labels(), "step": int(reach.until), "split": reach.split, "variant": reach.name}
@@ -92,16 +92,16 @@ def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row]:
         if validation and other is not None:
             baseline, effect = finite_or_nan(other.first), finite_or_nan(reach.first - other.first)
             delay = {"baseline": baseline, "effect": effect}
-        yield {**shared, **delay, "metric": named[STEP], "value": finite_or_nan(reach.first)}
+        yield {**shared, **delay, "metric": metrics[STEP], "value": finite_or_nan(reach.first)}
         values = {
-            named[LASTING]: finite_or_nan(reach.lasting),
-            named[REACHED]: float(math.isfinite(reach.first)),
+            metrics[LASTING]: finite_or_nan(reach.lasting),
+            metrics[REACHED]: float(math.isfinite(reach.first)),
             FINAL: reach.final,
         }
         if validation and run.clock:
-            values[named[SECONDS]] = seconds_at(run, reach.first)
+            values[metrics[SECONDS]] = seconds_at(run, reach.first)
         if validation and other is not None:
-            values[named[THEN]] = value_at(run, reach.name, other.first)
+            values[metrics[THEN]] = value_at(run, reach.name, other.first)
         if validation:
             values[MIRROR] = mirrored(run, reach.name)
         yield from ({**shared, "metric": metric, "value": value} for metric, value in values.items())

@@ -26,7 +26,7 @@ from interp_tasks.checkpoints import (
     save_checkpoint,
 )
 from interp_tasks.checkpoints.meta import read_meta, signed
-from interp_tasks.checkpoints.tensors import read_training_state
+from interp_tasks.checkpoints.training_state import read_training_state
 from interp_tasks.errors import UserError
 from tasks.hooked import construct
 from tasks.post_norm import PostNormConfig, PostNormTransformer

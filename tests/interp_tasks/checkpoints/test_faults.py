@@ -25,7 +25,7 @@ from interp_tasks.checkpoints import (
 )
 from interp_tasks.checkpoints.content import digest
 from interp_tasks.checkpoints.meta import read_meta, signed
-from interp_tasks.checkpoints.tensors import read_training_state
+from interp_tasks.checkpoints.training_state import read_training_state
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
 from tasks.hooked import construct
