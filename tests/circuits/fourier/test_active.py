@@ -65,6 +65,13 @@ def test_one_coordinate_against_numpy(size):
     np.testing.assert_allclose(found.bound, np.max(drawn, 0), rtol=1e-10)
 
 
+def test_coordinates_of_equal_size_are_relabelled_alike():
+    first, second = relabelling(fourier.Grid({"a": 9, "b": 9}), 3)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, relabelling(fourier.Grid({"a": 9, "b": 9}), 3, 1)[0])
+    assert sorted(first.tolist()) == list(range(9))
+
+
 def test_planted_frequencies_are_found_and_no_others():
     p = 31
     x = torch.arange(p) * 2 * math.pi / p
@@ -102,3 +109,15 @@ def test_a_feature_of_one_input_has_none(p):
     torch.testing.assert_close(top, found.bound, rtol=1e-12, atol=0)
     assert found.counts.tolist() == [0] * (p * p)
     assert fourier.active(one_hot[5], (p, p)).keys == ()
+
+
+def test_features_come_in_parts_and_other_axes_are_flattened(monkeypatch):
+    values = torch.randn(25, 3, 2, generator=torch.Generator().manual_seed(0))
+    whole = fourier.active(values, (5, 5), draws=3)
+    assert whole.bound.shape == (6,)
+    monkeypatch.setattr("circuits.fourier._spectrum.FEATURES", 4)
+    parts = fourier.active(values, (5, 5), draws=3)
+    torch.testing.assert_close(parts.share["x1"], whole.share["x1"])
+    assert parts.together_bound == pytest.approx(whole.together_bound)
+    alone = fourier.active(values[:, 0, 0], (5, 5), draws=3)
+    torch.testing.assert_close(alone.bound, whole.bound[:1])

@@ -87,6 +87,26 @@ def test_power_is_that_of_the_fft(sizes):
     assert bool((found.share[(0,) * len(sizes)] == 0).all())
 
 
+def test_two_dimensions_against_rfft2():
+    x = noise(12, 12, 5)
+    theirs = np.abs(np.fft.rfft2(x.numpy(), axes=(0, 1))) ** 2 / 144**2  # the second axis is one-sided
+    one_sided = theirs * np.array([1, 2, 2, 2, 2, 2, 1])[None, :, None]
+    folded = one_sided[:7].copy()
+    folded[1:6] += one_sided[:6:-1]
+    np.testing.assert_allclose(fourier.spectrum(x.flatten(0, 1), (12, 12)).power, folded, atol=1e-14)
+
+
+def test_the_axis_of_weights():
+    weights = noise(6, 13, 4)
+    expected = fourier.spectrum(weights.movedim(1, 0)).power
+    for axis in (1, -2):
+        torch.testing.assert_close(fourier.spectrum(weights, axis=axis).power, expected)
+    np.testing.assert_allclose(fourier.spectrum(weights.float().numpy(), axis=1).power, expected, rtol=1e-4)
+    parameter = torch.nn.Parameter(weights)
+    assert not fourier.spectrum(parameter, axis=1).power.requires_grad
+    assert fourier.transform(parameter, 1).requires_grad
+
+
 @pytest.mark.parametrize("shift", [(1, 0), (3, 5), (6, 2)])
 def test_a_shift_of_the_grid_leaves_power_unchanged(shift):
     x = noise(7, 6, 4)
@@ -94,6 +114,16 @@ def test_a_shift_of_the_grid_leaves_power_unchanged(shift):
     one, other = (fourier.spectrum(y.flatten(0, 1), (7, 6)) for y in (x, moved))
     assert not torch.allclose(x, moved)
     torch.testing.assert_close(one.power, other.power, rtol=1e-12, atol=1e-14)
+
+
+def test_relabelling_permutes_frequencies():
+    """x -> 3x on Z_13 sends frequency k to 3k: power is that of the relabelled frequencies."""
+    x = noise(13, 4)
+    stretched = x[3 * torch.arange(13) % 13]
+    one, other = (fourier.spectrum(y).power for y in (x, stretched))
+    for k in range(7):
+        to = 3 * k % 13
+        torch.testing.assert_close(one[k], other[min(to, 13 - to)], rtol=1e-12, atol=1e-14)
 
 
 def inputs(period, order):
@@ -111,6 +141,19 @@ def test_a_grid_of_inputs_puts_examples_in_their_cells():
     torch.testing.assert_close(grid.arrange(tokens.T, axis=1), arranged)
     swapped = fourier.Grid.of_inputs(tokens, {"b": 1, "a": -3}, values=5).arrange(tokens)
     torch.testing.assert_close(swapped, arranged.transpose(0, 1))
+
+
+@pytest.mark.usefixtures("untyped")
+def test_arrays_and_numbers_of_numpy_are_read():
+    p = 5
+    tokens = torch.cartesian_prod(torch.arange(p), torch.arange(p)).numpy()
+    grids = [fourier.Grid.of_inputs(t, {"a": 0, "b": 1}, n) for t, n in ((tokens, p), (tokens, np.int64(p)))]
+    assert grids[0] == grids[1]
+    values = np.random.default_rng(0).normal(size=(p * p, 2))
+    turned = fourier.spectrum(values[::-1].copy()[::-1], grids[1])
+    assert torch.equal(turned.power, fourier.spectrum(values, grids[0]).power)
+    total = fourier.ModularSum(tokens[::-1].copy()[::-1], (np.int64(1), 2), p)
+    assert total.remainders.tolist() == ((tokens[:, 0] + 2 * tokens[:, 1]) % p).tolist()
 
 
 def test_ids_in_another_order():
@@ -217,6 +260,36 @@ def planted(period=29, noise_level=0.05):
     return fourier.spectrum(values, {"a": period, "b": period})
 
 
+def test_planted_frequencies_are_recovered():
+    found = fourier.clusters(planted())
+    frame = found.frame
+    assert frame["frequency"].tolist()[:5] == [3, 3, 4, 11, 3]
+    assert frame["assigned"].tolist() == [True] * 5 + [False] * 3
+    assert found.sizes == {3: 3, 4: 1, 11: 1}
+    assert found.neurons(3).tolist() == [0, 1, 4]
+    assert frame["share"][5] == pytest.approx(1.44 / 2.44, abs=0.02)
+    assert frame["share"][6] < 0.1
+    # The dead neuron has no frequency, not one that rounding chose.
+    assert frame["frequency"].isna().tolist() == [False] * 7 + [True]
+    assert (frame["share"][7], int(found.best[7])) == (0, -1)
+    loose = fourier.clusters(planted(), threshold=0.4)
+    assert loose.sizes == {3: 4, 4: 1, 11: 1}
+    ties = fourier.clusters(planted(), threshold=float(found.share[0]))
+    assert not bool(ties.frame["assigned"][0]), "the share must exceed the threshold"
+
+
+def test_shares_of_neurons_are_those_of_the_fft():
+    spectrum = planted()
+    assert spectrum.power.shape == (15, 15, 8)
+    values = fourier.inverse(fourier.transform(noise(29, 29, 2), (0, 1)), (0, 1)).numpy()
+    transformed = np.abs(np.fft.fft2(values, axes=(0, 1))) ** 2
+    transformed[0, 0] = 0
+    bins = np.ix_([0, 11, 29 - 11], [0, 11, 29 - 11])
+    expected = transformed[bins].sum((0, 1)) / transformed.sum((0, 1))
+    bands = fourier.spectrum(noise(29, 29, 2).flatten(0, 1), (29, 29)).bands()
+    np.testing.assert_allclose(bands.share[bands.labels.index(11)], expected, rtol=1e-10)
+
+
 @pytest.mark.parametrize("rule", ["noise", "of-largest", "above-mean"])
 def test_key_frequencies_that_were_planted(rule):
     period, keys = 113, (7, 30, 56)
@@ -310,6 +383,17 @@ def test_median_of_chi_squared():
         assert float((draws < median).double().mean()) == pytest.approx(0.5, abs=0.015)
 
 
+def test_gini():
+    assert fourier.gini([1, 1, 1, 1]) == pytest.approx(0)
+    assert fourier.gini([0, 0, 0, 1]) == pytest.approx(1 - 1 / 4)
+    values = noise(50).abs()
+    n = len(values)
+    pairs = float((values[:, None] - values).abs().sum()) / (2 * n * n * float(values.mean()))
+    assert fourier.gini(values) == pytest.approx(pairs)  # half the relative mean difference
+    assert fourier.gini(7 * values) == pytest.approx(pairs)
+    assert fourier.gini([0.0, 0.0]) == 0
+
+
 def test_a_model_s_activations(family, make_model):
     """Removing a frequency at a site takes exactly its block out of the spectrum there."""
     model = make_model(family=family, d_vocab=8, n_ctx=3)
@@ -324,6 +408,16 @@ def test_a_model_s_activations(family, make_model):
         expected[at] = 0
     assert float(before.power[2, 2].sum()) > 1e-4
     torch.testing.assert_close(after.power, expected, rtol=1e-9, atol=1e-20)
+
+
+def test_frames():
+    frame = planted().frame
+    assert list(frame.columns) == ["a", "b", "power", "share", "norm"]
+    assert len(frame) == 15 * 15
+    row = frame[(frame["a"] == 3) & (frame["b"] == 0)]
+    assert float(row["share"].iloc[0]) == pytest.approx(float(planted().total().share[3, 0]))
+    assert frame["share"].sum() == pytest.approx(1)
+    assert fourier.spectrum(noise(8)).frame["x"].tolist() == [0, 1, 2, 3, 4]
 
 
 def small_grid(tokens, **changes):

@@ -41,6 +41,15 @@ def cosines(total, amplitudes, mean=0.0):
     )
 
 
+@pytest.mark.parametrize(
+    ("p", "coefficients", "q"), [(7, (1, 1), 7), (7, (1, 2), 5), (5, (3, 1), 8), (5, (1, 1), 2)]
+)
+def test_remainders(p, coefficients, q):
+    total = ModularSum(grid(p), coefficients, q)
+    assert total.remainders.tolist() == remainders_by_hand(p, coefficients, q).tolist()
+    assert total.frequencies == tuple(range(1, q // 2 + 1))
+
+
 @pytest.mark.parametrize(("p", "q"), [(7, 7), (7, 5), (7, 3), (5, 2), (6, 6)])
 def test_planted_cosines_come_back(p, q):
     """Whether q divides p or not: over all pairs of an input and a class cosines of r - c are orthogonal."""
@@ -73,6 +82,20 @@ def test_cosines_against_least_squares(p, q):
     assert fit.explained(total.frequencies, of="classes") == pytest.approx(np.var(fitted) / np.var(own))
     constant = torch.full((p * p, q), 0.3, dtype=torch.float64)
     assert [total.cosines(constant).explained([1], of=of) for of in ("all", "classes")] == [0, 0]
+
+
+@pytest.mark.usefixtures("untyped")
+def test_frequencies_count_once_and_are_those_of_the_period():
+    total = ModularSum(grid(7), (1, 1), 7)
+    fit = total.cosines(random_logits(7, 7))
+    assert torch.equal(fit.fitted(iter([1, np.int64(1), 3])), fit.fitted([1, 3]))
+    assert fit.explained(np.array([1, 3, 1])) == fit.explained([1, 3])
+    assert torch.equal(total.block(np.array([1])), total.block([1]))
+    assert torch.equal(fit.fitted([]), fit.coefficients[0].expand(49, 7))
+    for wrong in (0, -1, 4, 1.0):
+        for use in (fit.fitted, fit.explained):
+            with pytest.raises(CircuitsError, match="frequencies from 1 to 3 for period 7"):
+                use([1, wrong])
 
 
 def test_restricted_and_excluded_are_nandas_on_the_complete_grid():
@@ -112,9 +135,29 @@ def test_shares_where_q_does_not_divide_p(q, keys):
     torch.testing.assert_close(directions.T @ directions, torch.eye(directions.shape[1], dtype=torch.float64))
 
 
+def test_blocks_are_those_of_the_grid():
+    """Of q = p the eight products per key that `components` and `ablate.frequencies` take."""
+    p, keys = 7, [1, 3]
+    total = ModularSum(grid(p), (1, 1), p)
+    found = fourier.components(fourier.Grid({"a": p, "b": p}), keys)
+    values = random_logits(p, 4)
+    torch.testing.assert_close(share(values, total.block(keys)), found @ (found.T @ values))
+    assert total.block(keys).shape[1] == 16
+
+
+def test_products_that_repeat_count_once():
+    """With one coordinate the products of {1, cos, sin} are the waves themselves; twice the same column is one."""
+    x = torch.arange(12)[:, None]
+    total = ModularSum(x, (1,), 6)
+    assert total.block([1, 2, 3]).shape[1] == 5
+    twice = variance_explained(x.double(), torch.cat([x, x, 2 * x], 1).double())
+    assert twice.tolist() == pytest.approx([1.0])
+
+
 @pytest.mark.parametrize(
     "design",
     [
+        lambda a, b, c: [a, b, c],
         lambda a, b, c: [a, a, b, c],
         lambda a, b, c: [a, b, a + b, c],
         lambda a, b, c: [a, a**0, b, c],
@@ -122,7 +165,7 @@ def test_shares_where_q_does_not_divide_p(q, keys):
         lambda a, b, c: [a, a, a, b, b, c],
         lambda a, b, c: [a ** (k + 1) for k in range(20)] + [b, c],
     ],
-    ids=["twice", "sum", "constant", "zero", "thrice", "more than there are inputs"],
+    ids=["independent", "twice", "sum", "constant", "zero", "thrice", "more than there are inputs"],
 )
 def test_what_comes_after_a_function_of_those_before_it_counts(design):
     """A column that depends on others has none of its own, and takes nothing of those behind it."""
@@ -165,6 +208,22 @@ def test_clusters_on_the_complete_grid_are_those_of_the_transform(threshold):
     assert found.assigned.tolist() == expected.assigned.tolist()
     assert found.share.tolist() == pytest.approx(expected.share.tolist())
     assert found.assigned[:3].tolist() == [1, 2, -1]
+
+
+def test_values_on_a_device_meet_coordinates_on_the_cpu():
+    """Tensors on "meta" hold no numbers, but refuse those of another device."""
+    total, logits = ModularSum(grid(7), (1, 1), 7), random_logits(7, 7)
+    functions = fourier.components(fourier.Grid({"a": 7, "b": 7}), [2])
+    for measure in (
+        lambda x: total.cosines(x).coefficients,
+        lambda x: total.cosines(x).fitted([1, 3]),
+        lambda x: total.restricted(x, [1, 3]),
+        lambda x: total.excluded(x, [1, 3]),
+        lambda x: share(x, functions),
+        lambda x: variance_explained(x, functions),
+        lambda x: fourier.regression(x, functions),
+    ):
+        assert measure(logits.to("meta")).device.type == "meta"
 
 
 @pytest.mark.parametrize("offset", [1e3, 1e7, 1e9])
