@@ -122,10 +122,8 @@ def curve(
         seed: of the resamples of examples.
         draws: number of resamples for intervals.
 
-    Where the gap's interval holds 0, a warning says so.
-
-    One forward for the clean run, one for the source (and one for the empty circuit unless how is "resample"), and one
-    for each different circuit.
+    Where the gap's interval holds 0, a warning says so. One forward for the clean run, one for the source (and one for
+    the empty circuit unless how is "resample"), and one for each different circuit.
     """
     rankings = rankings if isinstance(rankings, Mapping) else {"ranking": rankings}
     if not rankings:
@@ -139,8 +137,7 @@ def curve(
     }
     asked = None if sizes is None else _parse_sizes(sizes)
     measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
-    rows: list[Row] = []
-    areas: list[Row] = []
+    rows, areas = list[Row](), list[Row]()
     for name, (names, kind, graph) in given.items():
         measurement.graph.check_same(graph, f"{_CALLER}: {name}")
         growing = _Growing.of(measurement, name, _entries(measurement, names, kind), kind, asked)

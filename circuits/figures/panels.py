@@ -257,15 +257,13 @@ def heat(
         "ygap": gap,
         "hovertemplate": f"{down} %{{y}}, {across} %{{x}}<br>{unit} %{{z:.4g}}<extra>{title}</extra>",
     }
-    # The diverging colours are the template's.
-    trace |= {"autocolorscale": True} if signed else {"colorscale": SEQUENTIAL}
-    if text is None and (numbers if numbers is not None else len(table.columns) <= NUMBERED):
+    trace |= {"autocolorscale": True} if signed else {"colorscale": SEQUENTIAL}  # of the template, or ours
+    if text is None and (len(table.columns) <= NUMBERED if numbers is None else numbers):
         text = [["" if cell != cell else short_number(cell) for cell in line] for line in grid.tolist()]
     if text is not None:
         rows = [[str(cell) for cell in line] for line in np.asarray(text).tolist()]
         trace |= {"text": rows, "texttemplate": "%{text}"}
-    plain = {"showgrid": False, "zeroline": False}
-    category = {"type": "category"}
+    plain, category = {"showgrid": False, "zeroline": False}, {"type": "category"}
     return Panel(
         [trace],
         title,

@@ -87,8 +87,7 @@ def sweep(
     surface.check_prompts(prompts, "sweep: tokens")
     measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
     resampling = read_resampling(seed, draws, flips, "sweep")
-    result, _ = run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size, checkpoints)
-    return result
+    return run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size, checkpoints)[0]
 
 
 def run_sweep(

@@ -45,6 +45,8 @@ def curves(runs: list[str], metric: str, title: str, log: bool = False) -> go.Fi
 
 if __name__ == "__main__":
     drop = curves(MATRIX, "mse_masked", "error at hidden entries")
-    drop.add_hline(y=0.2222, line={"dash": "dot", "color": "#666", "width": 1.5}, annotation_text="guessing 0")
+    drop.add_hline(
+        y=0.2222, line={"dash": "dot", "color": "#666", "width": 1.5}, annotation_text="guessing 0"
+    )
     drop.write_image(IMAGES / "plateau-and-fall.svg")
     curves(ADDITION, "accuracy", "accuracy on held-out pairs").write_image(IMAGES / "grokking-seeds.svg")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,22 +32,19 @@ if TYPE_CHECKING:
 VERDICT, PUBLISHED, OURS, SEEDS = 12, 9, 24, 5
 
 
-def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="A paper: " + ", ".join(PAPERS) + ".")],
-    common: CommonOptions,
-    preset: Annotated[str, typer.Option("--preset", help="Scale: cpu, reference or paper.")] = "cpu",
-    rows: Annotated[
-        str | None, typer.Option("--rows", metavar="5,6", help="Only these experiments of the paper.")
-    ] = None,
-    runs: Annotated[
-        Path, typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")
-    ] = Path("runs"),
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """What is measured or trained before it is judged, and where."""
+
+    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")] = (
+        Path("runs")
+    )
     measure: Annotated[
         bool, typer.Option("--measure", help="First measure the runs that have no measurement.")
-    ] = False,
+    ] = False
     check: Annotated[
         bool, typer.Option("--check", help="Measure again, and say what comes out otherwise.")
-    ] = False,
+    ] = False
     records: Annotated[
         Path | None,
         typer.Option(
@@ -55,16 +53,56 @@ def reproduce(
             help="Measurements beside those that ship.",
             show_default="measurements.jsonl in --out",
         ),
-    ] = None,
-    train: Annotated[
-        bool, typer.Option("--train", help="Train what is missing first, and measure it.")
-    ] = False,
-    device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu",
+    ] = None
+    train: Annotated[bool, typer.Option("--train", help="Train what is missing first, and measure it.")] = (
+        False
+    )
+    device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu"
     jobs: Annotated[
         int | None,
         typer.Option(
             "--jobs", metavar="N", help="Runs measured at a time.", show_default="2, or 1 on one core"
         ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_written_device(self.device)
+        if self.device != "cpu" and not self.train:
+            raise UserError(f"--device {self.device} is for --train: what is trained is measured on the CPU")
+        if self.jobs is not None and not 1 <= self.jobs <= 256:
+            raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
+        if self.runs.exists() and not self.runs.is_dir():
+            raise UserError(f"--runs {self.runs} is not a folder: name the one that holds runs, or will")
+
+    def measured(self, paper: str, preset: str, rows: Any, file: Path, quiet: bool) -> list[str]:
+        """Trains and measures what was asked for; returns what failed, or came out otherwise."""
+        from interp_tasks import reproduction
+
+        if self.train:
+            with progress_line(quiet) as progress:
+                shown = None if progress is None else trainer_progress(progress)
+                reproduction.train_missing(
+                    paper, preset, runs=self.runs, rows=rows, device=self.device, progress=shown
+                )
+        processes = self.jobs or min(2, os.cpu_count() or 1)
+        how: dict[str, Any] = {"file": file, "runs": self.runs, "rows": rows, "processes": processes}
+        failed: list[str] = []
+        with progress_line(quiet) as progress:
+            if self.measure or self.train:
+                crashes = reproduction.measure(paper, preset, **how, progress=progress).crashes
+                failed += [str(each) for each in crashes]
+            if self.check:
+                failed += reproduction.check_records(paper, preset, **how, progress=progress)
+        return failed
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="A paper: " + ", ".join(PAPERS) + ".")],
+    common: CommonOptions,
+    measuring: MeasuringOptions,
+    preset: Annotated[str, typer.Option("--preset", help="Scale: cpu, reference or paper.")] = "cpu",
+    rows: Annotated[
+        str | None, typer.Option("--rows", metavar="5,6", help="Only these experiments of the paper.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -85,38 +123,14 @@ def reproduce(
     from interp_tasks.reproduction.reproduction import checked_paper
 
     check_choice("--format", format, FORMATS)
-    check_written_device(device)
-    if device != "cpu" and not train:
-        raise UserError(f"--device {device} is for --train: what is trained is measured on the CPU")
-    if jobs is not None and not 1 <= jobs <= 256:
-        raise UserError(f"--jobs {jobs}: from 1 to 256 experiments at a time")
-    if runs.exists() and not runs.is_dir():
-        raise UserError(f"--runs {runs} is not a folder: name the one that holds runs, or will")
     chosen, folder = chosen_rows(rows), out or Path("results") / f"{paper}-{preset}"
     check_writable_folder(folder)
-    if train:
-        check_writable_folder(runs)
+    if measuring.train:
+        check_writable_folder(measuring.runs)
     checked_paper(paper, preset, chosen)
-    if train:
-        with progress_line(common.quiet) as progress:
-            shown = None if progress is None else trainer_progress(progress)
-            reproduction.train_missing(paper, preset, runs=runs, rows=chosen, device=device, progress=shown)
-    file = records or folder / "measurements.jsonl"
-    how: dict[str, Any] = {
-        "file": file,
-        "runs": runs,
-        "rows": chosen,
-        "processes": jobs or min(2, os.cpu_count() or 1),
-    }
-    failed: list[str] = []
-    with progress_line(common.quiet) as progress:
-        if measure or train:
-            failed = [
-                str(each) for each in reproduction.measure(paper, preset, **how, progress=progress).crashes
-            ]
-        if check:
-            failed += reproduction.check_records(paper, preset, **how, progress=progress)
-    done = reproduction.reproduce(paper, preset, rows=chosen, records=file, runs=runs)
+    file = measuring.records or folder / "measurements.jsonl"
+    failed = measuring.measured(paper, preset, chosen, file, common.quiet)
+    done = reproduction.reproduce(paper, preset, rows=chosen, records=file, runs=measuring.runs)
     write_and_show(lambda: done.write(folder), lambda: show(done, format, verbose), common.quiet)
     failed += done.errors
     for text in failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,10 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.run_logs import check_run_name
 from interp_tasks.pages import check_writable_file
 from interp_tasks.settings import check_task_name, task_config
+
+if TYPE_CHECKING:
+    from interp_tasks.checkpoints import ImportedCheckpoint
+    from tasks import Task
 
 
 def checkpoints(
@@ -98,24 +102,20 @@ def import_weights(
     """
     import tasks
     from interp_tasks import import_checkpoint
-    from interp_tasks.checkpoints import load_checkpoint
-    from tasks import pool
 
     printing.import_tasks()
     fields = {} if config is None else read_json(config, "fields of a HookedTransformerConfig")
     if task is not None:
         check_task_name(task)
     of_task = None if task is None else tasks.get(task, **task_config(task, settings))
-    rows = []
-    for each in import_checkpoint(
-        source, out, task=of_task, config=fields, step=step, log=log, own_split=own_split
-    ):
-        metrics: Mapping[str, Any] = {}
-        if of_task is not None:
-            model, batch = load_checkpoint(each.path).model, of_task.sample(256)
-            metrics = pool(of_task.metrics(model(batch.tokens), batch))
-        row: dict[str, Any] = {"run": str(out), "ref": f"{out}@{each.step}", "step": each.step}
-        rows.append({**row, "transposed": each.transposed, "zeros": each.zeros, "metrics": metrics})
+    given: dict[str, Any] = {
+        "task": of_task,
+        "config": fields,
+        "step": step,
+        "log": log,
+        "own_split": own_split,
+    }
+    rows = [imported_row(out, each, of_task) for each in import_checkpoint(source, out, **given)]
     if printing.format != "table":
         print_rows(rows, printing.format, [])
         return
@@ -123,6 +123,19 @@ def import_weights(
         row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"]), **whole(row["metrics"])}
     shown = ["ref", "transposed", "set to 0", *whole(rows[0]["metrics"])]
     print_rows(rows, "table", shown)
+
+
+def imported_row(out: Path, imported: ImportedCheckpoint, task: Task | None) -> dict[str, Any]:
+    """Returns what is printed of a checkpoint, with the task's metrics on 256 examples."""
+    from interp_tasks import load_checkpoint
+    from tasks import pool
+
+    metrics: Mapping[str, Any] = {}
+    if task is not None:
+        model, batch = load_checkpoint(imported.path).model, task.sample(256)
+        metrics = pool(task.metrics(model(batch.tokens), batch))
+    row: dict[str, Any] = {"run": str(out), "ref": f"{out}@{imported.step}", "step": imported.step}
+    return {**row, "transposed": imported.transposed, "zeros": imported.zeros, "metrics": metrics}
 
 
 def report(
