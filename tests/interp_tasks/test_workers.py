@@ -45,6 +45,8 @@ def test_workers_do_not_outlive_their_parent(tmp_path, sent, early, status, told
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # What a shell or nohup has it ignore is ignored by what it starts, too.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as parent:
         known = int(parent.stdout.readline())
         # A terminal's Ctrl-C reaches all processes of its group, those too that are starting.
