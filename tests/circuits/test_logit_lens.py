@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, lens, run
+from circuits import CircuitsError, ablate, edit, intervene, lens, patch, run
 from circuits.model.hooked_model import HookedModel
 
 
@@ -127,6 +127,25 @@ def test_every_kind_of_block_against_the_residual_stream_by_hand(featured, token
     assert float((without - output).abs().max()) > 1e-3
 
 
+def test_any_width_of_read_out_and_rotary_positions(family, make_model, tokens, by_hand):
+    for changes in ({"d_vocab_out": 1}, {"positional_embedding_type": "rotary", "rotary_dim": 4}):
+        model = make_model(family=family, **changes)
+        found = lens(model, tokens)
+        assert found.output.shape == by_hand(model, tokens).shape
+        assert ("pos_embed" in found.contributions) == ("d_vocab_out" in changes)
+        total = sum(found.contributions.values()) + found.constant
+        torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
+
+
+def test_a_class_that_is_ruled_out(hooked_only, make_model, tokens):
+    model = make_model(family=hooked_only)
+    model.unembed.b_U.data[3] = -torch.inf
+    found = lens(model, tokens)
+    total = sum(found.contributions.values()) + found.constant
+    torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
+    assert bool(total[..., 3].isneginf().all())
+
+
 def test_interventions_are_in_force(causal, tokens, other_tokens, by_hand):
     mean = streams(by_hand, causal, other_tokens)[1]["mlp_out", 0].mean(0)
 
@@ -206,6 +225,20 @@ def test_nothing_is_left_and_nothing_is_shared(causal, tokens):
     assert not bool(torch.isclose(run(causal, tokens), found.output).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_does_not_hide_what_does_not_add_up(make_model, tokens, dtype):
+    """Ten thousand roundings of bfloat16 are 78 times the number: a bound that nothing exceeds."""
+    bent = make_model().to(dtype)
+    bent.get_submodule("unembed").register_forward_hook(lambda m, inputs, output: output.abs())
+    with pytest.raises(CircuitsError, match="not a linear function"):
+        lens(bent, tokens)
+    found = lens(make_model().to(dtype), tokens)
+    total = sum(part.float() for part in found.contributions.values()) + found.constant.float()
+    # Rounding at each of some twenty additions.
+    eps = torch.finfo(dtype).eps
+    assert (total - found.output.float()).abs().max() < 20 * eps * found.output.float().abs().max()
+
+
 @pytest.mark.parametrize(("dtype", "change"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
 def test_a_small_change_after_the_final_norm_is_refused(hooked_only, make_model, tokens, dtype, change):
     model = make_model().to(dtype)
@@ -214,6 +247,18 @@ def test_a_small_change_after_the_final_norm_is_refused(hooked_only, make_model,
     with pytest.raises(CircuitsError, match="not a linear function"):
         lens(model, tokens)
     hook.remove()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_rounding_is_no_difference_whatever_the_size_of_the_stream(hooked_only, make_model, tokens, size):
+    model = make_model().to(torch.float32)
+    with torch.no_grad():
+        model.embed.W_E *= size
+        model.unembed.W_U *= size
+        model.blocks[0].mlp.b_out += size * 100  # subtracted by the final norm, with digits lost
+    found = lens(model, tokens)
+    total = sum(found.contributions.values()) + found.constant
+    assert (total - found.output).abs().max() < 1e-4 * found.output.abs().max()
 
 
 @pytest.mark.parametrize("sandwich", [False, True])
@@ -242,6 +287,18 @@ def test_a_small_part_that_no_component_adds_is_noticed(
     with pytest.raises(CircuitsError, match="not the sum of its embeddings, heads and MLPs"):
         lens(model, tokens)
     handle.remove()
+
+
+def test_rounding_of_long_sums_is_no_part_of_its_own(hooked_only, make_model, tokens):
+    """The sum by then is rounded at each addition, so that rounding grows with the number of terms."""
+    model = make_model(
+        family=hooked_only, n_layers=1, d_model=64, n_heads=4, d_head=1024, attn_only=True, d_mlp=None
+    )
+    lens(model, tokens)  # refuses what does not add up
+    with torch.no_grad():
+        model.blocks[0].attn.b_V += 1
+        model.blocks[0].attn.W_O.abs_()
+    lens(model, tokens)
 
 
 # ---- A few positions, in several forwards, and shares of a metric
@@ -333,6 +390,14 @@ def test_tables_of_shares_have_a_row_for_each_component_and_each_sublayer(causal
     assert layers["attention 1"] == pytest.approx(frame.loc[[*heads, "b_O.1"], "share"].sum())
     assert layers.sum() == pytest.approx(float(found.metric.sum() / 36))
     assert repr(found).startswith("Direct shares of pooled, ")
+
+
+def test_interventions_of_several_forwards_get_their_own_rows(causal, tokens, other_tokens):
+    given = patch.activations("z.0", source=other_tokens, heads="0.1"), ablate.resample("mlp_out.1", tokens)
+    whole, parts = (lens(causal, tokens, difference, *given, batch_size=size) for size in (8, 3))
+    torch.testing.assert_close(whole.metric, difference(run(causal, tokens, *given)), rtol=0, atol=1e-12)
+    for name, share in whole.shares.items():
+        torch.testing.assert_close(parts.shares[name], share, rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("untyped")

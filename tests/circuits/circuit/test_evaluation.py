@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, circuit, intervene, patch, run
+from circuits import CircuitsError, ablate, cache, circuit, intervene, logit_difference, patch, prompts, run
 from circuits.circuit import _measurement
-from circuits.circuit._curve import area_under
+from circuits.circuit._curve import _sizes, area_under
 from circuits.statistics import holm, sign_flip
 
 #: Random models tell clean from source by chance; what is counted here holds without a gap, too.
@@ -255,6 +255,42 @@ def test_random_circuits_have_the_same_size_and_can_matter(model, tokens, other_
     assert (again.frame["random_mean"] != found.frame["random_mean"]).all()
 
 
+def controls_of(model, circuits, tokens, other_tokens, monkeypatch, random=4):
+    """The result of `evaluate`, and the random circuits that it kept."""
+    asked, kept = [], _measurement.Measurement.kept
+    monkeypatch.setattr(_measurement.Measurement, "kept", lambda self, c: asked.append(c) or kept(self, c))
+    given = {"random": random, "subsets": 0, "greedy": 0, "minimality": False, **FEW}
+    found = circuit.evaluate(model, circuits, tokens, other_tokens, metric, **given)
+    return found, asked[1:]
+
+
+def test_members_that_cannot_matter_are_no_part_of_it_and_have_no_control(
+    model, tokens, other_tokens, monkeypatch
+):
+    full = circuit.full(model)
+    positions = [name for name in full if name.startswith("pos_embed")]
+    can_matter = len(full) - len(positions)
+    with monkeypatch.context() as patched:
+        given = circuit.edges(CHAIN) | circuit.edges(positions)
+        found, controls = controls_of(model, given, tokens, other_tokens, patched)
+    chain = len(circuit.edges(CHAIN))
+    assert found.frame.loc[0, "size"] == chain + len(positions)
+    assert found.frame.loc[0, "share"] == chain / can_matter
+    assert [len(one) for one in controls] == [chain] * 4
+    found, _ = controls_of(model, full, tokens, other_tokens, monkeypatch)
+    assert found.frame.loc[0, "share"] == 1
+
+
+def test_controls_of_a_circuit_of_some_positions_have_as_many(model, tokens, other_tokens, monkeypatch):
+    c = circuit.nodes("0.1 @ 2; mlp1 @ all but 0; 0.2 @ 1,3")
+    found, controls = controls_of(model, c, tokens, other_tokens, monkeypatch)
+    nodes = len(circuit.full(model, "nodes")) - 1  # but pos_embed
+    assert found.frame.loc[0, "share"] == (1 + 5 + 2) / (nodes * 6)
+    assert len(set(controls)) > 1
+    for one in controls:
+        assert sorted(name.partition(" @ ")[2] for name in one) == ["1,3", "2", "all but 0"]
+
+
 def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens):
     asked = {"random": 2, "subsets": 2, "greedy": 1, **FEW}
     for source, how in (
@@ -279,6 +315,32 @@ def test_a_metric_that_is_there_at_times(model, tokens, other_tokens, size, wher
     at_first = lambda output: next(found, lambda x: {"other": metric(x)})(output)  # noqa: E731
     with pytest.raises(CircuitsError, match=rf"^metric: returned for some {where} only$"):
         circuit.evaluate(model, circuit.edges(CHAIN), tokens, other_tokens, at_first, batch_size=size, **FEW)
+
+
+def test_several_metrics_and_the_default_one(model, tokens, other_tokens):
+    def two(output):
+        return {"a": metric(output), "b": output[:, 2, 0]}
+
+    c, asked = circuit.edges(CHAIN), {"subsets": 0, "greedy": 0, "minimality": False, **FEW}
+    both = circuit.evaluate(model, c, tokens, other_tokens, two, random=2, **asked)
+    assert list(both.frame["metric"]) == ["a", "b"]
+    alone = circuit.evaluate(model, c, tokens, other_tokens, lambda o: o[:, 2, 0], random=2, **asked).frame
+    for column in ("faithfulness", "faithfulness_ci_low", "random_mean"):
+        assert both.frame[column][1] == pytest.approx(alone[column][0], rel=1e-9)
+    default = circuit.evaluate(model, c, tokens, other_tokens, random=0, **asked)
+    clean = run(model, tokens)
+    first = clean.topk(2, -1).indices
+
+    def margin(output):
+        two = output.gather(-1, first)
+        return float((two[..., 0] - two[..., 1]).mean())
+
+    base = default.baseline.iloc[0]
+    assert base["metric"] == "logit_diff"
+    np.testing.assert_allclose(
+        [base["clean"], base["source"]], [margin(clean), margin(run(model, other_tokens))]
+    )
+    np.testing.assert_allclose(default.frame["value"][0], margin(run(model, tokens, c.keep(other_tokens))))
 
 
 def test_one_example_has_no_interval_and_equal_runs_no_faithfulness(model, tokens, other_tokens):
@@ -408,6 +470,52 @@ def test_a_curve_over_twenty_sizes_takes_twenty_keeps_and_two_forwards(model, to
     handle.remove()
     assert len(twice.frame) == 2 * 22
     assert len(forwards) == 20 + 2
+
+
+def test_a_share_that_is_a_whole_number_of_members_is_that_many():
+    assert _sizes([share / 100 for share in range(1, 101)], 100) == list(range(1, 101))
+    assert _sizes([0.58, 0.599], 50) == [29]
+    assert _sizes([0.001], 50) == []
+
+
+def test_the_sizes_of_the_benchmark_and_of_mean_ablation(model, tokens, other_tokens):
+    # The mean of position embeddings is what they are.
+    names = [name for name in circuit.full(model) if not name.startswith("pos_embed")]
+    asked = {"how": "mean", "sizes": circuit.MIB_SHARES, "draws": 20}
+    result = circuit.curve(model, names, tokens, other_tokens, metric, **asked)
+    assert result.areas["of"].tolist() == [len(names)]
+    assert result.frame["size"].tolist() == sorted({0, *(int(x * len(names)) for x in circuit.MIB_SHARES)})
+
+
+def test_means_over_prompts_of_unequal_length(model, tokens):
+    """Each prompt alone, with means by hand over those that have a position."""
+    rows = [tokens[0, :4], tokens[1]]
+    reference = [tokens[2, :3], tokens[3], tokens[4]]
+    base, source = (prompts(model, [row.tolist() for row in given]) for given in (rows, reference))
+    each = [cache(model, row[None], ["embed", "pos_embed", "z", "mlp_out"]) for row in reference]
+    kept = circuit.edges(CHAIN)
+
+    def means(length):
+        at = lambda hook, p: torch.stack([one[hook][0, p] for one in each if one[hook].shape[1] > p]).mean(0)  # noqa: E731
+        return {hook: torch.stack([at(hook, p) for p in range(length)])[None] for hook in each[0]}
+
+    by_hand = [run(model, row[None], kept.keep(source=means(len(row))))[0, -1] for row in rows]
+    answer = logit_difference(3, 1)
+    found = circuit.evaluate(
+        model,
+        kept,
+        base,
+        source,
+        answer,
+        how="mean",
+        random=0,
+        subsets=0,
+        greedy=0,
+        minimality=False,
+        draws=20,
+    )
+    expected = sum(float(one[3] - one[1]) for one in by_hand) / 2
+    assert found.frame["value"][0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_refused_inside_a_block_that_edits_the_model(model, tokens, other_tokens):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from circuits import CircuitsError, cache, circuit, edit, patch, run, sweep
+from circuits import CircuitsError, cache, circuit, edit, intervene, patch, run, sweep
 
 # Settings of random models; each circuit is of one of them.
 MODELS = {
@@ -159,9 +159,6 @@ def random_circuits(count: int, make_model, seed: int) -> None:
 
 def test_random_circuits_against_separate_inputs_by_hand(hooked_only, make_model):
     random_circuits(60, make_model, 0)
-
-
-# Model, weights, number format and what replaces the others make 126 kinds of circuits; chance makes the edges of each.
 
 
 @pytest.fixture
@@ -342,6 +339,17 @@ def test_an_edit_of_the_stream_acts_on_every_receivers_own(hooked_only, make_mod
         agrees(run(model, tokens, kept, edit("resid_mid.1", bend)), expected, clean)
 
 
+def test_an_edit_of_an_inner_block_is_seen_by_cuts_of_an_outer_one(causal, tokens, other_tokens):
+    """An MLP hears what the edit makes of its own stream, whichever block the edit stands in."""
+    kept = (circuit.full(causal) - circuit.edges(["embed -> mlp1", "0.1 -> mlp1"])).keep(other_tokens)
+    bent = edit("resid_mid.1", lambda x: (1.3 * x).tanh())
+    together = run(causal, tokens, kept, bent)
+    with intervene(causal, kept):
+        inner = run(causal, tokens, bent)
+    assert float((together - run(causal, tokens, bent)).abs().max()) > 0.001
+    torch.testing.assert_close(inner, together, rtol=0, atol=1e-12)
+
+
 def test_one_forward_per_circuit(two_layers, tokens, other_tokens):
     forwards = []
     two_layers.register_forward_pre_hook(lambda *_: forwards.append(1))
@@ -417,6 +425,15 @@ def test_faults_of_sources_are_one_line(given, message, untyped):
     with pytest.raises(CircuitsError, match=message) as caught:
         circuit.edges(["0.1 -> 1.3.q"]).keep(**given)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_finite_in_the_source_is_said_to_be_that(two_layers, tokens, other_tokens):
+    theirs = dict(cache(two_layers, other_tokens, ["embed", "pos_embed", "z", "mlp_out"]))
+    theirs["hook_embed"] = theirs["hook_embed"] * float("nan")
+    with pytest.raises(
+        CircuitsError, match="the run has NaN or infinity there, of its own or from the source"
+    ):
+        run(two_layers, tokens, circuit.edges(["0.1 -> 1.0.q"]).keep(theirs))
 
 
 def test_a_circuit_that_is_neither_kept_nor_cut_is_no_intervention(hooked_only, make_model, tokens, untyped):

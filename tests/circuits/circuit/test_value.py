@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from circuits import CircuitsError, circuit, patch, run
 from circuits.circuit._graph import Edge, Graph, Input, Node
@@ -238,6 +239,31 @@ def test_names_and_files_are_read_without_torch(found, tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "c.json")], check=True)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"n_key_value_heads": 2}, {"parallel_attn_mlp": True}], ids=["groups", "parallel"]
+)
+def test_screenings_of_other_models_have_the_edges_of_their_graph(
+    changes, hooked_only, make_model, tokens, other_tokens
+):
+    model = make_model(0, hooked_only, **changes)
+    found = patch.edges(model, tokens, other_tokens, metric, method="gradient", exact=1, draws=20)
+    every, full = found.top(len(found.frame)), circuit.full(model)
+    assert every == circuit.edges([name for name in full if not name.startswith("pos_embed")])
+    assert ("0.1 -> mlp0" in full) == ("parallel_attn_mlp" not in changes)
+    source = run(model, other_tokens)
+    kept = run(model, tokens, (full - every).keep(other_tokens))
+    torch.testing.assert_close(kept, source, rtol=0, atol=1e-10)
+
+
+def test_cutting_one_edge_is_its_exact_effect(model, tokens, other_tokens):
+    found = patch.edges(model, tokens, other_tokens, metric, method="gradient", exact=5)
+    clean = metric(run(model, tokens)).mean()
+    for row in found.frame[found.frame["effect"].notna()].to_dict("records"):
+        c = circuit.edges([row["variant"]])
+        effect = metric(run(model, tokens, c.cut(other_tokens))).mean() - clean
+        np.testing.assert_allclose(row["effect"], effect, rtol=1e-9, atol=1e-12)
+
+
 # ---- Tables and files
 
 
@@ -333,6 +359,13 @@ def test_files_that_are_no_circuits(text, message, tmp_path):
         circuit.read(tmp_path / "other.json")
 
 
+@pytest.mark.timeout(60)
+def test_a_file_of_any_sizes_is_read_without_listing_its_graph(tmp_path):
+    path = tmp_path / "circuit.json"
+    path.write_text(written(graph={"n_layers": 10**7, "n_heads": 10**7, "key_heads": 10**7}))
+    assert list(circuit.read(path)) == ["0.1 -> 1.3.q"]
+
+
 @pytest.mark.parametrize("sizes", [(2, 4, 4), (1, 4, 2), (2, 2, 1)])
 @pytest.mark.parametrize("flags", list(itertools.product([True, False], repeat=3)))
 def test_what_a_graph_has_is_what_it_lists(sizes, flags):
@@ -368,3 +401,13 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
         circuit.edges("embed -> 0.1.v").write(file)
     assert circuit.read(file) == before
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_it_is_written_through_a_link_and_to_a_device(tmp_path):
+    file, link = tmp_path / "circuit.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    circuit.edges("embed -> mlp0").write(link)
+    assert link.is_symlink()
+    assert circuit.read(file) == circuit.edges("embed -> mlp0")
+    circuit.edges("embed -> mlp0").write("/dev/null")
+    assert not Path("/dev/null").is_file()

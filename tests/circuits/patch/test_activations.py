@@ -42,6 +42,20 @@ def test_head_patching_against_transformer_lens(causal, tokens, other_tokens):
             assert (found - base).abs() > 5e-4 * base
 
 
+def test_cache_and_tokens_are_the_same_source(model, tokens, other_tokens, assert_same):
+    expected = run(model, tokens, patch.activations("z", source=other_tokens, heads="0.1"))
+    for source in (cache(model, other_tokens, ["z"]), model.run_with_cache(other_tokens)[1]):
+        assert_same(
+            run(model, tokens, patch.activations("z", source=source, heads="0.1")), expected, model(tokens)
+        )
+
+
+def test_a_source_of_one_example_serves_every_row(model, tokens, other_tokens, assert_same):
+    one = patch.activations("resid_pre.0", source=other_tokens[:1], positions=[2])
+    every = patch.activations("resid_pre.0", source=other_tokens[:1].expand(8, -1), positions=[2])
+    assert_same(run(model, tokens, one), run(model, tokens, every), model(tokens))
+
+
 def test_the_source_is_run_without_our_outer_edits_but_with_the_users_hooks(causal, tokens, other_tokens):
     causal.add_hook("blocks.0.attn.hook_v", lambda v, hook: v * 2)
     expected = cache(causal, other_tokens, ["z.1"])["z.1"]
@@ -83,3 +97,16 @@ def test_what_a_cache_cannot_hold(causal, other_tokens, changed, message):
     source = {hook: changed(cache(causal, other_tokens, "z.0")[hook])}
     with pytest.raises(CircuitsError, match=rf"patch\.activations: the source's {hook}:? {message}"):
         patch.activations("z.0", source=source)
+
+
+def test_a_source_that_asks_for_gradients_is_a_constant(causal, tokens, other_tokens):
+    hook = "blocks.0.attn.hook_z"
+    stored = cache(causal, other_tokens, "z.0")[hook]
+    source = {hook: stored.clone().requires_grad_()}
+    with intervene(causal, patch.activations("z.0", source=source)):
+        causal(tokens).sum().backward()
+    assert source[hook].grad is None
+    plain = patch.activations("z.0", source={hook: stored})
+    assert bool(
+        (run(causal, tokens, patch.activations("z.0", source=source)) == run(causal, tokens, plain)).all()
+    )

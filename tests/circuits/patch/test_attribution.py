@@ -134,6 +134,17 @@ def test_exact_where_the_metric_is_linear_in_the_site(family, make_model, tokens
     np.testing.assert_allclose(estimated["effect"], patched["effect"], rtol=1e-9, atol=1e-11)
 
 
+def test_the_direction_is_from_source_to_base(causal, tokens, other_tokens):
+    """The gradient is taken at base, so the two directions are not each other's negative."""
+    there = patch.attribution(causal, tokens, other_tokens, weighed, **FEW).frame
+    back = patch.attribution(causal, other_tokens, tokens, weighed, **FEW).frame
+    np.testing.assert_allclose(there["baseline"][0], weighed(run(causal, tokens)).mean())
+    assert not np.allclose(there["effect"], -back["effect"], rtol=0.05)
+    same = patch.attribution(causal, tokens, tokens, weighed, **FEW).frame
+    assert (same["effect"] == 0).all()
+    assert same["null_effect"].all()
+
+
 def test_pairs_batches_and_pieces(causal, tokens, other_tokens, by_hand):
     hidden = torch.rand(8, 6, generator=torch.Generator().manual_seed(1)) < 0.4
     hidden[2] = False

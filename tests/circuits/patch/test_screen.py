@@ -186,6 +186,19 @@ def test_what_moves_alone(causal, tokens, other_tokens):
     assert any(abs(along["site"][name] / along["input"][name] - 1) > 0.1 for name in along["site"])
 
 
+def test_one_midpoint_is_exact_for_a_quadratic_metric(make_model, tokens, other_tokens):
+    model = make_model(normalization_type=None)
+
+    def quadratic(output):
+        return (output.square() * WEIGHT).sum((1, 2))
+
+    given = {"method": "integrated", "line": "site", "steps": 1, **FEW}
+    found = nodes(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **given)
+    np.testing.assert_allclose(found.frame["estimate"], found.frame["effect"], rtol=1e-9)
+    plain = nodes(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **FEW)
+    assert not np.allclose(plain.frame["estimate"], plain.frame["effect"], rtol=0.1)
+
+
 def test_one_forward_for_all_sites_and_a_backward_per_metric(causal, tokens, other_tokens, monkeypatch):
     runs, backwards = [], []
     plain_run, plain_grad = Pair.run, torch.autograd.grad
@@ -549,7 +562,38 @@ def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
         assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
 
 
+def test_edges_of_a_sender_add_up_to_its_node_where_mlps_are_gated(family, make_model, tokens, other_tokens):
+    """What a gated MLP reads is more than its pre-activations."""
+    model = make_model(family=family, gated_mlp=True, act_fn="gelu_new")
+    of_nodes = nodes(model, tokens, other_tokens, curved, **ONE)
+    of_edges = edges(model, tokens, other_tokens, curved, **ONE)
+    assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
+
+
+def test_exact_edges_where_all_is_linear(make_model, tokens, other_tokens):
+    model = make_model(attn_only=True, normalization_type=None, n_heads=2)
+    found = edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame
+    linear = found["receiver"].str.fullmatch(r"output|1\.\d\.v")
+    assert linear.sum() == 5 + 3 * 2
+    np.testing.assert_allclose(found["estimate"][linear], found["effect"][linear], rtol=1e-9, atol=1e-11)
+    rest = found[found["receiver"].str.fullmatch(r"1\.\d\.[qk]")]
+    assert not np.allclose(rest["estimate"], rest["effect"], rtol=0.1)
+
+
 GROUPS = ("k0", "heads 0,1"), ("k1", "heads 2,3")
+
+
+def test_key_value_groups_receive_by_their_own_names(family, make_model, tokens, other_tokens):
+    model = make_model(family=family, n_key_value_heads=2)
+    receivers = set(edges(model, tokens, other_tokens, weighed, **ONE).frame["receiver"])
+    of_groups = {
+        f"{layer}.{group}.{site} ({served})"
+        for layer in range(2)
+        for group, served in GROUPS
+        for site in "kv"
+    }
+    queries = {f"{layer}.{head}.q" for layer in range(2) for head in range(4)}
+    assert receivers == of_groups | queries | {"mlp_pre.0", "mlp_pre.1", "output"}
 
 
 def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, tokens, other_tokens, by_hand):
@@ -611,6 +655,35 @@ def test_pieces_and_a_source_of_one_example(screened, causal, tokens, other_toke
     )
 
 
+@pytest.mark.parametrize("screened", BOTH)
+def test_without_a_metric_the_logit_difference_of_base(screened, causal, tokens, other_tokens):
+    order = run(causal, tokens).topk(2, -1).indices
+
+    def difference(output, order):
+        gap = output.gather(-1, order)
+        return (gap[..., 0] - gap[..., 1]).mean(1)
+
+    found = screened(causal, tokens, other_tokens, **ONE)
+    expected = screened(causal, tokens, other_tokens, difference, batch=order, **ONE)
+    assert found.metrics == ["logit_diff"]
+    for column in ("estimate", "effect"):
+        np.testing.assert_allclose(found.frame[column], expected.frame[column], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_a_distance_from_base_has_no_gradient_there(screened, causal, tokens, other_tokens):
+    own = run(causal, tokens)
+
+    def distance(output, own):
+        return (output - own).square().mean((1, 2))
+
+    given = {"metric": distance, "batch": own, "exact": 4, **FEW}
+    assert (screened(causal, tokens, other_tokens, **given).frame["estimate"] == 0).all()
+    found = screened(causal, tokens, other_tokens, method="integrated", steps=2, **given)
+    assert (found.frame["estimate"] != 0).all()
+    assert (found.frame["effect"].dropna() > 0).all()
+
+
 def test_hooks_of_the_users_own_are_part_of_the_model(causal, tokens, other_tokens):
     """Doubled on its way into the residual stream, a head sends twice as much."""
     before = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
@@ -649,6 +722,14 @@ def test_refused_inside_a_block_that_edits_the_model(screened, causal, tokens, o
             causal(tokens)
     with intervene(causal):
         screened(causal, tokens, other_tokens, weighed, **ONE)
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_a_single_example_has_no_interval(screened, causal, tokens, other_tokens):
+    found = screened(causal, tokens[:1], other_tokens[:1], weighed, exact=4, **FEW)
+    assert found.frame[["estimate_ci_low", "estimate_ci_high"]].isna().all().all()
+    assert found.correlation[["spearman_ci_low", "spearman_ci_high"]].isna().all().all()
+    assert found.correlation["spearman"].notna().all()
 
 
 def test_lines_are_of_nodes(causal, tokens, other_tokens):
@@ -714,6 +795,24 @@ def test_effects_of_either_sign_are_noticed_and_ranked_by_size(model, tokens, ot
     (measured,) = ranked.frame[ranked.frame["effect_size"].notna()].to_dict("records")
     assert measured["rank"] == 1
     assert abs(measured["effect"]) < 1e-9 < measured["effect_size"]
+
+
+def test_sizes_weigh_examples_by_their_entries(causal, tokens, other_tokens):
+    tokens, other_tokens = tokens[:3], other_tokens[:3]
+    counts = torch.arange(1.0, len(tokens) + 1, dtype=torch.float64)
+    rows, sizes = range(len(tokens)), {"size": {}, "effect_size": {}}
+    asked = {"sites": "z", "exact": "all", **FEW}
+    alone = [
+        nodes(causal, tokens[row, None], other_tokens[row, None], weighed, **asked).frame for row in rows
+    ]
+    for column, own in (("size", "estimate"), ("effect_size", "effect")):
+        for row in rows:
+            for name, value in zip(alone[row]["variant"], alone[row][own].abs(), strict=True):
+                share = float(counts[row] / counts.sum())
+                sizes[column][name] = sizes[column].get(name, 0) + share * value
+    found = nodes(causal, tokens, other_tokens, lambda o: (weighed(o) * counts, counts), **asked)
+    for column, expected in sizes.items():
+        assert_equal(by_name(found, column=column), expected)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, heads, intervene, patterns
+from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patterns
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
@@ -103,6 +103,28 @@ def test_which_keys_are_visible_is_read_off_the_model(featured, tokens, seen):
         assert row.chance == pytest.approx(share.mean(), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("keys", "chance"),
+    [
+        (patterns.identity(LENGTH), 1 / 6),
+        (patterns.row(2, 3), 1 / 2),
+        (patterns.row(2, 3, itself=False), 1 / 3),
+        (patterns.column(2, 3), 1 / 3),
+        (patterns.column(2, 3, itself=False), 1 / 6),
+        (patterns.constant(LENGTH, [0, -1]), 1 / 3),
+    ],
+)
+def test_a_head_that_attends_exactly_to_a_template_scores_one(grid, tokens, keys, chance):
+    with intervene(grid, attending(spread(keys), "1.2")):
+        found = patterns.scores(grid, tokens, {"mine": keys}).frame
+    row = found[(found["layer"] == 1) & (found["head"] == 2)].iloc[0]
+    assert row["score"] == pytest.approx(1, abs=1e-12)
+    assert row["chance"] == pytest.approx(chance, abs=1e-12)
+    assert row["corrected"] == pytest.approx(1, abs=1e-12)
+    assert row["bits"] == pytest.approx(-math.log2(chance), abs=1e-9)
+    assert (found["score"] < 0.99).sum() == len(found) - 1
+
+
 def test_scores_set_by_hand_in_a_causal_model(causal, tokens):
     """The model's own softmax makes attention of them: all on the position before, from the second query on."""
     far = torch.where(patterns.previous(LENGTH), 0.0, -1e4)
@@ -124,6 +146,17 @@ def test_scores_set_by_hand_in_a_causal_model(causal, tokens):
     # Queries 0 and 1 attend to the first position, of all six.
     assert of_head["score"]["first"] == pytest.approx(2 / 6, abs=1e-12)
     assert of_head["queries"]["first"] == 8 * 6
+
+
+def test_uniform_attention_scores_its_chance(model, tokens, mask):
+    templates = {"before": patterns.previous(LENGTH), "marked": patterns.marked(mask)}
+    with intervene(model, ablate.uniform("all")):
+        found = patterns.scores(model, tokens, templates)
+        maps = patterns.attention(model, tokens)
+    assert found.frame["effect"].abs().max() < 1e-12
+    assert found.frame["bits"].max() < 1e-12
+    assert set(patterns.classify(found).groups) == {"other"}
+    np.testing.assert_allclose(maps.diffuseness, 1, atol=1e-12)
 
 
 def test_templates_that_depend_on_the_batch(grid, tokens, mask):
@@ -224,6 +257,26 @@ def test_intervals_are_those_of_a_bootstrap_by_hand(grid, tokens, mask):
     assert (found.frame["score_ci_low"] < found.frame["score_ci_high"]).all()
 
 
+def test_one_example_has_no_interval_and_no_class(grid, tokens):
+    keys = patterns.identity(LENGTH)
+    with intervene(grid, attending(spread(keys))):
+        found = patterns.scores(grid, tokens[:1], {"identity": keys})
+    assert found.frame[["score_ci_low", "effect_ci_high", "corrected_ci_low"]].isna().all().all()
+    assert set(patterns.classify(found).groups) == {"unclear"}
+
+
+def test_a_template_that_nothing_can_see_has_no_score(grid, tokens):
+    nothing = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    found = patterns.scores(grid, tokens, {"nothing": nothing, "all": ~nothing})
+    of = found.frame.set_index("template")
+    assert of["score"]["nothing"].isna().all()
+    assert (of["queries"]["nothing"] == 0).all()
+    # All that can be seen: no head can do otherwise, and the correction has nothing to divide by.
+    np.testing.assert_allclose(of["score"]["all"], 1)
+    assert of["corrected"]["all"].isna().all()
+    assert set(patterns.classify(found).groups) == {"other"}
+
+
 def test_bits_are_the_divergence_of_two_level_attention_from_uniform():
     for score in (0.3, 0.5, 0.9, 1.0):
         attention = np.r_[np.full(4, score / 4), np.full(12, (1 - score) / 12)]
@@ -285,6 +338,16 @@ def test_each_head_gets_the_template_it_attends_by(grid, tokens):
         Head(1, 3),
     }
     ablate.uniform(classes.groups["row"]).plan(HookedModel.of(grid))
+
+
+def test_a_class_needs_a_clear_lead(grid, tokens):
+    """Two names for one template lead each other by nothing."""
+    twice = {"row": TEMPLATES["row"], "again": TEMPLATES["row"]}
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        classes = patterns.classify(patterns.scores(grid, tokens, twice))
+    assert set(classes.groups) == {"unclear"}
+    assert (classes.frame["lead"] == 0).all()
+    assert set(classes.frame["rival"]) == {"again"}
 
 
 def test_a_class_needs_an_interval_above_the_threshold(grid, tokens):
@@ -349,6 +412,28 @@ def test_a_class_of_what_a_head_does_at_some_queries_only(grid, tokens):
     assert "there" not in there.groups
     assert there[0, 0] == "here"
     assert patterns.classify(found, 0.6, unless={"here": "there"})[1, 2] == "here"
+
+
+def test_what_must_not_fit_must_surely_not(grid, tokens):
+    """Of eight examples half attend to the other template: 0.5 on average, with an interval around it."""
+    share = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0], dtype=torch.float64)[:, None, None, None]
+    first = torch.arange(LENGTH) < 3
+    own, flat = spread(TEMPLATES["identity"]), torch.full((LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
+    mixed = share * own + (1 - share) * half(own, first, flat)
+    keys = patterns.identity(LENGTH)
+    named = {"here": keys & first[:, None], "there": keys & ~first[:, None]}
+    with intervene(grid, edit("pattern", lambda current: mixed.expand_as(current).to(current))):
+        found = patterns.scores(grid, tokens, named)
+    assert set(patterns.classify(found, 0.55, unless={"here": "there"}).groups) == {"unclear"}
+    assert set(patterns.classify(found, 0.95, unless={"here": "there"}).groups) == {"here"}
+    assert set(patterns.classify(found, 0.45, unless={"here": "there"}).groups) == {"other"}
+
+
+def test_a_template_without_a_query_rules_nothing_out(grid, tokens):
+    never = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "never": never})
+    assert set(patterns.classify(found, unless={"row": "never"}).groups) == {"row"}
 
 
 GROUPS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -461,6 +546,46 @@ def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, m
         )
 
 
+def test_sensitivity_to_a_mask_and_to_values_are_told_apart(grid, tokens, other_tokens):
+    """Token 0 is the mask. Where all others have one embedding, attention depends on the mask alone."""
+    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(6)) < 0.5
+    new_mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(7)) < 0.5
+    values, others = tokens.clamp(min=1), other_tokens.clamp(min=1)
+    run = values.masked_fill(hidden, 0)
+    (table,) = (w for n, w in HookedModel.of(grid).named_weights().items() if n.startswith("embed."))
+    with torch.no_grad():
+        table[1:] = table[1]
+    by_mask = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
+    by_values = patterns.movement(grid, run, others.masked_fill(hidden, 0))
+    assert by_values.frame["distance"].max() == 0
+    assert by_values.static() == heads("all", grid)
+    assert by_mask.frame["distance"].min() > 0.05
+    assert by_mask.static() == ()
+    with torch.no_grad():
+        table[:] = table[0]
+    still = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
+    assert still.frame["distance"].max() == 0
+    assert still.frame["share"].isna().all()
+    assert still.static(0.0) == heads("all", grid)
+
+
+def test_one_static_head_among_others(grid, tokens, other_tokens):
+    with intervene(grid, attending(spread(TEMPLATES["row"]), "1.1")):
+        found = patterns.movement(grid, tokens, other_tokens)
+    assert found.static() == (Head(1, 1),)
+    assert found.frame["distance"].max() <= 1
+
+
+def test_attention_as_a_function_of_two_operands(grid):
+    """Each example's own score, on the grid of inputs, is a p×p picture per head."""
+    inputs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    inputs = torch.cat([inputs, torch.full((25, 1), 10)], 1)
+    found = patterns.scores(grid, inputs, {"a": patterns.constant(3, 0)}, positions=2)
+    pictures = found.per_example("a").reshape(-1, 5, 5)
+    pattern = cache(grid, inputs, "pattern")["pattern.1"]
+    np.testing.assert_allclose(pictures[4 + 3], pattern[:, 3, 2, 0].reshape(5, 5), rtol=0, atol=1e-12)
+
+
 def test_templates_by_hand():
     assert patterns.row(2, 2).int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     assert patterns.column(2, 2, itself=False).int().tolist() == [
@@ -489,6 +614,19 @@ def test_duplicate_and_induction_by_loops():
     for wrong in (tokens[0], tokens.float()):
         with pytest.raises(CircuitsError, match=r"patterns.induction: expected token ids \[batch pos\], got"):
             patterns.induction(wrong)
+
+
+def test_an_induction_head_scores_one(causal, tokens):
+    there = patterns.induction(tokens)
+    nowhere = ~there.any(-1, keepdim=True) & patterns.identity(LENGTH)
+    weights = spread(there | nowhere)[:, None]
+    with intervene(
+        causal, edit("pattern", lambda current: weights.to(current).expand_as(current).clone(), "1.2")
+    ):
+        found = patterns.scores(causal, tokens, {"induction": patterns.induction, "again": there})
+    own = found.frame.query("layer == 1 and head == 2")
+    np.testing.assert_allclose(own["score"], 1, atol=1e-6)
+    assert own["queries"].tolist() == [int(there.any(-1).sum())] * 2 != [0, 0]
 
 
 REFUSED = {
