@@ -98,7 +98,7 @@ OWN = {
 #: Called once more, for JSON: what prints no result, and two experiments. Of all others the result that was measured
 #: for the table is printed as JSON too, without being measured again.
 AGAIN = (
-    *("tasks list", "tasks cost", "runs zoo", "runs checkpoints", "runs search", "grid"),
+    *("tasks list", "tasks cost", "runs zoo", "runs checkpoints", "runs import", "runs search", "grid"),
     *(f"runs report --ckpt {RUN}@1000 --compare", "reproduce grokfast --preset"),
     *(f"ablation --ckpt {MC} --samples 8 --heads each", "modular detector"),
 )
