@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +29,7 @@ BRIDGE = "TransformerBridge"
 _BY_HEAD = ("q", "k", "v", "z")
 
 
+@runtime_checkable
 class Inputs(Protocol):
     """What a model is run on, as `circuits.model.prompts.Prompts` holds it."""
 

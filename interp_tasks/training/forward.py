@@ -194,7 +194,7 @@ class FusedForward:
 
     def _attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None
-    ) -> Float[Tensor, "batch pos head*d_head"]:
+    ) -> Float[Tensor, "batch pos d_heads"]:
         """Returns the heads' outputs, before W_O, at the positions that have a query."""
         scale = 1 / float(self.cfg.attn_scale)
         q, k, v = (rearrange(x, "b p (head d) -> b head p d", head=self.cfg.n_heads) for x in (q, k, v))

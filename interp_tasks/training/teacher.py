@@ -34,7 +34,7 @@ class AttentionMaps(FusedForward):
 
     def _attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None
-    ) -> Float[Tensor, "batch pos head*d_head"]:
+    ) -> Float[Tensor, "batch pos d_heads"]:
         q, k, v = (rearrange(x, "b p (head d) -> b head p d", head=self.cfg.n_heads) for x in (q, k, v))
         scores = q @ k.mT / float(self.cfg.attn_scale)
         visible = self._visible(k.shape[2], rows, k.device)
@@ -76,7 +76,7 @@ class TaughtForward(FusedForward):
 
     def _attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None
-    ) -> Float[Tensor, "batch pos head*d_head"]:
+    ) -> Float[Tensor, "batch pos d_heads"]:
         if layer not in self.given:
             return super()._attention(layer, q, k, v, rows)
         v = rearrange(v, "b key (head d) -> b head key d", head=self.cfg.n_heads)
