@@ -100,8 +100,7 @@ def heads(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    edit = HeadEdit.read(mode, keys, positions, scale)
-    named = read_groups(groups)
+    edit, named = HeadEdit.read(mode, keys, positions, scale), read_groups(groups)
     check_controls(by_class or bool(named), by_class, least, random, random_size)
     chosen = Chosen(edit, named, by_class, least, random, random_size)
     asked = {"by_class": by_class, "least": least, "random": random, "random_size": random_size}
