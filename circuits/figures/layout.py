@@ -220,7 +220,7 @@ def _across(
     bars = [any(panel.bar for panel in column) for column in by_column]
     sides = (BESIDE, 20 + BAR * bars[-1])
     if columns == 1:
-        return [(0.0, 1.0)], [NARROW - sum(sides)], sides
+        return [(0.0, 1.0)], [float(NARROW - sum(sides))], sides
     widths = [float(max(panel.width for panel in column)) for column in by_column]
     gaps = [(NEAR if share_y else BESIDE) + BAR * bar for bar in bars[:-1]]
     total = sum(widths) + sum(gaps)

@@ -209,9 +209,9 @@ def test_noise_has_its_scale_and_is_the_same_whatever_the_batch_size(model, toke
     np.testing.assert_allclose(frames[0]["value"], frames[1]["value"], rtol=1e-9)
     assert variants["0.1"].describe()["scale"] == 0.3
     with pytest.raises(
-        CircuitsError, match=r"ablate\.noise: scale=-1; give a standard deviation, at least 0"
+        CircuitsError, match=r"ablate\.noise: scale=-1\.0; give a standard deviation, at least 0"
     ):
-        ablate.noise("all", -1)
+        ablate.noise("all", -1.0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 64])
