@@ -307,7 +307,7 @@ def _below(panel: Panel, width: float) -> float:
     labels = list(dict.fromkeys(labels))
     longest = max((len(part) for label in labels for part in label.split("<br>")), default=0)
     turned = longest * CHARACTER > width / max(1, len(labels))
-    return BELOW + (0.7 * CHARACTER * min(longest, LONGEST_LABEL) if turned else 0)
+    return BELOW + (0.7 * CHARACTER * min(longest, LONGEST_LABEL) if turned else 0.0)
 
 
 def _shorten_labels(figure: Any) -> str:
