@@ -205,8 +205,14 @@ def slots_of(executor: str | Executor, jobs: int | None, threads: int) -> int | 
     """Returns how many units an executor gets at a time; ``None``: as many as there are.
 
     Raises:
-        UserError: for a name that is none, or more work at a time than there are cores.
+        UserError: for a name that is none, more work at a time than there are cores, or a pool that forks: its workers
+            hang where this process has used torch's threads.
     """
+    context = getattr(executor, "_mp_context", None)
+    if context is not None and context.get_start_method() == "fork":
+        raise UserError(
+            'a pool whose workers are forked hangs: ProcessPoolExecutor(2, mp_context=get_context("spawn"))'
+        )
     if isinstance(executor, str) and executor not in ("serial", "processes"):
         dask = DASK.fullmatch(executor)
         if dask is None or int(dask[1] or 0) > 65535:

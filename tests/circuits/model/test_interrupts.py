@@ -1,4 +1,4 @@
-"""Ctrl-C waits while a block is entered or left; random instants of every verb: the campaign `interrupts`."""
+"""Ctrl-C waits while a block is entered or left."""
 
 import signal
 import threading

@@ -5,8 +5,9 @@ import math
 import re
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
@@ -710,3 +711,12 @@ def test_mistakes_are_one_line_before_anything_is_made(change, options, said, tm
     assert said in error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["seeds.toml"]
+
+
+def test_a_pool_that_forks_is_refused():
+    """Its workers would wait for ever for locks of torch's threads, which are not there."""
+    refused = pytest.raises(UserError, match=r'mp_context=get_context\("spawn"\)')
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool, refused:
+        slots_of(pool, None, 1)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert slots_of(pool, None, 1) is None
