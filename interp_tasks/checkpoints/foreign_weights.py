@@ -93,6 +93,11 @@ def import_checkpoint(
     states = {number: read_state(file) for number, file in files.items()}
     last = max(states)
     described = described_model(states[last], task, dict(config or {}), files[last])
+    models, arranged = {}, {}
+    # All before the folder is made, so that what is refused leaves none.
+    for number, state in sorted(states.items()):
+        models[number] = model_from_json(described, files[number])
+        arranged[number] = fill(models[number], state, files[number])
     imported = []
     whole = {
         "task": None if task is None else {"name": task.name, **task.model_dump(mode="json")},
@@ -106,11 +111,9 @@ def import_checkpoint(
     with RunFolder.open(out, whole, info) as run:
         for line in lines or []:
             run.log(line)
-        for number, state in sorted(states.items()):
-            model = model_from_json(described, files[number])
-            transposed, zeros = fill(model, state, files[number])
+        for number, model in models.items():
             path = save_checkpoint(checkpoint_folder(run.path, number), model, task, number)
-            imported.append(ImportedCheckpoint(path, number, transposed, zeros))
+            imported.append(ImportedCheckpoint(path, number, *arranged[number]))
     return imported
 
 
@@ -230,10 +233,8 @@ def sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
         shapes |= {name: state[weight].shape} if weight in state else {}
     found = {}
     for name, shape in shapes.items():
-        rows_first = name in (
-            "d_vocab",
-            "n_ctx",
-        )  # W_E and W_pos are [size, d_model], W_U and W_in [d_model, size]
+        # W_E and W_pos are [size, d_model], W_U and W_in [d_model, size].
+        rows_first = name in ("d_vocab", "n_ctx")
         width_last = shape[1] == d_model and (rows_first or shape[0] != d_model)
         found[name] = shape[0] if width_last else shape[1]
     return {

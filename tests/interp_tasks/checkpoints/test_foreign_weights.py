@@ -119,6 +119,13 @@ def test_what_is_no_such_file_is_one_line(tmp_path, content, said):
     assert not (tmp_path / "run").exists()
 
 
+def test_weights_that_the_model_has_no_place_for_leave_no_folder(tmp_path):
+    torch.save({**TASK.build_model().state_dict(), "blocks.0.more": torch.zeros(2)}, tmp_path / "w.pt")
+    with pytest.raises(UserError, match=r"holds blocks\.0\.more"):
+        import_checkpoint(tmp_path / "w.pt", tmp_path / "run", task=TASK)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_weights_do_not_tell_is_asked_for_by_name(tmp_path):
     torch.save(TASK.build_model().state_dict(), tmp_path / "w.pt")
     with pytest.raises(UserError, match="does not tell act_fn, normalization_type, attention_dir"):
