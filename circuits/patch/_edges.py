@@ -372,9 +372,8 @@ def edges(
         how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
             of that over the source's examples, per position; "zero", nothing. "Source" above is then a run in which
             every sender has that value.
-        metric, batch, exact, rank, batch_size, seed, draws, flips: as in `patch.screen`.
 
-    Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP
+    The other arguments are as in `patch.screen`. Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP
     does not hear the heads of its layer. Position embeddings (pos_embed) are a sender under "zero"; on a source, and in
     the mean over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
