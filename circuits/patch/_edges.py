@@ -373,9 +373,10 @@ def edges(
             of that over the source's examples, per position; "zero", nothing. "Source" above is then a run in which
             every sender has that value.
 
-    The other arguments are as in `patch.screen`. Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP
-    does not hear the heads of its layer. Position embeddings (pos_embed) are a sender under "zero"; on a source, and in
-    the mean over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
+    The other arguments are as in `patch.screen`. Heads that share keys and values are one receiver at k and v, their
+    key-value group. In parallel blocks the MLP does not hear the heads of its layer. Position embeddings (pos_embed)
+    are a sender under "zero"; on a source, and in the mean over sources, they are what they are on base. Refused inside
+    a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
     read_choice(method, METHODS, CALLER, "method")
