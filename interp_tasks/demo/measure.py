@@ -345,7 +345,7 @@ def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tu
 
     from circuits import ablate
     from circuits import run as run_model
-    from interp_tasks.measurement.embeddings.tables import Tables, tables_of
+    from interp_tasks.measurement.embeddings import Tables, tables_of
 
     answers, looks, steps, tables = [], [], [], []
     subject: LoadedCheckpoint | None = None

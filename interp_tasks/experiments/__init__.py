@@ -13,7 +13,6 @@ from interp_tasks.experiments._attention import attention
 from interp_tasks.experiments._circuit.measure import circuit
 from interp_tasks.experiments._curve import curve
 from interp_tasks.experiments._drops import drops
-from interp_tasks.experiments._embeddings import embeddings
 from interp_tasks.experiments._fourier import fourier
 from interp_tasks.experiments._heads import heads
 from interp_tasks.experiments._lens import lens
@@ -29,6 +28,7 @@ from interp_tasks.papers.matrix_completion.algorithm import algorithm
 from interp_tasks.papers.matrix_completion.baseline import baseline
 from interp_tasks.papers.matrix_completion.copying import copying
 from interp_tasks.papers.matrix_completion.decoding import decoding
+from interp_tasks.papers.matrix_completion.embeddings import embeddings
 from interp_tasks.papers.matrix_completion.influence import influence
 from interp_tasks.papers.matrix_completion.ood import ood
 from interp_tasks.papers.matrix_completion.order import order

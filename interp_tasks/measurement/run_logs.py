@@ -251,17 +251,6 @@ def family(name: str) -> str | None:
     return f"{match[1]}seed-*" if match else None
 
 
-def named(run: Run, kind: str, split: str = "validation") -> list[str]:
-    """Returns the logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
-    return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
-
-
-def modulus(name: str) -> int | None:
-    """Returns 11 for ``accuracy_11``."""
-    number = name.rpartition("_")[2]
-    return int(number) if number.isdecimal() else None
-
-
 def shared_folder(names: Sequence[str]) -> str:
     """Returns the folder that all names lie in; of paths and ``zoo:`` names alike."""
     shared: list[str] = []

@@ -1,8 +1,7 @@
-"""Untrained models of a checkpoint's task and architecture, with another seed, and rows that compare with them."""
+"""Untrained models of a checkpoint's task and architecture, with another seed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -12,13 +11,6 @@ if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
     from tasks import Task
-
-#: The share of the untrained models that their range holds.
-RANGE = 0.95
-#: How ``intervention`` begins where the row is of the untrained models.
-BESIDE = "untrained: "
-#: Of a row: variant, intervention, metric.
-Key = tuple[str, str, str]
 
 #: Settings of a task's model by the field of the config that holds them.
 HELD_AS = {
@@ -89,29 +81,3 @@ def refusal(subject: LoadedCheckpoint, task: Task, reason: str) -> UserError:
         f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({reason}); "
         "leave that control out with --no-untrained"
     )
-
-
-def rows_with_untrained(
-    key: Key, value: float, baseline: Sequence[float], more: Mapping[str, Any], own_row: bool = True
-) -> list[dict[str, Any]]:
-    """Returns a row, and below it one of the untrained models (but not where ``own_row`` is false)."""
-    import numpy as np
-
-    variant, about, metric = key
-    row: dict[str, Any] = {"variant": variant, "intervention": about, "metric": metric, "value": value}
-    row |= {"engine": "exact", **more}
-    if not baseline:
-        return [row]
-    middle = float(np.mean(baseline))
-    row |= {"baseline": middle, "effect": value - middle}
-    if not own_row:
-        return [row]
-    low, high = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
-    other = {"variant": variant, "intervention": BESIDE + about, "metric": metric, "value": middle}
-    other |= {
-        "site": row["site"],
-        "value_ci_low": float(low),
-        "value_ci_high": float(high),
-        "n": len(baseline),
-    }
-    return [row, {**other, "engine": "exact"}]

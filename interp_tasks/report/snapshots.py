@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
     from interp_tasks.experiments._circuit.search import FoundCircuit
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings import Array
     from interp_tasks.report.source import Source
     from tasks import Task
 

@@ -29,7 +29,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.intervals import interval_over_runs, share_interval
 from interp_tasks.measurement.options import check_level
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Run, family, named, read_runs, shared_folder
+from interp_tasks.measurement.run_logs import Run, family, read_runs, shared_folder
 from interp_tasks.measurement.table import Row, numbers, tidy
 from interp_tasks.pages import Column, Figure, number, signed, with_interval
 from interp_tasks.papers.grokfast.reaches import (
@@ -45,6 +45,7 @@ from interp_tasks.papers.grokfast.reaches import (
     SPREAD,
     THEN,
     Reach,
+    named,
     order_rows,
     reach_rows,
     reaches_of,
@@ -180,7 +181,8 @@ def pooled(name: str, group: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -
     """Yields rows that pool several seeds: medians, ranges and intervals."""
     import numpy as np
 
-    from interp_tasks.measurement.crossings import finite_or_nan, median
+    from interp_tasks.measurement.crossings import finite_or_nan
+    from interp_tasks.papers.grokfast.censored import median
 
     group_rows = [row for row in rows if row["run"] in {run.name for run in group}]
     for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in group_rows):
@@ -274,7 +276,8 @@ def ratios_of(name: str, variant: str, pairs: Sequence[tuple[Reach, Reach]]) -> 
     """Yields the median ratio of steps over pairs of runs, and between what bounds it lies."""
     import numpy as np
 
-    from interp_tasks.measurement.crossings import finite_or_nan, median, ratio_of_steps
+    from interp_tasks.measurement.crossings import finite_or_nan
+    from interp_tasks.papers.grokfast.censored import median, ratio_of_steps
 
     ratios = np.array([ratio_of_steps(one.first, one.until, o.first, o.until) for one, o in pairs])
     ratios = ratios[~np.isnan(ratios[:, 0])]

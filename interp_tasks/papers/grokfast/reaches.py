@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.run_logs import Run, modulus, named
+from interp_tasks.measurement.run_logs import Run
 from interp_tasks.measurement.table import Row
 
 ACCURACY = "accuracy"
@@ -150,7 +150,8 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row
     import numpy as np
 
     from circuits.statistics import spearman
-    from interp_tasks.measurement.crossings import finite_or_nan, share_in_order
+    from interp_tasks.measurement.crossings import finite_or_nan
+    from interp_tasks.papers.grokfast.censored import share_in_order
 
     of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
     primes = sorted(q for q in of_prime if q is not None)
@@ -193,3 +194,14 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row
             numbers = np.where(np.isfinite(chosen), chosen, 2.0 * shared["step"] + 1)
             value = float(spearman(np.array([moduli], dtype=float), numbers[None])[0])
             yield {**row, "metric": "rank correlation of step and modulus", "value": value}
+
+
+def named(run: Run, kind: str, split: str = "validation") -> list[str]:
+    """Returns the logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
+    return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
+
+
+def modulus(name: str) -> int | None:
+    """Returns 11 for ``accuracy_11``."""
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else None

@@ -18,7 +18,6 @@ import typer
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat
-from interp_tasks.measurement.baselines.comparison import chosen, declared
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
@@ -26,6 +25,7 @@ from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 from interp_tasks.measurement.table import Row, numbers, side_by_side
 from interp_tasks.pages import Column, Figure, number, with_interval
+from interp_tasks.papers.matrix_completion.comparison import chosen, declared
 
 if TYPE_CHECKING:
     import pandas

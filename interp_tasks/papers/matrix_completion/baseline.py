@@ -14,17 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.baselines.comparison import (
-    BATCHED,
-    PAIRED,
-    Comparison,
-    baseline_note,
-    chosen,
-    comparison_figures,
-    declared,
-    forward,
-    metrics_and_properties,
-)
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.paired import paired
@@ -40,6 +29,17 @@ from interp_tasks.measurement.subjects import (
 )
 from interp_tasks.measurement.table import tidy
 from interp_tasks.pages import Figure
+from interp_tasks.papers.matrix_completion.comparison import (
+    BATCHED,
+    PAIRED,
+    Comparison,
+    baseline_note,
+    chosen,
+    comparison_figures,
+    declared,
+    forward,
+    metrics_and_properties,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

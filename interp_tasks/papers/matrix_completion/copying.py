@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.baselines.comparison import forward
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
+from interp_tasks.papers.matrix_completion.comparison import forward
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -187,7 +187,7 @@ def agreement(variant: str, moved: Tensor, reference: Tensor, declared: Influenc
     """Returns a row with the rank correlation of the model's changes with a reference's, over all pairs."""
     import numpy as np
 
-    from interp_tasks.measurement.embeddings.geometry import correlation, ranks
+    from interp_tasks.measurement.embeddings import correlation, ranks
 
     pairs = (declared.changed[:, :, None] & declared.read[:, None] & ~reference.isnan()).cpu()
     row: Row = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT, "engine": "naive"}

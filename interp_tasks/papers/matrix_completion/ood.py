@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.measurement.baselines.comparison import (
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.table import Row, effect_text, value_text
+from interp_tasks.pages import Column, Figure
+from interp_tasks.papers.matrix_completion.comparison import (
     PAIRED,
     TRUTH,
     Comparison,
@@ -25,12 +31,6 @@ from interp_tasks.measurement.baselines.comparison import (
     forward,
     metrics_and_properties,
 )
-from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, check_has_task
-from interp_tasks.measurement.table import Row, effect_text, value_text
-from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
     import pandas

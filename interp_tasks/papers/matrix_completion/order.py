@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings import Array
     from interp_tasks.measurement.subjects import LabelledRef
 
 SHARES = (0.1, 0.5, 0.9)
@@ -159,7 +159,7 @@ class RunQuantities:
 
     def add(self, subject: LoadedCheckpoint, kinds: Sequence[str]) -> list[Row]:
         """Measures one checkpoint; its rows."""
-        from interp_tasks.measurement.embeddings.tables import interval
+        from interp_tasks.measurement.embeddings import interval
 
         assert subject.task is not None
         self.drop = subject.task.drop_metric.name
@@ -184,7 +184,7 @@ class RunQuantities:
     def steps(self, subject: LoadedCheckpoint, plateau: int | None) -> list[Row]:
         """Returns rows with the step at which each quantity has reached a share of its total change."""
         from interp_tasks.measurement.crossings import crossing
-        from interp_tasks.measurement.embeddings.tables import interval
+        from interp_tasks.measurement.embeddings import interval
 
         rows = []
         of_drop: dict[float, Array] = {}

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.embeddings import Tables
 from interp_tasks.measurement.paired import read
 from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import Checkpoint, ResolvedCheckpoint
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings import Array
 
 TOKENS_PER_PASS = 32768
 
@@ -90,7 +91,7 @@ def ablation(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
 
 
 def embeddings(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
-    from interp_tasks.measurement.embeddings.tables import ALIGNMENT, EmbeddingTargets, Tables, of_tokens
+    from interp_tasks.papers.matrix_completion.arrangement import ALIGNMENT, EmbeddingTargets, of_tokens
 
     assert subject.task is not None
     targets = EmbeddingTargets(subject.task.token_values(), {})
@@ -106,8 +107,7 @@ def positions(subject: LoadedCheckpoint, end: RunEnd) -> dict[str, Array]:
     """Returns how far the position embeddings form clusters, by each axis of the grid of positions."""
     import numpy as np
 
-    from interp_tasks.measurement.embeddings.geometry import distances, silhouette
-    from interp_tasks.measurement.embeddings.tables import EmbeddingTargets, Tables
+    from interp_tasks.papers.matrix_completion.arrangement import EmbeddingTargets, distances, silhouette
 
     assert subject.task is not None
     axes = {axis.name: len(axis.values) for axis in subject.task.grid_axes() if axis.position is None}

@@ -28,7 +28,7 @@ from interp_tasks.pages import Column, Figure, p_value
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings import Array
 
 LEVEL = 0.95
 PERMUTATIONS = 9999

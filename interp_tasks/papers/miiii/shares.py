@@ -34,7 +34,7 @@ from interp_tasks.papers.miiii.remainders import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings import Array
 
 #: Other linear forms of a modulus that are looked at.
 MAX_FORMS = 6

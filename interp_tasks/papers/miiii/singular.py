@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from interp_tasks.measurement.embeddings.geometry import Array
+from interp_tasks.measurement.embeddings import Array
 
 #: Chance that white noise is called periodic, and that a table in no order has a significant frequency at all.
 LEVEL = 0.05

@@ -6,13 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.embeddings.tables import Table
-from interp_tasks.measurement.untrained import Key, rows_with_untrained
+from interp_tasks.measurement.embeddings import Table
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings import Array
     from interp_tasks.papers.miiii.singular import Relabelled, Singular
 
+#: The share of the untrained models that their range holds.
+RANGE = 0.95
+#: How ``intervention`` begins where the row is of the untrained models.
+BESIDE = "untrained: "
+#: Of a row: variant, intervention, metric.
+Key = tuple[str, str, str]
 #: Random orders of the digits: of the checkpoint's table, and of each untrained one's.
 ORDERS, UNTRAINED_ORDERS = 999, 199
 #: Singular vectors that have a row of their own, at most.
@@ -183,3 +188,29 @@ def frequency_rows(
             yield from rows_with_untrained(
                 key, float(norm), [float(each[index]) for each in control_norms], more, False
             )
+
+
+def rows_with_untrained(
+    key: Key, value: float, baseline: Sequence[float], more: Mapping[str, Any], own_row: bool = True
+) -> list[dict[str, Any]]:
+    """Returns a row, and below it one of the untrained models (but not where ``own_row`` is false)."""
+    import numpy as np
+
+    variant, about, metric = key
+    row: dict[str, Any] = {"variant": variant, "intervention": about, "metric": metric, "value": value}
+    row |= {"engine": "exact", **more}
+    if not baseline:
+        return [row]
+    middle = float(np.mean(baseline))
+    row |= {"baseline": middle, "effect": value - middle}
+    if not own_row:
+        return [row]
+    low, high = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
+    other = {"variant": variant, "intervention": BESIDE + about, "metric": metric, "value": middle}
+    other |= {
+        "site": row["site"],
+        "value_ci_low": float(low),
+        "value_ci_high": float(high),
+        "n": len(baseline),
+    }
+    return [row, {**other, "engine": "exact"}]

@@ -16,7 +16,7 @@ import typer
 from circuits.figures.layout import Panel, draw
 from circuits.figures.panels import Series, bars, curve, heat, scatter
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, interval, resamples, tables_of
+from interp_tasks.measurement.embeddings import WEIGHTS, Tables, interval, resamples, tables_of
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -30,12 +30,12 @@ from interp_tasks.measurement.subjects import (
     run_of,
 )
 from interp_tasks.measurement.table import filled, value_text
-from interp_tasks.measurement.untrained import BESIDE, rows_with_untrained
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Column, Figure, number, p_value, with_interval
 from interp_tasks.papers.miiii.tensors import (
     ABOVE_MEAN,
     ABOVE_RELABELLED,
+    BESIDE,
     BEST,
     LEADING,
     NORM,
@@ -43,6 +43,7 @@ from interp_tasks.papers.miiii.tensors import (
     SPECTRUM,
     TableView,
     of_tables,
+    rows_with_untrained,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings import Array
     from tasks import Task
 
 #: How many untrained models stand beside a checkpoint.
@@ -255,7 +256,7 @@ def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: 
     """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
     import numpy as np
 
-    from interp_tasks.measurement.embeddings.geometry import correlation
+    from interp_tasks.measurement.embeddings import correlation
 
     one, other = (table[position, :dimensions] for position in pair)
     products = weights @ (one * other)

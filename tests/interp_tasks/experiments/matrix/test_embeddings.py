@@ -8,17 +8,17 @@ from sklearn.metrics import roc_auc_score, silhouette_score
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.experiments._embeddings import HALF_WAY, half_way, metrics_of_embeddings
 from interp_tasks.measurement.crossings import crossing
-from interp_tasks.measurement.embeddings.geometry import (
+from interp_tasks.measurement.embeddings import correlation
+from interp_tasks.papers.matrix_completion.arrangement import (
+    ALIGNMENT,
     clustered,
-    correlation,
     distances,
     principal,
     separability,
     silhouette,
 )
-from interp_tasks.measurement.embeddings.tables import ALIGNMENT
+from interp_tasks.papers.matrix_completion.embeddings import HALF_WAY, half_way, metrics_of_embeddings
 
 RNG = np.random.default_rng(0)
 ONES = np.ones((1, 30))
@@ -192,7 +192,8 @@ def test_half_of_the_way_is_between_stored_steps(tmp_path):
 
 def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     """Against the same in four lines of numpy."""
-    from interp_tasks.measurement.embeddings.tables import EmbeddingTargets, Tables, of_tokens
+    from interp_tasks.measurement.embeddings import Tables
+    from interp_tasks.papers.matrix_completion.arrangement import EmbeddingTargets, of_tokens
 
     asked = EmbeddingTargets(task.token_values(), {})
     own, end = Tables.of(arranged(task, 2.0)), Tables.of(arranged(task))

@@ -9,7 +9,7 @@ from circuits import run as run_model
 from interp_tasks import load_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings, order
-from interp_tasks.measurement.embeddings.tables import ALIGNMENT
+from interp_tasks.papers.matrix_completion.arrangement import ALIGNMENT
 from interp_tasks.papers.matrix_completion.order import STEP, VALUE
 from tasks import pool
 

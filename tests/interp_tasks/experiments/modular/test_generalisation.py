@@ -11,12 +11,8 @@ from scipy.stats import spearmanr
 
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, generalisation
-from interp_tasks.measurement.crossings import (
-    median,
-    ratio_of_steps,
-    reached,
-    share_in_order,
-)
+from interp_tasks.measurement.crossings import reached
+from interp_tasks.papers.grokfast.censored import median, ratio_of_steps, share_in_order
 from interp_tasks.papers.grokfast.generalisation import view_rows
 
 STEPS = range(0, 1001, 100)

@@ -17,14 +17,7 @@ import typer
 from circuits.figures.layout import SEQUENTIAL, SYMBOLS, Panel, draw
 from circuits.figures.panels import Series, curve, of_rows, scatter
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings.tables import (
-    ALIGNMENT,
-    WEIGHTS,
-    EmbeddingTargets,
-    Tables,
-    interval,
-    of_tokens,
-)
+from interp_tasks.measurement.embeddings import WEIGHTS, Array, Tables, interval
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import logged_drop
@@ -42,13 +35,20 @@ from interp_tasks.measurement.subjects import (
 from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
+from interp_tasks.papers.matrix_completion.arrangement import (
+    ALIGNMENT,
+    EmbeddingTargets,
+    clustered,
+    of_tokens,
+    principal,
+    tsne,
+)
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.measurement.subjects import LabelledRef
     from tasks import Task
 
@@ -239,8 +239,6 @@ def token_rows(
     import numpy as np
     import pandas
 
-    from interp_tasks.measurement.embeddings.geometry import principal
-
     measured = of_tokens(targets, tables, end, seed)
     baseline = {} if untrained_tables is None else of_tokens(targets, untrained_tables, end, seed)
     shared = {"variant": "tokens", "site": "embed", "n": len(targets.values), "engine": "exact"}
@@ -269,8 +267,6 @@ def position_rows(
     """Returns rows of the tidy table, the table of the figures, and a note on t-SNE's settings."""
     import numpy as np
     import pandas
-
-    from interp_tasks.measurement.embeddings.geometry import clustered, tsne
 
     assert tables.positions is not None
     cells = int(np.prod(list(targets.axes.values())))

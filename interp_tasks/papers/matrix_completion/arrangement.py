@@ -1,26 +1,118 @@
-"""Reads embeddings as tables, with the values and positions of their rows, and measures their arrangement."""
+"""How the embeddings of values and positions are arranged: components, clusters, alignment with the last ones.
+
+Where ``weights [draws point]`` are taken, the result is ``[draws]``: multinomial weights make it a bootstrap, ones
+the value itself.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.paired import LEVEL
-from interp_tasks.measurement.paired import resamples as bootstrap_weights
-from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
+from interp_tasks.measurement.embeddings import Array, Tables, correlation, ranks, resamples
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.subjects import LoadedCheckpoint
     from tasks import Task
 
-#: What stands in the column ``split`` where no example plays a part.
-WEIGHTS = "weights"
 ALIGNMENT = "alignment with the final embeddings"
+
+
+@dataclass(frozen=True)
+class Components:
+    """Principal components of points.
+
+    Attributes:
+        directions: ``[component d]``, of length 1, largest variance first.
+        scores: ``[point component]``: the centred points on the directions.
+        shares: of the variance.
+    """
+
+    directions: Array
+    scores: Array
+    shares: Array
+
+
+def principal(points: Array, n: int = 2) -> Components:
+    """Returns the first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
+    centred = points - points.mean(0)
+    left, sizes, right = np.linalg.svd(centred, full_matrices=False)
+    power = sizes**2
+    shares = power / power.sum() if power.any() else power
+    return Components(right[:n], (left * sizes)[:, :n], shares[:n])
+
+
+def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
+    """Measures how well scores tell two classes apart, by the area under the ROC curve.
+
+    Whichever end of the scores fits better is taken for the positive class's.
+    """
+    wins = np.sign(scores[positive][:, None] - scores[~positive]) / 2 + 0.5
+    ups, downs = weights[:, positive], weights[:, ~positive]
+    pairs = ups.sum(1) * downs.sum(1)
+    area = np.einsum("di,ij,dj->d", ups, wins, downs, optimize=True)
+    area = np.divide(area, pairs, out=np.full_like(area, np.nan), where=pairs > 0)
+    # The end is chosen once, by the points themselves.
+    return 1 - area if wins.mean() < 0.5 else area
+
+
+def distances(points: Array) -> Array:
+    """Returns the Euclidean distances between all points."""
+    return np.asarray(np.sqrt(((points[:, None] - points) ** 2).sum(-1)))
+
+
+def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
+    """Returns mean silhouette (Rousseeuw 1987) of clusters ``labels`` 0, 1, ... of points with these distances.
+
+    (b − a) / max(a, b) of each point: a its mean distance to the others of its cluster, b to the nearest other
+    cluster's points. A point alone in its cluster has 0.
+    """
+    members = np.eye(labels.max() + 1)[labels]
+    sizes = members.sum(0)
+    sums = apart @ members
+    cluster_sizes = sizes[labels]
+    inside = sums[np.arange(len(labels)), labels] / np.maximum(cluster_sizes - 1, 1)
+    means = sums / sizes
+    means[np.arange(len(labels)), labels] = np.inf
+    nearest = means.min(1)
+    widest = np.maximum(inside, nearest)
+    each = np.divide(nearest - inside, widest, out=np.zeros_like(inside), where=widest > 0)
+    return float(np.where(cluster_sizes > 1, each, 0.0).mean())
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """A silhouette beside those of permuted labels: its mean under them, and p of one as large."""
+
+    value: float
+    null: float
+    p_value: float
+
+
+def clustered(points: Array, labels: NDArray[np.int64], seed: int, permutations: int = 999) -> Clustered:
+    """Measures how far points lie in clusters, by their silhouette, with a permutation test."""
+    apart = distances(points)
+    value = silhouette(apart, labels)
+    rng = np.random.default_rng([seed, 3])
+    null = np.array([silhouette(apart, rng.permutation(labels)) for _ in range(permutations)])
+    # Rounding must not tell an arrangement from its mirror image.
+    hits = int((null >= value - 1e-12).sum())
+    return Clustered(value, float(null.mean()), (1 + hits) / (1 + permutations))
+
+
+def tsne(points: Array, seed: int, perplexity: float = 30.0) -> tuple[Array, float]:
+    """Returns scikit-learn's t-SNE in two dimensions, and the perplexity used: at most a third of the other points."""
+    from sklearn.manifold import TSNE
+
+    used = min(perplexity, (len(points) - 1) / 3)
+    projected = TSNE(2, perplexity=used, random_state=seed % 2**32, init="pca").fit_transform(points)
+    return np.asarray(projected, dtype=float), used
 
 
 @dataclass(frozen=True)
@@ -31,7 +123,7 @@ class EmbeddingTargets:
     axes: Mapping[str, int]
 
     @classmethod
-    def of(cls, subject: LoadedCheckpoint | PendingCheckpoint, largest: float | None) -> EmbeddingTargets:
+    def of(cls, subject: LoadedCheckpoint, largest: float | None) -> EmbeddingTargets:
         """Returns the values and axes that a checkpoint's task declares; see :meth:`of_task`."""
         assert subject.task is not None
         return cls.of_task(subject.task, largest)
@@ -65,45 +157,14 @@ class EmbeddingTargets:
 
     def labels(self, axis: str) -> np.ndarray:
         """Returns where each position of the grid lies along an axis."""
-        import numpy as np
-
         sizes = tuple(self.axes.values())
         return np.unravel_index(np.arange(int(np.prod(sizes))), sizes)[list(self.axes).index(axis)]
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Embeddings of tokens ``[id d]`` and positions ``[position d]``, float64."""
-
-    tokens: Array
-    positions: Array | None
-
-    @classmethod
-    def of(cls, model: Any) -> Tables:
-        parameters = dict(model.named_parameters())
-        positions = parameters.get("pos_embed.W_pos")
-        tokens = model.W_E.detach().double().cpu().numpy()
-        return cls(tokens, None if positions is None else positions.detach().double().cpu().numpy())
-
-    def rows(self, values: Mapping[int, float]) -> Array:
-        return self.tokens[list(values)]
-
-
-def resamples(points: int, seed: int) -> Array:
-    """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
-    import numpy as np
-
-    return np.concatenate([np.ones((1, points)), bootstrap_weights(seed, points, stream=4)])
 
 
 def of_tokens(
     targets: EmbeddingTargets, tables: Tables, end: Tables | None, seed: int
 ) -> dict[str, tuple[str, Array]]:
     """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples."""
-    import numpy as np
-
-    from interp_tasks.measurement.embeddings.geometry import correlation, principal, ranks, separability
-
     values, points = np.array(list(targets.values.values())), tables.rows(targets.values)
     components, weights = principal(points), resamples(len(values), seed)
     quantities: dict[str, tuple[str, Array]] = {
@@ -147,36 +208,3 @@ def of_tokens(
 def turned(correlations: Array) -> Array:
     """Returns correlations without the sign, which a component does not have; the value's decides for its resamples."""
     return -correlations if correlations[0] < 0 else correlations
-
-
-def interval(resampled: Array) -> tuple[float, float]:
-    """Returns the percentile interval of resamples; NaN where there are none, or all are equal."""
-    import numpy as np
-
-    if not len(resampled) or np.ptp(resampled) == 0:
-        return float("nan"), float("nan")
-    low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A token table ``[row d]``; ``axis`` names the coordinate whose values its rows are in order, if they are."""
-
-    label: str
-    rows: Array
-    axis: str | None
-
-
-def tables_of(task: Task, tables: Tables) -> list[Table]:
-    """Returns the rows of W_E by coordinate of the input grid, or, without one, by the values of tokens."""
-    by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
-    if by_values:
-        one = len(by_values) == 1
-        return [
-            Table("W_E" if one else f"W_E ({name})", tables.tokens[list(values)], "digit" if one else name)
-            for values, name in by_values.items()
-        ]
-    values = task.token_values()
-    used = sorted(values, key=lambda token: values[token]) or list(range(len(tables.tokens)))
-    return [Table("W_E", tables.tokens[used], None)]

@@ -1,1 +1,0 @@
-"""Models beside methods that need no training."""

@@ -1,0 +1,97 @@
+"""Embeddings as tables of numpy, what their rows stand for, and correlations of them with resamples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interp_tasks.measurement.paired import LEVEL
+from interp_tasks.measurement.paired import resamples as bootstrap_weights
+
+if TYPE_CHECKING:
+    from tasks import Task
+
+Array = NDArray[np.float64]
+#: What stands in the column ``split`` where no example plays a part.
+WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Embeddings of tokens ``[id d]`` and positions ``[position d]``, float64."""
+
+    tokens: Array
+    positions: Array | None
+
+    @classmethod
+    def of(cls, model: Any) -> Tables:
+        parameters = dict(model.named_parameters())
+        positions = parameters.get("pos_embed.W_pos")
+        tokens = model.W_E.detach().double().cpu().numpy()
+        return cls(tokens, None if positions is None else positions.detach().double().cpu().numpy())
+
+    def rows(self, values: Mapping[int, float]) -> Array:
+        return self.tokens[list(values)]
+
+
+def resamples(points: int, seed: int) -> Array:
+    """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
+    return np.concatenate([np.ones((1, points)), bootstrap_weights(seed, points, stream=4)])
+
+
+def ranks(values: Array) -> Array:
+    """Ranks from 1, the mean rank where values are equal."""
+    _, rank, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[rank], dtype=float)
+
+
+def correlation(one: Array, other: Array, weights: Array) -> Array:
+    """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
+    # Without the overall mean, as an offset would cost the products below their digits.
+    one, other = (x.reshape(len(x), -1) - x.reshape(len(x), -1).mean(0) for x in (one, other))
+    total = weights.sum(1)
+    means = [(weights @ x) / total[:, None] for x in (one, other)]
+    products = {
+        (i, j): (weights @ (x * y) / total[:, None] - means[i] * means[j]).sum(1)
+        for i, x in enumerate((one, other))
+        for j, y in enumerate((one, other))
+        if i <= j
+    }
+    scale = np.sqrt(np.clip(products[0, 0] * products[1, 1], 0, None))
+    return np.divide(products[0, 1], scale, out=np.zeros_like(scale), where=scale > 1e-300)
+
+
+def interval(resampled: Array) -> tuple[float, float]:
+    """Returns the percentile interval of resamples; NaN where there are none, or all are equal."""
+    if not len(resampled) or np.ptp(resampled) == 0:
+        return float("nan"), float("nan")
+    low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A token table ``[row d]``; ``axis`` names the coordinate whose values its rows are in order, if they are."""
+
+    label: str
+    rows: Array
+    axis: str | None
+
+
+def tables_of(task: Task, tables: Tables) -> list[Table]:
+    """Returns the rows of W_E by coordinate of the input grid, or, without one, by the values of tokens."""
+    by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
+    if by_values:
+        one = len(by_values) == 1
+        return [
+            Table("W_E" if one else f"W_E ({name})", tables.tokens[list(values)], "digit" if one else name)
+            for values, name in by_values.items()
+        ]
+    values = task.token_values()
+    used = sorted(values, key=lambda token: values[token]) or list(range(len(tables.tokens)))
+    return [Table("W_E", tables.tokens[used], None)]

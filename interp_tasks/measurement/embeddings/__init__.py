@@ -1,1 +1,0 @@
-"""Embeddings as tables, and how they are arranged."""
