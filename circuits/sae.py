@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import exclusive, model_block
+from circuits.model.blocks import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.insertions import Autoencoder, SAEInsertion, reinstall, spliced
 from circuits.model.sites import KINDS, Site
+from circuits.model.state import exclusive
 
 CALLER = "splice"
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
-from circuits.model.blocks import exclusive
 from circuits.model.components import COMPONENTS, PARTS
 from circuits.model.hooked_model import HookedModel
+from circuits.model.state import exclusive
 from circuits.model.supported import foreign_names
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_indices

@@ -1,7 +1,9 @@
-"""Runs that are killed, and files that are mangled, by the hundred; each trial has a number that repeats it.
+"""Runs that are killed, files that are mangled, verbs that are interrupted, by the hundred; each trial has a number
+that repeats it.
 
     python -m tests.campaigns kill --n 200
     python -m tests.campaigns mangle --n 10000 [--only NUMBER]
+    python -m tests.campaigns interrupt --n 2000
 
 `kill`: a run is killed one to three times with SIGKILL, at a random moment or at a random operation on the disk. After
 each death every checkpoint on the disk has the weights of the run that was left alone; then the same command goes on.
@@ -9,11 +11,15 @@ At its end all weights and the metrics log are the same bytes, and nothing unfin
 
 `mangle`: a file of a run is spoilt, then read. It is refused in one line, or gives the bits that were saved. `run.json`
 and the logs carry no digest: of these only the form can be checked.
+
+`interrupt`: SIGINT comes at a random instant of a verb of `circuits`, as by Ctrl-C. Weights, hooks, modes and gradients
+are what they were, and the model computes what it did.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import pickle
@@ -26,8 +32,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 SETTINGS = {
     "task.p": 7,
@@ -218,10 +227,95 @@ def train_again(run: Path) -> None:
     train_resolved(resolve_config("modular-addition", "cpu", texts), run)
 
 
+# ---- Interrupted
+
+
+@cache
+def interrupted_model() -> Any:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    config = HookedTransformerConfig(
+        n_layers=2, n_heads=2, d_head=8, d_model=16, d_mlp=32, n_ctx=8, d_vocab=20, act_fn="gelu", seed=0
+    )
+    return HookedTransformer(config).train()
+
+
+@cache
+def verbs() -> dict[str, tuple[Callable[[], Any], float]]:
+    """Returns calls by name, each with the seconds that it takes."""
+    from circuits import ablate, intervene, lens, patch, probe, run, sweep, transplant
+
+    model, tokens = interrupted_model(), torch.arange(48).reshape(6, 8) % 20
+    other, source = copy.deepcopy(model), tokens.flip(0)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+
+    def metric(logits: Any) -> Any:
+        return logits[:, -1, 3] - logits[:, -1, 4]
+
+    def block() -> None:
+        with intervene(model, transplant.weights(other, "attn"), ablate.zero("0.1")):
+            model(tokens)
+
+    few = {"draws": 20, "flips": 20}
+    variants = {"zero": ablate.zero("0.0"), "weights": transplant.weights(other, "mlp")}
+    calls: dict[str, Callable[[], Any]] = {
+        "run of other weights": lambda: run(model, tokens, transplant.weights(other, "attn")),
+        "block": block,
+        "run": lambda: run(model, tokens, ablate.zero("0.0"), ablate.uniform("1.0"), cache=["z"]),
+        "sweep": lambda: sweep(model, tokens, variants, metric, **few),
+        "lens": lambda: lens(model, tokens, metric),
+        "attribution": lambda: patch.attribution(model, tokens, source, metric, **few),
+        "edges": lambda: patch.edges(model, tokens, source, metric, exact=2, **few),
+        "probe": lambda: probe.linear(model, tokens, tokens[:, 0], sites="resid_post"),
+    }
+    timed = {}
+    for name, call in calls.items():
+        call()
+        began = time.perf_counter()
+        call()
+        timed[name] = call, time.perf_counter() - began
+    return timed
+
+
+def condition(model: Any) -> list[Any]:
+    """Returns what a verb must leave as it was: weights, modes, gradients and hooks."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [
+        {name: value.numpy().tobytes() for name, value in model.state_dict().items()},
+        [(module.training, *(len(getattr(module, kind)) for kind in kinds)) for module in model.modules()],
+        [parameter.requires_grad for parameter in model.parameters()],
+        torch.is_grad_enabled(),
+    ]
+
+
+def interrupted(number: int, good: Path, scratch: Path) -> str:
+    model, chance = interrupted_model(), random.Random(number)
+    name = chance.choice(sorted(verbs()))
+    call, seconds = verbs()[name]
+    before, came = condition(model), False
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 1.1 * seconds))
+            call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        came = True
+    after = condition(model)
+    for what, one, other in zip(
+        ("weights", "modes or hooks", "gradients", "grad mode"), before, after, strict=True
+    ):
+        expect(one == other, f"{name}: other {what} than before")
+    return f"{name} {'interrupted' if came else 'ended before'}"
+
+
 # ---- The campaign
 
 
-CAMPAIGNS = {"kill": killed, "mangle": mangled}
+CAMPAIGNS = {"kill": killed, "mangle": mangled, "interrupt": interrupted}
 
 
 def perform(name: str, numbers: list[int]) -> dict[str, Any]:
@@ -231,8 +325,6 @@ def perform(name: str, numbers: list[int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         scratch, output = Path(folder), Path(folder) / "output"
         # Nothing is differentiated here before a fork: autograd's threads do not survive it.
-        import torch
-
         import interp_tasks.checkpoints.load
         import interp_tasks.cli.app
         import interp_tasks.training.trainer  # noqa: F401

@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver, Step, WeightEdit
@@ -18,7 +17,7 @@ from circuits.interventions.cuts.hooks import cutting, reinstall_hooks
 from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
 from circuits.interventions.paths import check_cuts
 from circuits.interventions.reference_runs import Reference, References
-from circuits.model.blocks import UninterruptedBlock, exclusive, model_block
+from circuits.model.blocks import UninterruptedBlock, model_block
 from circuits.model.generation import unreached, watching
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
@@ -26,7 +25,7 @@ from circuits.model.insertions import reinstall
 from circuits.model.prompts import Prompts, read_prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
-from circuits.model.state import editing, replaced, state_of
+from circuits.model.state import editing, exclusive, replaced, state_of
 
 Plan = tuple[Step, ...]
 
@@ -194,14 +193,10 @@ class _Reader:
     handle: Handle | None = None
 
 
-# Readers of the open blocks, by model. Not part of its `State`, which a copy of the model would take along.
-_readers: WeakKeyDictionary[nn.Module, list[_Reader]] = WeakKeyDictionary()
-
-
 @model_block
 def _reading(surface: HookedModel, hook: str, function: Callable[[Tensor], None]) -> Iterator[None]:
     reader = _Reader(hook, function)
-    readers = _readers.setdefault(surface.model, [])
+    readers = state_of(surface.model).readers
     readers.append(reader)
     try:
         yield
@@ -213,7 +208,7 @@ def _reading(surface: HookedModel, hook: str, function: Callable[[Tensor], None]
 
 def _put_readers_last(surface: HookedModel) -> None:
     """Moves readers behind all edits, those of inner blocks as well, so that they see the final activation."""
-    for reader in _readers.get(surface.model, []):
+    for reader in state_of(surface.model).readers:
         if reader.handle is not None:
             reader.handle.remove()
         reader.handle = surface.on_forward(reader.hook, reader.function)

@@ -206,8 +206,13 @@ class _Hold:
 _holds: list[_Hold] = []
 
 
+def in_use(model: nn.Module) -> bool:
+    """Tells whether a block holds the model."""
+    return any(hold.model is model for hold in _holds)
+
+
 @model_block
-def exclusive(model: nn.Module) -> Iterator[None]:
+def holding_alone(model: nn.Module) -> Iterator[None]:
     """Holds a model, and all that shares a module or the memory of a parameter with it, for this thread and task alone.
 
     Raises `CircuitsError` where another has it.

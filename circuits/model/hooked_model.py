@@ -330,7 +330,7 @@ class HookedModel:
         Functions at one hook are called in the order in which they were added, each with the activation that the one
         before left. `remove()` of the handle removes all traces of the function.
         """
-        revocable = Revocable(function)
+        revocable = Revocable(function, self.model)
         if self._bridge is not None and hook not in self.spliced:
             return Handles(revocable, self._bridge.on_forward(hook, revocable))
         return Handles(revocable, on_hook_point(self.hooks[hook], revocable))
@@ -339,7 +339,7 @@ class HookedModel:
         """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
         None, replaces the input.
         """
-        revocable = Revocable(function)
+        revocable = Revocable(function, self.model)
         if self._bridge is not None and hook not in self.spliced:
             return Handles(revocable, self._bridge.before(hook, revocable))
         return Handles(revocable, before_module(self.hooks[hook], revocable))
@@ -348,7 +348,7 @@ class HookedModel:
         """Calls `function` with the residual stream that the MLP of a layer reads; its return value is what the MLP
         reads instead.
         """
-        revocable = Revocable(function)
+        revocable = Revocable(function, self.model)
         if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
             return Handles(
@@ -401,7 +401,7 @@ class HookedModel:
         norm = getattr(block, name, None)
         if not isinstance(norm, torch.nn.Module):
             return None
-        ours = Revocable(function)
+        ours = Revocable(function, self.model)
         return Handles(ours, before_module(norm, ours))
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
@@ -433,9 +433,9 @@ class HookedModel:
         """
         runs = _Runs(begin, end, direct)
         started, over, entered = (
-            Revocable(runs.start),
-            Revocable(runs.end, ignores_others=True),
-            Revocable(runs.enter),
+            Revocable(runs.start, self.model),
+            Revocable(runs.end, self.model, ignores_others=True),
+            Revocable(runs.enter, self.model),
         )
         if self._bridge is not None:
             return Handles(started, over, self._bridge.on_run(started, over))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.model.blocks import User
+from circuits.model.state import hook_state
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -33,23 +34,25 @@ class Handles:
 
 
 class Revocable:
-    """A function that can be switched off: after `remove` it does nothing. In any thread or task but the one that made
-    it a call is an error, or (`ignores_others`) does nothing.
+    """A function that can be switched off: after `remove`, or after the blocks in which it was made, it does nothing.
+
+    In any thread or task but the one that made it a call is an error, or (`ignores_others`) does nothing.
 
     A copy of a model made while our hooks are on it has them too, and nobody can remove them there.
     """
 
-    def __init__(self, function: Callable[..., Any], ignores_others: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], model: nn.Module, ignores_others: bool = False) -> None:
         """
         Args:
             ignores_others: return without an error in another: at the end of a run, which was refused at its start.
         """
         self._ignores_others = ignores_others
         self._function: Callable[..., Any] | None = function
+        self._state = hook_state(model)
         self._owner = User()
 
     def __call__(self, *given: Any) -> Any:
-        if self._function is None or (self._ignores_others and not self._owner.here()):
+        if self._function is None or self._state.ended or (self._ignores_others and not self._owner.here()):
             return None
         self._owner.check_owner()
         return self._function(*given)

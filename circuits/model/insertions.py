@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from circuits.errors import CircuitsError
 from circuits.model.blocks import model_block
 from circuits.model.hooks import Handle
 from circuits.model.sites import ERROR, FEATURES, Site, part_of
+from circuits.model.state import state_of
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,9 @@ class SAEInsertion(nn.Module):
         return sum(changes, x) if changes else None
 
 
-# Splices by model and by the hook of their site. Not part of its `State`, which a copy of the model would take along.
-_splices: WeakKeyDictionary[nn.Module, dict[str, SAEInsertion]] = WeakKeyDictionary()
-_handles: WeakKeyDictionary[nn.Module, list[Handle]] = WeakKeyDictionary()
-
-
 def splices_of(model: nn.Module) -> Mapping[str, SAEInsertion]:
     """Returns the autoencoders in the model now, by the hook of their site."""
-    return _splices.get(model, {})
+    return state_of(model).splices
 
 
 @model_block
@@ -100,7 +95,7 @@ def spliced(
     Args:
         reinstall_hooks: puts all splices of the model in line anew.
     """
-    current = _splices.setdefault(model, {})
+    current = state_of(model).splices
     for hook, splice in new.items():
         if hook in current:
             raise CircuitsError(f"splice: there is an autoencoder at {splice.site} already")
@@ -116,7 +111,7 @@ def spliced(
 
 def reinstall(model: nn.Module, on_forward: Callable[[str, Any], Handle]) -> None:
     """Puts the model's splices behind all hooks that are there now, so that they read what these leave."""
-    for handle in _handles.pop(model, []):
+    state = state_of(model)
+    for handle in state.splice_handles:
         handle.remove()
-    if splices := _splices.get(model):
-        _handles[model] = [on_forward(hook, splice.edited) for hook, splice in splices.items()]
+    state.splice_handles = [on_forward(hook, splice.edited) for hook, splice in state.splices.items()]

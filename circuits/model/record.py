@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.model.blocks import exclusive, model_block
+from circuits.model.blocks import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.state import modules_of
+from circuits.model.state import exclusive, modules_of
 
 
 @model_block

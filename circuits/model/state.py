@@ -1,5 +1,5 @@
-"""State that our hooks share while they fire: whether a clean pass is under way, which rows run, and the original
-weights.
+"""What open blocks share of one model: whether a clean pass is under way, which rows run, the original weights, the
+hooks that are on it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import exclusive, model_block
+from circuits.model.blocks import holding_alone, in_use, model_block
 
 
 @dataclass
 class State:
-    """The edits of one model. Nested blocks share it, so that a clean pass silences all of them."""
+    """The edits of one model, from the first block that opens to the last that ends.
+
+    Nested blocks share it, so that a clean pass silences all of them.
+    """
 
     suspended: bool = False
     rows: slice | Tensor | None = None
@@ -33,6 +36,13 @@ class State:
     written: dict[nn.Parameter, int] = field(default_factory=dict)
     # True while we write, and after a write that was interrupted.
     putting: bool = False
+    # Autoencoders in the model, by the hook of their site, and the handles of their hooks.
+    splices: dict[str, Any] = field(default_factory=dict)
+    splice_handles: list[Any] = field(default_factory=list)
+    # What reads activations after all edits.
+    readers: list[Any] = field(default_factory=list)
+    # True when no block is open any more: the hooks of this state do nothing.
+    ended: bool = False
 
     def put(self, values: dict[nn.Parameter, Tensor]) -> None:
         self.putting = True
@@ -63,6 +73,36 @@ _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
 
 def state_of(model: nn.Module) -> State:
     return _states.setdefault(model, State())
+
+
+def hook_state(model: nn.Module) -> State:
+    """Returns the state that a new hook on a model ends with."""
+    return state_of(model) if in_use(model) else State()
+
+
+@model_block
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Holds a model for this thread and task alone; see `holding_alone`.
+
+    When no block of ours is open any more, what an interrupted one has left on the model is taken off: the weights are
+    the original ones, and our hooks do nothing.
+    """
+    if not in_use(model):
+        _end_state(model)
+    try:
+        with holding_alone(model):
+            yield
+    finally:
+        if not in_use(model):
+            _end_state(model)
+
+
+def _end_state(model: nn.Module) -> None:
+    state = _states.pop(model, None)
+    if state is not None:
+        state.ended = True
+        if state.originals:
+            _copy(state.originals)
 
 
 @model_block

@@ -12,9 +12,9 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError, said
 from circuits.interventions.apply import planned
 from circuits.interventions.grids import Draws
-from circuits.model.blocks import exclusive
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, read_prompts
+from circuits.model.state import exclusive
 from circuits.statistics import Resampling
 from circuits.sweeps.checkpoints import loaded_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference

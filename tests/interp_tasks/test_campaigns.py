@@ -1,4 +1,4 @@
-"""The short forms of the campaigns: runs that are killed, files that are mangled."""
+"""The short forms of the campaigns: runs that are killed, files that are mangled, verbs that are interrupted."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "n"), [("kill", 6), ("mangle", 40)])
+@pytest.mark.parametrize(("name", "n"), [("kill", 6), ("mangle", 40), ("interrupt", 60)])
 def test_no_trial_of_a_campaign_fails(name, n):
     """In an interpreter of its own, as it forks."""
     command = [sys.executable, "-m", "tests.campaigns", name, "--n", str(n)]

@@ -2,11 +2,16 @@
 
 import signal
 import threading
+from contextlib import ExitStack
 
 import pytest
+import torch
 
-from circuits import ablate, intervene, run
+from circuits import ablate, intervene, run, transplant
+from circuits.model import state
 from circuits.model.blocks import interruptible, model_block
+from circuits.model.hooks import Revocable
+from circuits.model.state import State
 
 
 def press():
@@ -78,3 +83,26 @@ def test_other_threads_and_ended_blocks_leave_the_handler_alone(make_model, toke
     with intervene(model, ablate.zero("0.1")):
         model(tokens)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("exit_of", [(State, "put"), (Revocable, "remove"), (state, "_end")])
+def test_what_an_exit_that_fails_leaves_on_the_model_is_taken_off_with_the_last_block(
+    make_model, tokens, monkeypatch, exit_of
+):
+    """As an exception that another thread throws in may come anywhere, also where Ctrl-C waits."""
+    model, other = make_model(0), make_model(1)
+    before, expected = {name: x.clone() for name, x in model.state_dict().items()}, model(tokens)
+
+    def fails(*given):
+        raise KeyboardInterrupt
+
+    block = ExitStack()
+    block.enter_context(intervene(model, transplant.weights(other, "attn"), ablate.zero("mlp_out.1")))
+    assert not torch.equal(model(tokens), expected)
+    with monkeypatch.context() as patches:
+        patches.setattr(*exit_of, fails)
+        with pytest.raises(KeyboardInterrupt):
+            block.close()
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert torch.equal(model(tokens), expected)
+    assert torch.equal(run(model, tokens), expected)
