@@ -82,6 +82,20 @@ def in_another_thread(model: Any) -> None:
     raise raised[0]
 
 
+def in_numpy(output: Any) -> Any:
+    return torch.as_tensor(output[:, -1, 3].numpy())
+
+
+def suppressed(model: Any) -> None:
+    model.unembed.b_U.data[4] = -torch.inf
+    sweep(model, tokens, zero, metric=logit_difference(3, 4))
+
+
+def under_autocast(model: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lens(model, tokens)
+
+
 def without_a_run(model: Any) -> None:
     with intervene(model, ablate.zero("0.1")):
         pass
@@ -234,6 +248,9 @@ REFUSALS: list[tuple[Any, ...]] = [
     # Other verbs.
     (lambda m: patch.attribution(m, tokens, other[:, :5], metric=logit), "source is [8, 5]", "base [8, 6]"),
     (lambda m: patch.attribution(m, tokens, other, metric=accuracy), "accuracy has no gradient"),
+    (lambda m: patch.attribution(m, tokens, other, metric=in_numpy), "no gradient", "compute it with torch"),
+    (suppressed, "infinite", "a token that the model or an edit suppresses"),
+    (under_autocast, "lens", "under torch.autocast", "call it outside"),
     (lambda m: patch.edges(m, tokens, other, metric=logit, steps=0), "steps=0", "at least 1"),
     (lambda m: patch.screen(m, tokens, other, metric=logit, sites="z", by="neuron"), "no neurons"),
     (hooked_stream, "lens", "not the sum of its embeddings"),

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import json
 import pickle
@@ -115,11 +116,14 @@ def test_files_hold_the_table(result, tmp_path, kind):
     )
 
 
-def test_json_is_a_list_of_records_with_null_for_what_is_missing(result, tmp_path):
+def test_json_is_a_list_of_records_with_all_digits_and_null_for_what_is_missing(result, tmp_path):
+    result = copy.deepcopy(result)
+    result.frame.loc[0, "value"] = 2.1086419725e-14
     result.to_json(tmp_path / "table.json")
     records = json.loads((tmp_path / "table.json").read_text())
     assert list(records[0]) == list(COLUMNS)
     assert records[0]["position"] is None
+    assert records[0]["value"] == 2.1086419725e-14
     assert records[0]["layer"] == 0
 
 
