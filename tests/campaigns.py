@@ -296,20 +296,19 @@ def interrupted(number: int, good: Path, scratch: Path) -> str:
     call, seconds = verbs()[name]
     before, came = condition(model), False
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
+    while not came:  # A call may end before its interrupt comes.
         try:
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 1.1 * seconds))
-            call()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
-        came = True
-    after = condition(model)
-    for what, one, other in zip(
-        ("weights", "modes or hooks", "gradients", "grad mode"), before, after, strict=True
-    ):
-        expect(one == other, f"{name}: other {what} than before")
-    return f"{name} {'interrupted' if came else 'ended before'}"
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, seconds))
+                call()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            came = True
+    kinds = ("weights", "modes or hooks", "gradients", "grad mode")
+    for kind, one, other in zip(kinds, before, condition(model), strict=True):
+        expect(one == other, f"{name}: other {kind} than before")
+    return name
 
 
 # ---- The campaign

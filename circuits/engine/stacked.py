@@ -12,8 +12,7 @@ each with its edits in its own rows, and join the stack at their first block:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
@@ -27,6 +26,7 @@ from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.reference_runs import References
 from circuits.model.blocks import interruptible
 from circuits.model.hooked_model import IN_LINE, HookedModel
+from circuits.model.hooks import Handle, hooks_on
 from circuits.model.prompts import Prompts
 from circuits.model.state import State, modules_of, state_of
 
@@ -126,13 +126,16 @@ def clean_pass(surface: HookedModel, prompts: Prompts, starts: set[int]) -> Clea
 
     if not starts:
         return CleanPass(prompts, surface.call(prompts), {}, {})
-    with ExitStack() as stack:
+
+    def hooks() -> Iterator[Handle]:
         for layer in {0, *starts} - {_EMBEDDING, surface.n_layers}:
-            block = surface.block_module(layer)
-            stack.callback(block.register_forward_pre_hook(partial(enter, layer), with_kwargs=True).remove)
+            yield surface.block_module(layer).register_forward_pre_hook(
+                partial(enter, layer), with_kwargs=True
+            )
         if surface.n_layers in starts:
-            last = surface.block_module(surface.n_layers - 1)
-            stack.callback(last.register_forward_hook(leave).remove)
+            yield surface.block_module(surface.n_layers - 1).register_forward_hook(leave)
+
+    with hooks_on(hooks()):
         output = surface.call(prompts)
     return CleanPass(prompts, output, streams, arguments)
 
@@ -203,14 +206,15 @@ def run_stacked(
             users.setdefault(hook, []).append(number)
     starts = [variant.start for variant in variants]
     edges = [*sorted({max(0, start) for start in starts}), None]
-    with ExitStack() as stack:
+
+    def hooks() -> Iterator[Handle]:
         for hook, numbers in users.items():
-            stack.callback(surface.on_forward(hook, partial(together.edited, hook, numbers)).remove)
+            yield surface.on_forward(hook, partial(together.edited, hook, numbers))
         if columns is not None:
             unembed: Any = model.get_submodule("unembed")
-            stack.callback(
-                unembed.register_forward_pre_hook(lambda module, args: (args[0][:, columns],)).remove
-            )
+            yield unembed.register_forward_pre_hook(lambda module, args: (args[0][:, columns],))
+
+    with hooks_on(hooks()):
         stream = _embedded(model, clean, starts.count(_EMBEDDING))
         for start, stop in pairwise(edges):
             assert start is not None

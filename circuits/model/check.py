@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Function
+from circuits.model.hooks import Function, Handle, hooks_on
 from circuits.model.record import evaluating
 from circuits.model.sites import KINDS, Site
 from circuits.model.supported import decided, is_unchecked, unchecked
@@ -126,11 +126,9 @@ def _compared(
         return float("nan"), "a write by plain torch hooks has no effect"
     if not _same(_visible(read), _visible(seen[0]), tolerance):
         return float("nan"), "it holds something else than the module computes"
-    handle = surface.on_forward(Site(*place).hook(), lambda x: _noisy(x, place, seed))
-    try:
+    hook = Site(*place).hook()
+    with hooks_on(surface.on_forward(one, lambda x: _noisy(x, place, seed)) for one in [hook]):
         found = _logits(surface.model(tokens))
-    finally:
-        handle.remove()
     difference = float((found - expected).abs().max()) / effect
     if not difference <= tolerance:
         return difference, "a write has another effect than by plain torch hooks"
@@ -142,16 +140,18 @@ def _read(
 ) -> dict[Place, Tensor]:
     """Returns the activations at places, those with the axes of their site, in a run with noise at one place."""
     seen: dict[Place, Tensor] = {}
-    with ExitStack() as stack:
+
+    def hooks() -> Iterator[Handle]:
         if write is not None:
-            handle = surface.on_forward(Site(*write).hook(), lambda x: _noisy(x, write, seed))
-            stack.callback(handle.remove)
+            yield surface.on_forward(Site(*write).hook(), lambda x: _noisy(x, write, seed))
         for place in places:
 
             def keep(x: Tensor, place: Place = place) -> None:
                 seen[place] = x.clone()
 
-            stack.callback(surface.on_forward(Site(*place).hook(), keep).remove)
+            yield surface.on_forward(Site(*place).hook(), keep)
+
+    with hooks_on(hooks()):
         surface.model(tokens)
     return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
 
@@ -279,9 +279,7 @@ class _PlainHooks:
             with _Softmax(layer, function, before=site == "scores"):
                 yield
             return
-        with ExitStack() as stack:
-            for handle in self._hooks(site, layer, function):
-                stack.callback(handle.remove)
+        with hooks_on(self._hooks(site, layer, function)):
             yield
 
     def _hooks(self, site: str, layer: int | None, function: Function) -> list[Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from circuits.model.blocks import User
+from circuits.model.blocks import User, model_block
 from circuits.model.state import hook_state
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
@@ -31,6 +32,15 @@ class Handles:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+@model_block
+def hooks_on(handles: Iterable[Handle]) -> Iterator[None]:
+    """Keeps hooks on a model inside the block; `handles` puts each on when it is asked for the next."""
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield
 
 
 class Revocable:
