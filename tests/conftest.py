@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import warnings
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import Phase, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What imports and collection make is there to stay, so looking through it for what can be freed is for nothing.
 gc.disable()
+# A shell that runs the tests in the background has them ignore Ctrl-C, and all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)
 # A longer search: pytest tests/circuits/test_properties.py --hypothesis-profile=campaign
