@@ -23,6 +23,8 @@ from circuits.errors import CircuitsError
 from circuits.tensors import read_numbers
 from circuits.validate import by_text
 
+__all__ = ["Contrasts", "Partition", "adjusted", "explained", "partition", "total"]
+
 #: The Gram matrix of the functions is singular if its smallest eigenvalue is below this share of its largest.
 SINGULAR = 1e-9
 

@@ -1,10 +1,10 @@
 """Every python block and every `interp-run` line of README and docs runs, page by page, in an empty folder.
 
 A block with ``title="NAME"`` in its first line is saved under that name before it runs; the files of
-``docs/circuits/example-model.md`` are there for all pages of its folder. A ``text`` block after a python or bash
-block is what that prints: words and whole numbers must agree, and decimals to one unit of the last digit shown. Under
-``docs/circuits`` and ``docs/tutorials`` all that python prints must be shown, and all that is shown must have been
-printed. ``console`` and ``toml`` blocks are for reading: installation, and what takes hours.
+``docs/circuits/example-model.md`` are there for all pages of its folder and of ``docs/api``. A ``text`` block after a
+python or bash block is what that prints: words and whole numbers must agree, and decimals to one unit of the last digit
+shown. Under ``docs/circuits``, ``docs/tutorials`` and ``docs/api`` all that python prints must be shown, and all that
+is shown must have been printed. ``console`` and ``toml`` blocks are for reading: installation, and what takes hours.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import re
 from itertools import takewhile
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -28,14 +29,14 @@ from tests.pages import BLOCK, CIRCUITS, EXAMPLE_MODEL, REPOSITORY, blocks, file
 __all__ = ["folder"]
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-STRICT = (CIRCUITS, REPOSITORY / "docs" / "tutorials")
 API = REPOSITORY / "docs" / "api"
+STRICT = (CIRCUITS, REPOSITORY / "docs" / "tutorials", API)
 
 
 @pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_page_runs(page, folder):
-    if page.parent == CIRCUITS:
+    if page.parent in (CIRCUITS, API):
         for name, text in files(EXAMPLE_MODEL).items():
             (folder / name).write_text(text, encoding="utf-8")
     run_page(page, folder, strict=page.parent in STRICT)
@@ -85,6 +86,18 @@ def test_the_api_pages_list_every_public_name():
         for name in package.__all__
     }
     assert listed == public
+
+
+def test_every_public_function_of_circuits_has_an_example():
+    code = "".join(text for page in API.glob("*.md") for _, _, text in blocks(page))
+    shown = set(re.findall(r"\w+(?:\.\w+)*", code))
+    public = {name: getattr(circuits, name) for name in circuits.__all__}
+    modules = {name: module for name, module in public.items() if isinstance(module, ModuleType)}
+    names = {name for name, value in public.items() if isinstance(value, FunctionType)}
+    for name, module in modules.items():
+        names |= {f"{name}.{one}" for one in module.__all__ if isinstance(getattr(module, one), FunctionType)}
+    assert len(names) > 50
+    assert names - shown == set()
 
 
 def test_the_site_has_a_row_for_every_family_of_models():
