@@ -6,7 +6,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from interp_tasks.checkpoints.run_files import (
     is_checkpoint,
     iterate_metrics,
     log_file,
-    read_clock,
 )
 from interp_tasks.errors import UserError
 
@@ -49,7 +48,6 @@ class Run:
         drop_metric: the metric whose drop is the task's, and its direction.
         columns: of ``metrics.jsonl``, by split and metric: the steps that log it, and its values, NaN for none.
         last_step: that was logged; ``None``: none.
-        clock: step -> seconds of training until then; empty for a run without a clock.
         validated_on: examples of the fixed validation sample; ``None`` where the run does not say.
         plateau: of the drop metric, by theory; ``None`` where there is none.
     """
@@ -61,7 +59,6 @@ class Run:
     direction: str
     columns: Mapping[tuple[str, str], tuple[array[int], array[float]]]
     last_step: int | None
-    clock: Mapping[int, float] = field(default_factory=dict)
     validated_on: int | None = None
     plateau: float | None = None
 
@@ -74,11 +71,6 @@ class Run:
         columns = self.columns.get((split, metric), ((), ()))
         finite = [(step, value) for step, value in zip(*columns, strict=True) if math.isfinite(value)]
         return tuple(step for step, _ in finite), tuple(value for _, value in finite)
-
-    def left_out(self, metric: str, split: str = "validation") -> tuple[int, ...]:
-        """Returns the steps at which the logged value of a metric is not finite."""
-        columns = self.columns.get((split, metric), ((), ()))
-        return tuple(step for step, value in zip(*columns, strict=True) if not math.isfinite(value))
 
     def curve(self, metric: str) -> Curve:
         """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does.
@@ -193,7 +185,6 @@ def read_one(name: str, path: Path) -> Run:
         metric["direction"],
         columns,
         last_step,
-        read_clock(path),
         examples(described),
         theoretical_plateau(described),
     )

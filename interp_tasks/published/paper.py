@@ -30,13 +30,13 @@ Control = Literal["untrained", "memorised", "shuffled"]
 Filter = dict[str, Any]
 
 
-class Entry(BaseModel):
+class Section(BaseModel):
     """A section of the file: frozen, without unknown keys or infinite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Row(Entry):
+class Row(Section):
     """An experiment of the paper.
 
     Attributes:
@@ -50,7 +50,7 @@ class Row(Entry):
     note: str = ""
 
 
-class TrainingRun(Entry):
+class TrainingRun(Section):
     """A run that studies read.
 
     Attributes:
@@ -104,7 +104,7 @@ def as_typed(value: Any) -> str:
     return str(value)
 
 
-class Study(Entry):
+class Study(Section):
     """One call of an experiment per run, or one for all runs of a role.
 
     Attributes:
@@ -142,7 +142,7 @@ class Study(Entry):
         return (*untrained, "shuffled") if self.shuffled is not None else untrained
 
 
-class Bounds(Entry):
+class Bounds(Section):
     """The rule: the number lies strictly above the one and strictly below the other."""
 
     above: float | None = None
@@ -177,7 +177,7 @@ class Bounds(Entry):
         return " and ".join(parts)
 
 
-class Claim(Entry):
+class Claim(Section):
     """A published statement, the number of ours that it is about, and the rule that decides it.
 
     Attributes:
@@ -220,7 +220,7 @@ class Claim(Entry):
     published: str = ""
     number: float | None = None
     where: Filter
-    reduce: Literal["one", "mean", "min", "max", "max / min", "sum", "count"] = "one"
+    reduce: Literal["one", "mean", "min", "max", "max / min"] = "one"
     column: Literal["value", "effect", "baseline"] = "value"
     per: Literal["baseline", "variance"] | Filter | None = None
     holds: Bounds
@@ -300,7 +300,7 @@ def filter_text(where: Filter) -> str:
     return ", ".join(parts)
 
 
-class Paper(Entry):
+class Paper(Section):
     """A paper.
 
     Attributes:

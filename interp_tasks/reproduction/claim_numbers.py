@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas
 
 #: Metrics of `modular generalisation` that a run may end too soon to have.
-RATIO, AT_LEAST, AT_MOST = "ratio of steps", "ratio of steps, at least", "ratio of steps, at most"
 SPREAD, THEN = "last step / first step", "validation when train is at "
 #: The interval that goes with a column.
 INTERVAL_COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -232,15 +231,10 @@ def claim_numbers(claim: Claim, table: Rows, seeds: Seeds | None = None) -> Clai
     """
     seeds = seeds or {}
     rows = single_runs(rows_where(table, claim.where))
-    if claim.reduce == "count":
-        named = {key: value for key, value in claim.where.items() if key == "run"}
-        runs = filter(None, by_run(rows_where(table, named)))
-        found = by_run(rows)
-        return ClaimNumbers(tuple(Number(name, float(len(found.get(name, ())))) for name in runs))
     if not rows:
         raise NoRow(f"no row has {claim.where}")
     if any(count_of(row) > 1 for row in rows):
-        return pooled_number(claim, rows, table)
+        return pooled_number(claim, rows)
     groups = by_run(rows)
     if claim.reduce == MAX_OVER_MIN:
         groups = {name: run_rows for name, run_rows in groups.items() if len(run_rows) > 1}
@@ -260,34 +254,28 @@ def claim_numbers(claim: Claim, table: Rows, seeds: Seeds | None = None) -> Clai
     if against:
         # Divided later, as means: as if there were no divisor.
         plain = claim.model_copy(update={"per": None})
-        numbers = tuple(run_number(plain, run_rows, table, None, name) for name, run_rows in groups.items())
+        numbers = tuple(run_number(plain, run_rows, None, name) for name, run_rows in groups.items())
         return ClaimNumbers(numbers, against)
-    numbers = tuple(
-        run_number(claim, run_rows, table, others[name], name) for name, run_rows in groups.items()
-    )
+    numbers = tuple(run_number(claim, run_rows, others[name], name) for name, run_rows in groups.items())
     # A row of a method, which no model was trained for, says that it is of no run.
     return ClaimNumbers(numbers, trained=any(count_of(row) for row in rows))
 
 
-def pooled_number(claim: Claim, rows: Rows, table: Rows) -> ClaimNumbers:
+def pooled_number(claim: Claim, rows: Rows) -> ClaimNumbers:
     """Returns the number of rows that are of several runs already."""
     if len(rows) > 1 and claim.reduce == "one":
         raise Unmeasured(f"{len(rows)} rows have {claim.where}")
-    other = None
     if isinstance(claim.per, dict):
-        others = rows_where(table, claim.divisor()[1])
-        if len(others) != 1:
-            raise Unmeasured(f"{len(others)} rows have {claim.divisor()[1]}")
-        (other,) = others
-    number = run_number(claim, rows, table, other, str(rows[0]["run"]))
+        raise Unmeasured("a ratio to another row is of single runs")
+    number = run_number(claim, rows, None, str(rows[0]["run"]))
     return ClaimNumbers((number,), pooled=min(map(count_of, rows)))
 
 
-def run_number(claim: Claim, rows: Rows, table: Rows, other: Row | None, name: str = "") -> Number:
+def run_number(claim: Claim, rows: Rows, other: Row | None, name: str = "") -> Number:
     """Returns the number that the claim reduces the rows of one run to."""
     if claim.reduce == "one" and len(rows) != 1:
         raise Unmeasured(f"{len(rows)} rows have {claim.where}")
-    cells = [row_number(claim, row, table, other) for row in rows]
+    cells = [row_number(claim, row, other) for row in rows]
     values = [cell.value for cell in cells]
     join = REDUCTIONS_OF_BOUNDS.get(claim.reduce)
     if any(cell.known is not None for cell in cells):
@@ -302,7 +290,7 @@ def run_number(claim: Claim, rows: Rows, table: Rows, other: Row | None, name: s
         return Number(name, math.nan)
     if claim.reduce == MAX_OVER_MIN and min(values) <= 0:
         return Number(name, math.nan)
-    reductions = {"mean": intervals.mean, "sum": math.fsum, MAX_OVER_MIN: max_over_min}
+    reductions = {"mean": intervals.mean, MAX_OVER_MIN: max_over_min}
     reduced = reductions.get(claim.reduce) or join
     assert reduced is not None
     middle = median(values) if claim.reduce in ("min", "max") and len(values) > 2 else None
@@ -323,9 +311,8 @@ def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
     if not known or any(interval is None for interval in known):
         return None
     several = [interval for interval in known if interval is not None]
-    if claim.reduce in ("mean", "sum"):
-        low, high = intervals.mean_interval(several)
-        return (low, high) if claim.reduce == "mean" else (len(cells) * low, len(cells) * high)
+    if claim.reduce == "mean":
+        return intervals.mean_interval(several)
     wide = [
         intervals.bonferroni_interval(interval, cell.value, len(cells))
         for cell, interval in zip(cells, several, strict=True)
@@ -337,11 +324,9 @@ def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
     return join(lows), join(highs)
 
 
-def row_number(claim: Claim, row: Row, table: Rows, other: Row | None) -> Number:
+def row_number(claim: Claim, row: Row, other: Row | None) -> Number:
     """Returns the number of a single row, divided as the claim says."""
-    value, bounds = value_or_bounds(row, claim.column, table)
-    if bounds is not None and kind_of(row) == RATIO:
-        return Number("", math.nan, bounds)
+    value, bounds = value_or_bounds(row, claim.column)
     interval = examples_interval(row, claim.column)
     if claim.per is None:
         return Number("", value, bounds, interval)
@@ -353,7 +338,7 @@ def row_number(claim: Claim, row: Row, table: Rows, other: Row | None) -> Number
     if isinstance(claim.per, dict):
         assert other is not None
         column, divided_by = claim.divisor()[0], other
-    divisor, known = value_or_bounds(divided_by, column, table)
+    divisor, known = value_or_bounds(divided_by, column)
     divisor_interval = examples_interval(divided_by, column)
     if divisor == 0:
         return Number("", math.nan)
@@ -384,25 +369,9 @@ def quotient_of_bounds(above: Interval, below: Interval) -> Interval:
     return low, math.inf if below[0] == 0 else above[1] / below[0]
 
 
-def kind_of(row: Row) -> str:
-    """Returns the name of a row's metric without what it is qualified by."""
-    return str(row["metric"]).partition(", ")[0]
-
-
-def value_or_bounds(row: Row, column: str, table: Rows) -> tuple[float, Interval | None]:
+def value_or_bounds(row: Row, column: str) -> tuple[float, Interval | None]:
     """Returns a number of a row, and its bounds where it is a step that the run did not reach."""
-    value, metric = number(row, column), kind_of(row)
-    if metric == RATIO:
-        # The table has the bounds beside it.
-        same = [
-            each for each in table if all(each[name] == row[name] for name in ("run", "variant", "split"))
-        ]
-        bounds = {
-            kind: number(each, "value") for each in same if (kind := each["metric"]) in (AT_LEAST, AT_MOST)
-        }
-        low, high = bounds.get(AT_LEAST, math.nan), bounds.get(AT_MOST, math.nan)
-        low, high = 0.0 if math.isnan(low) else low, math.inf if math.isnan(high) else high
-        return value, (low, high) if low != high else None
+    value, metric = number(row, column), str(row["metric"])
     if not math.isnan(value):
         return value, None
     if metric.startswith((SPREAD, THEN)):

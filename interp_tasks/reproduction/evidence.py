@@ -12,7 +12,7 @@ from interp_tasks.reproduction.records import Key, MeasuredRun, Record, together
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunEvidence:
     """What is known of one run, or of all runs of a role together: its record, or which runs are missing.
 
     Attributes:
@@ -53,8 +53,8 @@ class Evidence:
     """
 
     study: Study
-    entries: tuple[Entry, ...]
-    controls: Mapping[str, tuple[Entry, ...]]
+    entries: tuple[RunEvidence, ...]
+    controls: Mapping[str, tuple[RunEvidence, ...]]
     seeds: Seeds
 
     @classmethod
@@ -75,7 +75,7 @@ class Evidence:
         entries = entries_of(study, playing, configs, records)
         controls = {
             control: tuple(
-                Entry(
+                RunEvidence(
                     entry.name,
                     entry.condition,
                     records.get((study.id, key_name(study, entry, playing[0].preset), control)),
@@ -86,7 +86,7 @@ class Evidence:
         }
         shuffled = [run for run in runs if run.role == study.shuffled]
         controls["shuffled"] = tuple(
-            Entry(name, "", record)
+            RunEvidence(name, "", record)
             for run in shuffled
             for name in names_of(run).values()
             if (record := records.get((study.id, name, "shuffled"))) is not None
@@ -101,7 +101,7 @@ class Evidence:
         return cls(study, tuple(entries), controls, seeds)
 
 
-def key_name(study: Study, entry: Entry, preset: str) -> str:
+def key_name(study: Study, entry: RunEvidence, preset: str) -> str:
     return together_name(study.role, preset) if study.together else entry.name
 
 
@@ -114,7 +114,7 @@ def names_of(run: TrainingRun) -> dict[int, str]:
 
 def entries_of(
     study: Study, playing: Sequence[TrainingRun], configs: Mapping[str, str], records: Mapping[Key, Record]
-) -> list[Entry]:
+) -> list[RunEvidence]:
     """Returns an entry for each training run of a role, or one for all where the study looks at them together."""
     if study.together:
         if not playing:
@@ -122,12 +122,12 @@ def entries_of(
         record = records.get((study.id, together_name(study.role, playing[0].preset), ""))
         there = set() if record is None else {run.name for run in record.runs}
         lacking = tuple(each for run in playing for each in lacking_of(run, there))
-        return [Entry(playing[0].name if len(playing) == 1 else study.role, "", record, lacking)]
+        return [RunEvidence(playing[0].name if len(playing) == 1 else study.role, "", record, lacking)]
     entries = []
     for run in playing:
         config = configs[run.name]
         if run.untestable:
-            entries.append(Entry(run.name, config, unfit=run.untestable, published=run.published))
+            entries.append(RunEvidence(run.name, config, unfit=run.untestable, published=run.published))
             continue
         found = {name: records.get((study.id, name, "")) for name in names_of(run).values()}
         # A record of other settings is of another run.
@@ -136,9 +136,11 @@ def entries_of(
             for name, record in found.items()
             if record is not None and all(each.config == config for each in record.runs)
         }
-        entries += [Entry(name, config, record, published=run.published) for name, record in fitting.items()]
         entries += [
-            Entry(each.name, config, lacking=(each,), published=run.published)
+            RunEvidence(name, config, record, published=run.published) for name, record in fitting.items()
+        ]
+        entries += [
+            RunEvidence(each.name, config, lacking=(each,), published=run.published)
             for each in lacking_of(run, fitting)
         ]
     return entries

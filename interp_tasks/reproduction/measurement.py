@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
-from interp_tasks.published.paper import Control, as_typed
+from interp_tasks.published.paper import Control
 from interp_tasks.reproduction.claim_numbers import Rows, table_rows
 from interp_tasks.reproduction.records import (
     VARIANCE,
@@ -34,12 +32,11 @@ from interp_tasks.reproduction.records import (
     together_name,
     write_records,
 )
-from interp_tasks.reproduction.runs import Located, config_there, entry_variance, locate_all
+from interp_tasks.reproduction.runs import Located, config_of_run, config_there, entry_variance, locate_all
 
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.experiments import Result
 
 #: Untrained models of one condition.
 MAX_CONTROLS = 3
@@ -92,22 +89,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Crash:
-    """A job that failed by a fault of ours."""
-
-    job: Job
-    reason: str
-
-    def __str__(self) -> str:
-        return f"study {self.job.study.id} on {self.job.name}: {self.reason}"
-
-
-@dataclass(frozen=True)
 class Measured:
-    """The records of all that was measured, and the jobs that failed by a fault of ours."""
+    """The records of all that was measured, and a line for each study that failed by a fault of ours."""
 
     records: tuple[Record, ...]
-    crashes: tuple[Crash, ...] = ()
+    crashes: tuple[str, ...] = ()
 
 
 def measure(
@@ -117,7 +103,6 @@ def measure(
     file: str | Path,
     runs: str | Path = "runs",
     rows: Sequence[int] = (),
-    processes: int = 1,
     progress: Progress | None = None,
 ) -> Measured:
     """Measures the runs at hand that have no record yet, and adds their records to a file.
@@ -128,7 +113,6 @@ def measure(
         file: where records are added (JSON Lines); what ships is not measured again.
         runs: where to look for runs that are not shipped, and for your own in place of those.
         rows: only studies of these experiments of the paper.
-        processes: runs at a time, in processes of one thread each.
 
     Raises:
         UserError: for a folder that holds another run than the paper's.
@@ -142,7 +126,7 @@ def measure(
         own[record.key] = record
         write_records(file, own.values())
 
-    return perform_all(jobs, processes, Path(runs), progress, keep)
+    return perform_all(jobs, Path(runs), progress, keep)
 
 
 def check_records(
@@ -152,7 +136,6 @@ def check_records(
     file: str | Path | None = None,
     runs: str | Path = "runs",
     rows: Sequence[int] = (),
-    processes: int = 1,
     progress: Progress | None = None,
 ) -> list[str]:
     """Measures the runs at hand again, and returns a line for everything that their records have otherwise.
@@ -162,7 +145,7 @@ def check_records(
     paper = read_paper(paper) if isinstance(paper, str) else paper
     stored = read_records(paper, None if file is None else Path(file))
     jobs = [job for job in all_jobs(paper, preset, runs, rows) if is_recorded(job, stored)]
-    measured = perform_all(jobs, processes, Path(runs), progress)
+    measured = perform_all(jobs, Path(runs), progress)
     without_weights = {
         job.key for job in jobs for each in job.on if not all(map(stored_steps, each.paths.values()))
     }
@@ -172,7 +155,7 @@ def check_records(
         if not (record.refused and record.key in without_weights)
         for line in differences(stored[record.key], record)
     ]
-    return [*found, *map(str, measured.crashes)]
+    return [*found, *measured.crashes]
 
 
 def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -> list[Job]:
@@ -250,7 +233,6 @@ def filled(value: Any, run: str, trained: str) -> Any:
 
 def perform_all(
     jobs: Sequence[Job],
-    processes: int,
     folder: Path,
     progress: Progress | None = None,
     keep: Callable[[Record], None] | None = None,
@@ -261,60 +243,23 @@ def perform_all(
         keep: called with each record as it comes, so that an interruption loses only what is under way.
     """
     records: list[Record] = []
-    crashes: list[Crash] = []
+    crashes: list[str] = []
     with TemporaryDirectory() as scratch:
-        for one in performed(groups_of(jobs), processes, Path(scratch), folder):
-            if isinstance(one, Record):
+        for at, job in enumerate(sorted(jobs, key=lambda job: (job.name, job.control or "")), 1):
+            one = perform(job, Path(scratch), folder)
+            if isinstance(one, str):
+                crashes.append(one)
+            else:
                 records.append(one)
                 if keep is not None:
                     keep(one)
-            else:
-                crashes.append(one)
             if progress is not None:
-                study, on = (one.study, one.on) if isinstance(one, Record) else one.job.key[:2]
-                progress(len(records) + len(crashes), len(jobs), f"{study} on {on}")
+                progress(at, len(jobs), f"{job.study.id} on {job.name}")
     return Measured(tuple(records), tuple(crashes))
 
 
-def groups_of(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
-    """Groups jobs by the run that they are on; the groups that read most checkpoints come first."""
-    groups: dict[tuple[str, str], list[Job]] = {}
-    for job in jobs:
-        groups.setdefault((job.name, job.control or ""), []).append(job)
-    return sorted(
-        map(tuple, groups.values()), key=lambda group: sum(len(job.refs()) for job in group), reverse=True
-    )
-
-
-def performed(
-    groups: Sequence[tuple[Job, ...]], processes: int, scratch: Path, folder: Path
-) -> Iterator[Record | Crash]:
-    """Yields what each job gave; several processes have one thread each."""
-    if processes == 1 or len(groups) < 2:
-        for group in groups:
-            for job in group:
-                yield perform(job, scratch, folder)
-        return
-    from concurrent.futures import BrokenExecutor, as_completed
-
-    from interp_tasks.workers import worker_pool
-
-    with worker_pool(processes, threads=1) as pool:
-        running = {pool.submit(perform_group, group, scratch, folder): group for group in groups}
-        for future in as_completed(running):
-            try:
-                yield from future.result()
-            except BrokenExecutor:
-                for job in running[future]:
-                    yield Crash(job, "a process died: it was killed, or memory ran out")
-
-
-def perform_group(group: Sequence[Job], scratch: Path, folder: Path) -> list[Record | Crash]:
-    return [perform(job, scratch, folder) for job in group]
-
-
-def perform(job: Job, scratch: Path, folder: Path) -> Record | Crash:
-    """Runs one job. What goes wrong in it does not stop the others; untrained models are left in ``scratch``."""
+def perform(job: Job, scratch: Path, folder: Path) -> Record | str:
+    """Runs one job; returns a line for a fault of ours, which stops no other. Untrained models stay in ``scratch``."""
     from circuits import CircuitsError
     from interp_tasks import experiments
     from interp_tasks.errors import UserError
@@ -333,7 +278,7 @@ def perform(job: Job, scratch: Path, folder: Path) -> Record | Crash:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
-        return Crash(job, " ".join(reason.split()))
+        return " ".join(f"study {job.study.id} on {job.name}: {reason}".split())
     if any(claim.per == "variance" for claim in job.claims):
         frame = frame.assign(**{VARIANCE: [entry_variance(str(run)) for run in frame["run"]]})
     table: Rows = [
@@ -374,6 +319,8 @@ def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
     """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
     import pandas
 
+    from interp_tasks import experiments
+
     # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
     marks = {"untrained": "0", "memorised": str(job.study.memorised)}
     mark = marks.get(str(job.control), "last")
@@ -384,9 +331,9 @@ def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
     stand_in = dict(zip(named.values(), named, strict=True))
     (trained, first), *_ = named.items()
     settings = {key: filled(marked(value, mark), first, trained) for key, value in job.study.settings.items()}
-    refs = tuple(f"{run}@{mark}" if job.study.at else run for run in named.values())
-    result = called(job.study.experiment, refs, json.dumps(settings))
-    frame = result.frame.assign(run=result.frame["run"].replace(stand_in))
+    asked = [f"{run}@{mark}" if job.study.at else run for run in named.values()]
+    frame = getattr(experiments, job.study.experiment)(asked, **settings).frame
+    frame = frame.assign(run=frame["run"].replace(stand_in))
     copies = []
     for wanted in job.study.at or ("",):
         refs = frame["ref"].map(
@@ -394,17 +341,6 @@ def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
         )
         copies.append(frame.assign(ref=refs))
     return copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
-
-
-@lru_cache(maxsize=1)
-def called(experiment: str, refs: tuple[str, ...], settings: str) -> Result:
-    """Returns an experiment's table; of two studies of different steps, one after the other, which ask the same of the
-    same untrained model, the second finds it there.
-    """
-    from interp_tasks import experiments
-
-    call: Callable[..., Result] = getattr(experiments, experiment)
-    return call(list(refs), **json.loads(settings))
 
 
 def marked(value: Any, mark: str) -> Any:
@@ -426,17 +362,14 @@ def untrained(run: TrainingRun, seed: int, scratch: Path) -> str:
 
     It is made once and stays in ``scratch``, as nearly every study of a run asks for it.
     """
-    from interp_tasks.training.config import resolve_config
     from interp_tasks.training.trainer import train_resolved
 
     out = scratch / run.name / f"seed-{seed}"
     if not out.exists():
-        settings = {key: as_typed(value) for key, value in run.settings.items()}
-        resolved = resolve_config(run.task, run.train_preset, settings)
         out.parent.mkdir(parents=True, exist_ok=True)
         # Another process may make the same one: what stands at its place is whole, whoever is first.
         made = Path(mkdtemp(dir=scratch)) / "run"
-        train_resolved(resolved, made, seed=seed, steps=0)
+        train_resolved(config_of_run(run), made, seed=seed, steps=0)
         try:
             made.rename(out)
         except OSError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.pages import Column, Page, Section, Table, Text, number, p_value
@@ -95,15 +95,13 @@ RESULT = (
 )
 #: Of the headlines.
 HEADLINES = (Column("finding", "says", sentences=True), *RESULT)
-#: Of all claims, one line each.
-SUMMARY = (Column("row", "row"), Column("claim", "says", sentences=True), *RESULT)
-#: Of the claims of one row, on each condition.
-SHOWN = (
+#: Of all claims.
+CLAIMS = (
+    Column("row", "row"),
     Column("claim", "says", sentences=True),
     *RESULT,
     Column("each seed", "runs", run_numbers),
     Column("interval", "interval", sentences=True),
-    Column("p", "p"),
     Column("note", "reason", sentences=True),
 )
 
@@ -119,7 +117,7 @@ def page(
     folder: str,
     versions: Mapping[str, str],
 ) -> Page:
-    """Returns a page of the claims, experiment by experiment.
+    """Returns a page of the headlines, of all claims, of missing runs, and of the rules, experiment by experiment.
 
     Args:
         frame: a row per outcome, as ``Reproduction.frame`` gives it.
@@ -134,17 +132,18 @@ def page(
             frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
             "Claims",
             "A verdict is what the rule says of the whole 95% interval: held, failed, or undecided where it reaches "
-            "across. Rules and each run's own number stand below, by experiment.",
-            SUMMARY,
+            "across. Intervals are over training runs (a mean with Student's t), or as the table says. Rules stand "
+            "below, by experiment.",
+            CLAIMS,
             name=f"{paper.name}-claims",
             download=frame,
         ),
     ]
     if missing:
         sections.append(missing_table(missing, folder))
-    for row in paper.row:
-        if not rows or row.number in rows:
-            sections += row_sections(paper, row, frame, f"{paper.name}-{row.number}")
+    sections += [
+        rules(paper, row, set(frame["claim"])) for row in paper.row if not rows or row.number in rows
+    ]
     config = {"paper": paper.name, "preset": preset, "runs": list(measured)}
     return Page(f"{paper.title}: published and ours", sections, config, versions)
 
@@ -205,37 +204,16 @@ def missing_table(missing: Sequence[TrainingRun], folder: str) -> Table:
     )
 
 
-def row_sections(paper: Paper, row: Row, frame: pandas.DataFrame, name: str) -> list[Section]:
-    """Returns an experiment of the paper: its claims with their rules, and a table of them."""
-    of_experiment = frame[frame["row"] == row.number]
+def rules(paper: Paper, row: Row, decided: Container[str]) -> Text:
+    """Returns the claims of an experiment with their rules, or why nothing of it is decided."""
     lines = [
         f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}"
         for claim in paper.claim
-        if claim.id in set(of_experiment["claim"])
+        if claim.row == row.number and claim.id in decided
     ]
     where = f" ({row.where})" if row.where else ""
-    body = "\n".join(lines) or (row.note or "Nothing of it is decided here.")
-    sections: list[Section] = [Text(body, f"{row.number}. {row.title}{where}")]
-    if lines:
-        sections.append(
-            Table(
-                of_experiment,
-                caption="Intervals: 95%, over training runs (a mean with Student's t), or as the table says.",
-                columns=SHOWN,
-                name=name,
-            )
-        )
-    return sections
-
-
-def paper_markdown(
-    paper: Paper, outcomes: Sequence[Mapping[str, Any]], rows: Sequence[Row], level: int = 2
-) -> str:
-    """Returns a summary, the table of headlines, and a section for each experiment, in Markdown."""
-    table = headlines_markdown(paper, outcomes)
-    headlines = f"{'#' * level} Headlines\n\n{table}" if table else ""
-    claims = claims_markdown(paper, outcomes, rows, level)
-    return "\n\n".join(filter(None, (summary_of(outcomes), headlines, claims)))
+    body = "\n".join(lines) or row.note or "Nothing of it is decided here."
+    return Text(body, f"{row.number}. {row.title}{where}")
 
 
 def headlines(
@@ -288,58 +266,12 @@ def result_cells(claim: Claim, row: Mapping[str, Any]) -> str:
     return " | ".join(cells)
 
 
-def claims_markdown(
-    paper: Paper, outcomes: Sequence[Mapping[str, Any]], rows: Sequence[Row], level: int = 2
-) -> str:
-    """Returns a section for each experiment of a paper, in Markdown: its claims with their rules, a table below each.
-
-    Args:
-        outcomes: rows of ``Reproduction.frame()``, or of what was stored of it.
-        rows: the experiments to write about; those without a claim are written about if they say why there is none.
-        level: of the sections' headings.
-    """
-    lines = []
-    for row in rows:
-        claims = {claim.id: claim for claim in paper.claim if claim.row == row.number}
-        by_claim = {key: [each for each in outcomes if each["claim"] == key] for key in claims}
-        if not any(by_claim.values()) and not row.note:
-            continue
-        where = f" ({row.where})" if row.where else ""
-        lines += [f"{'#' * level} {row.number}. {row.title}{where}", ""]
-        if not any(by_claim.values()):
-            lines += [row.note, ""]
-        for key, claim_outcomes in by_claim.items():
-            if not claim_outcomes:
-                continue
-            claim = claims[key]
-            lines += [
-                f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}",
-                "",
-                f"| condition | {RESULT_HEAD} | each seed |",
-                "|---|" + "---|" * RESULT_HEAD.count("|") + "---|---|",
-                *(
-                    f"| {each['run']} | {result_cells(claim, each)} | {run_numbers(each) or '–'} |"
-                    for each in claim_outcomes
-                ),
-                "",
-                *(f"- `{each['run']}`: {text}" for each in claim_outcomes if (text := remark(each))),
-                "",
-            ]
-    return "\n".join(lines)
-
-
 def verdict(row: Mapping[str, Any]) -> str:
     """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
     text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
     if known(row["p_holm"]):
         text += f" (p {p_value(row['p_holm'])} after Holm)"
     return f"{text}, {row['hours']:g} h" if known(row["hours"]) else text
-
-
-def remark(row: Mapping[str, Any]) -> str:
-    """Returns why the verdict, and the command of the training that it still needs."""
-    command = f"`{row['command']}`" if row["command"] else ""
-    return ": ".join(filter(None, (row["reason"], command)))
 
 
 def markdown_cell(text: str) -> str:

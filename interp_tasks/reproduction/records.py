@@ -20,7 +20,7 @@ from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.table import COLUMNS
 from interp_tasks.published import Claim, Paper, Study
-from interp_tasks.reproduction.claim_numbers import RATIO, Row, Rows, kind_of, number, rows_where
+from interp_tasks.reproduction.claim_numbers import Row, Rows, number, rows_where
 
 #: Study, run (or role, where a study looks at its runs together), control.
 Key = tuple[str, str, str]
@@ -118,23 +118,12 @@ def read_by_claims(table: Rows, claims: Iterable[Claim], stand_in: bool = False)
     Args:
         stand_in: these runs stand for others, whose names claims ask for.
     """
-    first = {row["run"]: row for row in reversed(table) if row["draw"] is None}
-    wanted = {id(row) for row in first.values()}
-    curves = set()
+    wanted = {id(row) for row in {row["run"]: row for row in reversed(table) if row["draw"] is None}.values()}
     for claim in claims:
-        filters = [claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])]
-        if stand_in:
-            filters = [{key: value for key, value in where.items() if key != "run"} for where in filters]
-        found = [row for where in filters for row in rows_where(table, where)]
-        wanted |= set(map(id, found))
-        # Of a ratio that a run ends too soon to have, its bounds are read.
-        curves |= {curve_of(row) for row in found if kind_of(row) == RATIO}
-    wanted |= {id(row) for row in table if kind_of(row) == RATIO and curve_of(row) in curves}
+        for where in (claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])):
+            asked = {key: value for key, value in where.items() if key != "run" or not stand_in}
+            wanted |= set(map(id, rows_where(table, asked)))
     return [row for row in table if id(row) in wanted]
-
-
-def curve_of(row: Row) -> tuple[Any, ...]:
-    return row["run"], row["variant"], row["split"]
 
 
 def columns_and_rows(table: Rows) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:

@@ -18,8 +18,8 @@ from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
 from interp_tasks.reproduction.claim_numbers import Rows, Seed, Seeds, has_ending
-from interp_tasks.reproduction.evidence import Entry, Evidence, names_of
-from interp_tasks.reproduction.page import page, paper_markdown, summary_of
+from interp_tasks.reproduction.evidence import Evidence, RunEvidence, names_of
+from interp_tasks.reproduction.page import page, summary_of
 from interp_tasks.reproduction.records import read_records, rule_of, tables_of
 from interp_tasks.reproduction.runs import config_digest
 from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, judge
@@ -68,42 +68,22 @@ class Reproduction:
         headlines = headline_outcomes(self.outcomes)
         rows = []
         for each in self.outcomes:
-            controls = dict(each.controls)
-            at_least, at_most = each.bounds or (-math.inf, math.inf)
-            rows.append(
-                {
-                    "row": each.claim.row,
-                    "experiment": titles[each.claim.row],
-                    "claim": each.claim.id,
-                    "headline": each in headlines,
-                    "says": each.claim.says,
-                    "source": each.claim.source,
-                    "published": each.claim.published,
-                    "published_number": each.claim.number,
-                    "rule": each.claim.rule,
-                    "rule_digest": rule_of(each.claim),
-                    "run": each.run,
-                    "n_runs": each.n_runs,
-                    "value": each.value,
-                    "value_ci_low": each.low,
-                    "value_ci_high": each.high,
-                    "median": each.median,
-                    "at_least": at_least if math.isfinite(at_least) else None,
-                    "at_most": at_most if math.isfinite(at_most) else None,
-                    "what": each.claim.what,
-                    "interval": each.interval,
-                    "runs": [{"run": name, "value": value} for name, value in each.runs],
-                    **{name: controls.get(name) for name in CONTROLS},
-                    "p": each.p,
-                    "p_holm": each.p_holm,
-                    "verdict": each.verdict,
-                    "reason": each.reason,
-                    "departures": each.claim.departures,
-                    "uncontrolled": each.claim.uncontrolled,
-                    "command": each.command,
-                    "hours": each.hours,
-                }
-            )
+            at_least, at_most = (end if math.isfinite(end) else None for end in each.bounds or UNBOUNDED)
+            more = {
+                "experiment": titles[each.claim.row],
+                "claim": each.claim.id,
+                "headline": each in headlines,
+                "published_number": each.claim.number,
+                "rule_digest": rule_of(each.claim),
+                "value_ci_low": each.low,
+                "value_ci_high": each.high,
+                "at_least": at_least,
+                "at_most": at_most,
+                "runs": [{"run": name, "value": value} for name, value in each.runs],
+            }
+            of_claim = {name: getattr(each.claim, name) for name in OF_CLAIM}
+            of_outcome = {name: getattr(each, name) for name in OF_OUTCOME}
+            rows.append({**of_claim, **of_outcome, **more, **dict(each.controls)})
         return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
             {"n_runs": "Int64", **dict.fromkeys(NUMBERS, float)}
         )
@@ -127,12 +107,6 @@ class Reproduction:
         text: str = frame.assign(runs=run_values).to_csv(index=False, lineterminator="\n")
         return text
 
-    def markdown(self) -> str:
-        """Returns the claims with their rules and verdicts, experiment by experiment."""
-        outcomes: list[Any] = self.frame().to_dict("records")
-        rows = [row for row in self.paper.row if not self.rows or row.number in self.rows]
-        return paper_markdown(self.paper, outcomes, rows)
-
     def page(self) -> Page:
         return page(
             self.paper,
@@ -146,7 +120,7 @@ class Reproduction:
         )
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Writes ``claims.csv``, ``.json`` and ``.md``, and ``index.html``.
+        """Writes ``claims.csv`` and ``.json``, and ``index.html``.
 
         Raises:
             UserError: if the file system refuses.
@@ -155,7 +129,6 @@ class Reproduction:
         return [
             atomic_write(folder / "claims.csv", self.to_csv()),
             atomic_write(folder / "claims.json", self.to_json()),
-            atomic_write(folder / "claims.md", self.markdown()),
             self.page().write(folder / "index.html"),
         ]
 
@@ -165,10 +138,26 @@ def summary(reproduction: Reproduction) -> str:
     return summary_of(reproduction.frame().to_dict("records"))
 
 
+#: Columns that are attributes of the claim, and of the outcome.
+OF_CLAIM = ("row", "says", "source", "published", "rule", "what", "departures", "uncontrolled")
+OF_OUTCOME = (
+    "run",
+    "n_runs",
+    "value",
+    "median",
+    "interval",
+    "p",
+    "p_holm",
+    "verdict",
+    "reason",
+    "command",
+    "hours",
+)
+UNBOUNDED = (-math.inf, math.inf)
 COLUMNS = (
     *("row", "experiment", "claim", "headline", "says", "source", "published", "published_number", "rule"),
-    "rule_digest",
     *(
+        "rule_digest",
         "run",
         "n_runs",
         "value",
@@ -177,11 +166,11 @@ COLUMNS = (
         "median",
         "at_least",
         "at_most",
+    ),
+    *(
         "what",
         "interval",
         "runs",
-    ),
-    *(
         *CONTROLS,
         "p",
         "p_holm",
@@ -189,9 +178,8 @@ COLUMNS = (
         "reason",
         "departures",
         "uncontrolled",
-        "command",
-        "hours",
     ),
+    *("command", "hours"),
 )
 #: Columns of numbers, NaN where there is none.
 NUMBERS = (
@@ -266,7 +254,7 @@ def checked_paper(paper: str | Paper, preset: str, rows: Sequence[int]) -> Paper
 
 def decide(claim: Claim, evidence: Evidence, preset: str, folder: str) -> list[Outcome]:
     """Returns the outcome of a claim on each condition of its study."""
-    conditions: dict[str, list[Entry]] = {}
+    conditions: dict[str, list[RunEvidence]] = {}
     for entry in evidence.entries:
         conditions.setdefault(entry.condition, []).append(entry)
     if not evidence.study.together and "run" in claim.where and len(conditions) > 1:
@@ -288,12 +276,12 @@ def decide(claim: Claim, evidence: Evidence, preset: str, folder: str) -> list[O
     ]
 
 
-def condition_name(entries: Sequence[Entry]) -> str:
+def condition_name(entries: Sequence[RunEvidence]) -> str:
     """Returns the name of a condition: that of its first run, without its seed."""
     return re.sub(r"/seed-\d+$", "", entries[0].name)
 
 
-def decide_on(claim: Claim, evidence: Evidence, entries: Sequence[Entry], folder: str) -> Outcome:
+def decide_on(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence], folder: str) -> Outcome:
     """Returns a claim on the runs of one condition."""
     name, together = condition_name(entries), evidence.study.together
     measured = [entry for entry in entries if entry.is_measured]
@@ -349,7 +337,7 @@ def runs_named(claim: Claim) -> list[str]:
     return [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
 
 
-def refusals(entries: Sequence[Entry]) -> list[str]:
+def refusals(entries: Sequence[RunEvidence]) -> list[str]:
     """Returns on which runs a study cannot be done, and why: those together that lack the same."""
     names: dict[str, list[str]] = {}
     for entry in entries:
@@ -360,7 +348,7 @@ def refusals(entries: Sequence[Entry]) -> list[str]:
     return [f"{', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 
-def controls_of(claim: Claim, evidence: Evidence, entries: Sequence[Entry]) -> dict[str, Rows | str]:
+def controls_of(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence]) -> dict[str, Rows | str]:
     """Returns the table of each control beside the runs of a condition, or the line that says why there is none."""
     tables: dict[str, Rows | str] = {}
     of_condition = {entry.name for entry in entries}
@@ -386,7 +374,7 @@ def controls_of(claim: Claim, evidence: Evidence, entries: Sequence[Entry]) -> d
     return tables
 
 
-def with_shuffled(evidence: Evidence, measured: Sequence[Entry]) -> Seeds:
+def with_shuffled(evidence: Evidence, measured: Sequence[RunEvidence]) -> Seeds:
     """Returns the identities of runs, where those on shuffled labels are seeds of the condition they stand for."""
     names = [run.name for entry in measured for run in entry.runs if run.name in evidence.seeds]
     if not names:

@@ -24,7 +24,7 @@ from interp_tasks.published import Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import as_typed
 from interp_tasks.reproduction.evidence import names_of
 from interp_tasks.reproduction.records import digest
-from interp_tasks.training.config import SECTIONS, resolve_config
+from interp_tasks.training.config import SECTIONS, Resolved, resolve_config
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,19 @@ class Located:
         return Located(self.run, base, {seed: base}, {seed: self.paths[seed]})
 
 
+def config_of_run(run: TrainingRun) -> Resolved:
+    """Returns the configuration that a paper's file gives a run."""
+    settings = {key: as_typed(value) for key, value in run.settings.items()}
+    return resolve_config(run.task, run.train_preset, settings)
+
+
 def config_digest(run: TrainingRun) -> str:
     """Returns a digest of every setting that a run's weights depend on, but the seed: runs that share it are one
     condition.
 
     A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
     """
-    settings = {key: as_typed(value) for key, value in run.settings.items()}
-    resolved = resolve_config(run.task, run.train_preset, settings)
+    resolved = config_of_run(run)
     train = resolved.train.model_dump(mode="json", exclude=ONLY_RECORDED | {"seed"})
     if train.get("schedule", "constant") == "constant":
         del train["steps"]
@@ -131,8 +136,7 @@ def check_settings(run: TrainingRun, path: Path) -> None:
     from tasks import get  # imports torch
 
     stored_config = config_there(path)
-    settings = {key: as_typed(value) for key, value in run.settings.items()}
-    resolved = resolve_config(run.task, run.train_preset, settings)
+    resolved = config_of_run(run)
     compare(run, path, "task.name", run.task, stored_config["task"].pop("name", None))
     task = get(run.task, **resolved.task)
     for section, wanted in (
@@ -215,8 +219,7 @@ def train_missing(
         run = each.run
         if run.role not in roles:
             continue
-        settings = {key: as_typed(value) for key, value in run.settings.items()}
-        resolved = resolve_config(run.task, run.train_preset, settings)
+        resolved = config_of_run(run)
         for seed, name in names_of(run).items():
             if seed not in each.bases:
                 out = Path(runs) / name

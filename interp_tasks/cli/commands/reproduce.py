@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,19 +57,11 @@ class MeasuringOptions:
         False
     )
     device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu"
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", metavar="N", help="Runs measured at a time.", show_default="2, or 1 on one core"
-        ),
-    ] = None
 
     def __post_init__(self) -> None:
         check_written_device(self.device)
         if self.device != "cpu" and not self.train:
             raise UserError(f"--device {self.device} is for --train: what is trained is measured on the CPU")
-        if self.jobs is not None and not 1 <= self.jobs <= 256:
-            raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
         if self.runs.exists() and not self.runs.is_dir():
             raise UserError(f"--runs {self.runs} is not a folder: name the one that holds runs, or will")
 
@@ -84,13 +75,11 @@ class MeasuringOptions:
                 reproduction.train_missing(
                     paper, preset, runs=self.runs, rows=rows, device=self.device, progress=shown
                 )
-        processes = self.jobs or min(2, os.cpu_count() or 1)
-        how: dict[str, Any] = {"file": file, "runs": self.runs, "rows": rows, "processes": processes}
+        how: dict[str, Any] = {"file": file, "runs": self.runs, "rows": rows}
         failed: list[str] = []
         with progress_line(quiet) as progress:
             if self.measure or self.train:
-                crashes = reproduction.measure(paper, preset, **how, progress=progress).crashes
-                failed += [str(each) for each in crashes]
+                failed += reproduction.measure(paper, preset, **how, progress=progress).crashes
             if self.check:
                 failed += reproduction.check_records(paper, preset, **how, progress=progress)
         return failed

@@ -11,10 +11,9 @@ from interp_tasks.cli.options import FORMAT, RATE, PrintingOptions, RecipeOption
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.tables import print_rows
-from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.subjects import SPLITS
-from interp_tasks.papers.miiii.data import MULTIPLES, SAMPLES, check_multiples
+from interp_tasks.papers.miiii.data import SAMPLES
 from interp_tasks.settings import check_task_name, task_config
 from interp_tasks.texts import duration, flop, size
 
@@ -106,9 +105,6 @@ def data(
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Setting of the task, as in task.p=11. Repeatable."),
     ] = [],  # noqa: B006  (never changed)
-    multiples: Annotated[
-        str, typer.Option("--multiples", metavar="17,23", help="Multiples that the polar plot shows.")
-    ] = ",".join(map(str, MULTIPLES)),
     samples: Annotated[
         int | None,
         typer.Option(
@@ -122,23 +118,13 @@ def data(
 ) -> None:
     """Look at a task's data: how many classes its answers have, and what guessing gets.
 
-    With --plot a page: numbers in polar coordinates, inputs and answers over the grid, the DFT matrix; of tasks whose
-    positions are a matrix some examples.
+    With --plot a page: the answers over the grid of inputs; of tasks whose positions are a matrix some examples.
     """
     check_choice("--split", split, SPLITS)
     check_samples(samples)
     check_seed(seed)
-    try:
-        numbers = tuple(int(part) for part in multiples.split(","))
-    except ValueError:
-        raise UserError(f"--multiples {multiples}: write whole numbers, such as 17,23") from None
-    check_multiples(numbers)
     output.check("data")
     output.import_tasks()
     check_task_name(task)
     config = task_config(task, settings)
-    output.show(
-        lambda progress: experiments.data(
-            task, config, multiples=numbers, samples=samples, split=split, seed=seed
-        )
-    )
+    output.show(lambda progress: experiments.data(task, config, samples=samples, split=split, seed=seed))

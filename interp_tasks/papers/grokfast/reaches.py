@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.run_logs import Run
 from interp_tasks.measurement.table import Row
 
+if TYPE_CHECKING:
+    from interp_tasks.measurement.embeddings import Array
+
 ACCURACY = "accuracy"
 SPLITS = ("validation", "train")
 #: Metrics of the table; ``{level}`` is the level in per cent.
 STEP, LASTING, REACHED = "step at {level}", "step at {level} for good", "reached {level}"
-SECONDS = "seconds at {level}"
 THEN = "validation when train is at {level}"
-FINAL, MIRROR, PLACE = "final level", "rank correlation with its loss", "place in order"
+FINAL, MIRROR = "final level", "rank correlation with its loss"
 PAIRS, SPREAD = "pairs in order", "last step / first step"
-RATIO, AT_LEAST, AT_MOST = "ratio of steps", "ratio of steps, at least", "ratio of steps, at most"
 #: Of an accuracy, by default.
 LEVEL = 0.95
 #: The primes below it generalise one by one, says the figure of the MIIII paper, those from it on together.
@@ -82,7 +84,7 @@ def reach_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row
     from interp_tasks.measurement.crossings import finite_or_nan
 
     trained = {reach.name: reach for reach in reaches if reach.split == "train"}
-    metrics = {name: name.format(level=percent(level)) for name in (STEP, LASTING, REACHED, SECONDS, THEN)}
+    metrics = {name: name.format(level=percent(level)) for name in (STEP, LASTING, REACHED, THEN)}
     for reach in reaches:
         validation, other = reach.split == "validation", trained.get(reach.name)
         shared = {**run.labels(), "step": int(reach.until), "split": reach.split, "variant": reach.name}
@@ -98,8 +100,6 @@ def reach_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row
             metrics[REACHED]: float(math.isfinite(reach.first)),
             FINAL: reach.final,
         }
-        if validation and run.clock:
-            values[metrics[SECONDS]] = seconds_at(run, reach.first)
         if validation and other is not None:
             values[metrics[THEN]] = value_at(run, reach.name, other.first)
         if validation:
@@ -112,16 +112,6 @@ def value_at(run: Run, name: str, step: float) -> float:
     import numpy as np
 
     return float(np.interp(step, *run.points(name))) if math.isfinite(step) else math.nan
-
-
-def seconds_at(run: Run, step: float) -> float:
-    """Returns the seconds of training until a step, linear between logged ones; NaN beyond the clock."""
-    import numpy as np
-
-    steps = sorted(run.clock)
-    if not math.isfinite(step) or not steps[0] <= step <= steps[-1]:
-        return math.nan
-    return float(np.interp(step, steps, [run.clock[each] for each in steps]))
 
 
 def mirrored(run: Run, name: str) -> float:
@@ -149,26 +139,12 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row
     """Yields rows on the order in which the answers of a run generalise."""
     import numpy as np
 
-    from circuits.statistics import spearman
     from interp_tasks.measurement.crossings import finite_or_nan
-    from interp_tasks.papers.grokfast.censored import share_in_order
 
     of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
     primes = sorted(q for q in of_prime if q is not None)
     if len(primes) < 2:
         return
-    steps = np.array([of_prime[q].first for q in primes])
-    shared = {**run.labels(), "step": int(of_prime[primes[0]].until)}
-    for q, step in zip(primes, steps, strict=True):
-        # Those that are as late, or not there, share their places.
-        rank = (steps < step).sum() + ((steps == step).sum() + 1) / 2
-        known = math.isfinite(step)
-        yield {
-            **shared,
-            "variant": of_prime[q].name,
-            "metric": PLACE,
-            "value": float(rank) if known else math.nan,
-        }
     sides = {
         "order of all answers": primes,
         f"order of answers below {TOGETHER_FROM}": [q for q in primes if q < TOGETHER_FROM],
@@ -178,22 +154,36 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[Row
         chosen = np.array([of_prime[q].first for q in moduli])
         if len(chosen) < 2:
             continue
-        row = {**shared, "variant": variant}
+        row = {**run.labels(), "step": int(of_prime[primes[0]].until), "variant": variant}
         yield {**row, "metric": PAIRS, "value": share_in_order(chosen)}
         first, last = chosen.min(), chosen.max()
         # Of answers none of which got there nothing is known; nor is there a share of step 0.
         known = 0 < first < math.inf
         yield {**row, "metric": SPREAD, "value": finite_or_nan(last / first) if known else math.nan}
-        yield {
-            **row,
-            "metric": REACHED.format(level=percent(level)),
-            "value": float(np.isfinite(chosen).mean()),
-        }
-        if len(chosen) > 2:
-            # Ranks want numbers; whatever is later than the last step stands for "not there".
-            numbers = np.where(np.isfinite(chosen), chosen, 2.0 * shared["step"] + 1)
-            value = float(spearman(np.array([moduli], dtype=float), numbers[None])[0])
-            yield {**row, "metric": "rank correlation of step and modulus", "value": value}
+        share = float(np.isfinite(chosen).mean())
+        yield {**row, "metric": REACHED.format(level=percent(level)), "value": share}
+
+
+def share_in_order(steps: Array) -> float:
+    """Returns the share of pairs in which the second step is later; ties count half, two infinite steps not at all."""
+    import numpy as np
+
+    counted = [
+        0.5 if steps[i] == steps[j] else float(steps[i] < steps[j])
+        for i in range(len(steps))
+        for j in range(i + 1, len(steps))
+        if not (math.isinf(steps[i]) and math.isinf(steps[j]))
+    ]
+    return float(np.mean(counted)) if counted else math.nan
+
+
+def median(values: Array) -> float:
+    """Returns the median of values of which some are infinite; infinite, or NaN, where it is unknown."""
+    import numpy as np
+
+    ordered = np.sort(values)
+    with np.errstate(invalid="ignore"):
+        return float((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
 def named(run: Run, kind: str, split: str = "validation") -> list[str]:

@@ -117,7 +117,7 @@ def readouts(subject: LoadedCheckpoint) -> list[tuple[dict[str, Any], Tensor]]:
     chunks = subject.tokens.split(1024)
     seen = [
         {name: out.squeeze(-1).double().cpu() for name, out in result.readouts.items()}
-        for result in (lens(subject.model, lot) for lot in chunks)
+        for result in (lens(subject.model, chunk) for chunk in chunks)
     ]
     return [(place(name), torch.cat([part[name] for part in seen])) for name in seen[0]]
 

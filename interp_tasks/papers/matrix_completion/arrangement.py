@@ -18,7 +18,6 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import Array, Tables, correlation, ranks, resamples
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.subjects import LoadedCheckpoint
     from tasks import Task
 
 ALIGNMENT = "alignment with the final embeddings"
@@ -123,18 +122,13 @@ class EmbeddingTargets:
     axes: Mapping[str, int]
 
     @classmethod
-    def of(cls, subject: LoadedCheckpoint, largest: float | None) -> EmbeddingTargets:
-        """Returns the values and axes that a checkpoint's task declares; see :meth:`of_task`."""
-        assert subject.task is not None
-        return cls.of_task(subject.task, largest)
-
-    @classmethod
-    def of_task(cls, task: Task, largest: float | None) -> EmbeddingTargets:
+    def of(cls, task: Task | None, largest: float | None) -> EmbeddingTargets:
         """Returns the values and axes that a task declares.
 
         Raises:
             UserError: if it says nothing, or no value is left.
         """
+        assert task is not None
         values = {
             token: value
             for token, value in task.token_values().items()
@@ -186,15 +180,10 @@ def of_tokens(
         ]
         best = int(sides[1][0] > sides[0][0])
         quantities["sign separability"] = (f"component {best + 1}", sides[best])
-        scores, other = components.scores[:, 1 - best], f"component {2 - best}"
-        quantities["magnitude correlation"] = (
-            other,
-            turned(correlation(ranks(np.abs(values)), ranks(scores), weights)),
-        )
-    else:
-        for k in (0, 1):
-            along = correlation(ranks(values), ranks(components.scores[:, k]), weights)
-            quantities[f"value correlation, component {k + 1}"] = (f"component {k + 1}", turned(along))
+        along = correlation(ranks(np.abs(values)), ranks(components.scores[:, 1 - best]), weights)
+        # A component has no sign; the value's decides for its resamples.
+        turned = -along if along[0] < 0 else along
+        quantities["magnitude correlation"] = (f"component {2 - best}", turned)
     if end is not None:
         last = end.rows(targets.values)
         directions = principal(last).directions
@@ -203,8 +192,3 @@ def of_tokens(
             correlation(points @ directions.T, last @ directions.T, weights),
         )
     return quantities
-
-
-def turned(correlations: Array) -> Array:
-    """Returns correlations without the sign, which a component does not have; the value's decides for its resamples."""
-    return -correlations if correlations[0] < 0 else correlations

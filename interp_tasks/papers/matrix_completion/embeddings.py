@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import SEQUENTIAL, SYMBOLS, Panel, draw
-from circuits.figures.panels import Series, curve, of_rows, scatter
+from circuits.figures.layout import SEQUENTIAL, Panel, draw
+from circuits.figures.panels import Series, scatter
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import WEIGHTS, Array, Tables, interval
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import logged_drop
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -36,7 +34,6 @@ from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
 from interp_tasks.papers.matrix_completion.arrangement import (
-    ALIGNMENT,
     EmbeddingTargets,
     clustered,
     of_tokens,
@@ -50,9 +47,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.subjects import LabelledRef
-    from tasks import Task
 
-HALF_WAY = "half-way step of the alignment"
 #: Width of the bins that values are coloured by, as in figure 7 of the paper.
 BIN = 0.5
 LARGEST = typer.Option(
@@ -61,27 +56,7 @@ LARGEST = typer.Option(
 UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
 
 
-def metrics_of_embeddings(task: Task) -> Sequence[str]:
-    """Returns the metrics that rows can have: of values by whether there are v and -v, of positions by axis."""
-    targets = EmbeddingTargets.of_task(task, None)
-    values = set(targets.values.values())
-    names: list[str] = []
-    if values:
-        names = ["variance of two components", ALIGNMENT, HALF_WAY]
-        if any(value > 0 and -value in values for value in values):
-            names += ["norm asymmetry", "norm symmetry", "sign separability", "magnitude correlation"]
-        if any(-value not in values for value in values):
-            # Without pairs, or where --largest leaves none.
-            names += ["value correlation, component 1", "value correlation, component 2"]
-    for prefix in ("", "t-SNE "):
-        for axis in targets.clustered_axes:
-            names += [f"{prefix}silhouette by {axis}", f"{prefix}silhouette by {axis}: p"]
-    if targets.axes:
-        names += ["norm variation", f"norm of the middle {next(iter(targets.axes))} / others"]
-    return names
-
-
-@experiment("matrix", says={"largest": None}, metrics=metrics_of_embeddings)
+@experiment("matrix", says={"largest": None})
 def embeddings(
     refs: str | Sequence[str],
     largest: Annotated[float | None, LARGEST] = None,
@@ -111,13 +86,15 @@ def embeddings(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that says of neither tokens nor
             positions what they stand for.
     """
-    check_largest(largest)
+    if largest is not None and not 0 < largest < 1e9:
+        raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
     check_has_task("embeddings", options)
     refs = resolve_refs(refs, Examples.of(options))
-    measures = Measures(largest, untrained, Ends.of(refs.named, options.get("device", "cpu")))
+    last = {run: several[-1] for run, several in by_run(refs.named).items() if len(several) > 1}
+    measures = Measures(largest, untrained, last, options.get("device", "cpu"))
 
     def check(planned: PendingCheckpoint) -> None:
-        EmbeddingTargets.of(planned, largest)
+        EmbeddingTargets.of(planned.task, largest)
 
     config = {"largest": largest}
     result = measure("embeddings", refs, options, measures.measured, config=config, check=check)
@@ -134,39 +111,46 @@ class Measures:
     """What is measured of each checkpoint, and the tables of the figures by REF.
 
     Attributes:
-        aligned: run -> step -> how far the embeddings are aligned with the last ones, with resamples.
+        last: the last chosen checkpoint of each run that has several; ``ends``: its embeddings, of one run at a time.
     """
 
     largest: float | None
     untrained: bool
-    ends: Ends
+    last: Mapping[str, LabelledRef]
+    device: str
+    ends: dict[str, Tables] = field(default_factory=dict)
     tokens: dict[str, pandas.DataFrame] = field(default_factory=dict)
     positions: dict[str, pandas.DataFrame] = field(default_factory=dict)
     remarks: dict[str, None] = field(default_factory=dict)
-    aligned: dict[str, dict[int, Array]] = field(default_factory=dict)
 
     def measured(self, subject: LoadedCheckpoint) -> Measured:
         """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
         import pandas
 
-        ref, run = str(subject.labels["ref"]), run_of(subject)
-        targets, tables = EmbeddingTargets.of(subject, self.largest), Tables.of(subject.model)
+        ref = str(subject.labels["ref"])
+        targets, tables = EmbeddingTargets.of(subject.task, self.largest), Tables.of(subject.model)
         untrained = Tables.of(untrained_model(subject)) if self.untrained else None
         rows: list[Row] = []
         if targets.values:
-            end = self.ends.of_subject(subject)
+            end = self.end_of(subject)
             rows, self.tokens[ref] = token_rows(targets, tables, untrained, end, subject.seed)
-            if end is not None:
-                resampled = of_tokens(targets, tables, end, subject.seed)[ALIGNMENT][1]
-                self.aligned.setdefault(run, {})[subject.checkpoint.step] = resampled
-                if subject.checkpoint.path == self.ends.last[run].resolved.path:
-                    rows += half_way(Path(run), self.aligned[run])
         # t-SNE cannot place fewer than four points.
         if targets.axes and tables.positions is not None and math.prod(targets.axes.values()) > 3:
             more, self.positions[ref], note = position_rows(targets, tables, untrained, subject.seed)
             rows += more
             self.remarks[note] = None
         return Measured(pandas.DataFrame(rows), {})
+
+    def end_of(self, subject: LoadedCheckpoint) -> Tables | None:
+        """Returns the embeddings of the last chosen checkpoint of a run; ``None`` where it is the only one."""
+        from interp_tasks.checkpoints.load import load_resolved
+
+        run = run_of(subject)
+        if run not in self.last:
+            return None
+        if run not in self.ends:
+            self.ends = {run: Tables.of(load_resolved(self.last[run].resolved, self.device).model)}
+        return self.ends[run]
 
 
 def notes(largest: float | None) -> tuple[str, ...]:
@@ -176,60 +160,8 @@ def notes(largest: float | None) -> tuple[str, ...]:
         "sign separability: area under the ROC curve of the sign along that one of two principal components that tells "
         "signs apart better; magnitude correlation: Spearman's of |v| with the other one, without its sign.",
         "baseline: an untrained model of the architecture; of silhouettes their mean under permuted labels, with p "
-        "from 999 permutations; of the half-way step the onset of the run's drop.",
+        "from 999 permutations.",
     )
-
-
-def check_largest(largest: float | None) -> None:
-    if largest is not None and not 0 < largest < 1e9:
-        raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
-
-
-@dataclass
-class Ends:
-    """Finds the last chosen checkpoint of each run that has several."""
-
-    last: Mapping[str, LabelledRef]
-    device: str
-    loaded: dict[str, Tables] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, named: Sequence[LabelledRef], device: str) -> Ends:
-        ends = {run: several[-1] for run, several in by_run(named).items() if len(several) > 1}
-        return cls(ends, device)
-
-    def of_subject(self, subject: LoadedCheckpoint) -> Tables | None:
-        from interp_tasks.checkpoints.load import load_resolved
-
-        run = run_of(subject)
-        if run not in self.last:
-            return None
-        if run not in self.loaded:
-            self.loaded = {run: Tables.of(load_resolved(self.last[run].resolved, self.device).model)}
-        return self.loaded[run]
-
-
-def half_way(run: Path, aligned: Mapping[int, Array]) -> list[Row]:
-    """Returns a row of the step at which the alignment is half-way, with the drop's onset; needs 3 checkpoints."""
-    import numpy as np
-
-    from interp_tasks.measurement.crossings import crossing
-
-    if len(aligned) < 3:
-        return []
-    steps = sorted(aligned)
-    curves = np.stack([aligned[step] for step in steps], 1)
-    # The way begins at no alignment at all, whatever checkpoints were asked for.
-    steps_half_way = crossing(steps, curves, 0.5, 0 * curves[:, 0], curves[:, -1])
-    if curves[0, 0] >= 0.5:
-        return []
-    low, high = interval(steps_half_way[1:])
-    against = (
-        () if (drop := logged_drop(run)) is None else (drop.onset, (low - drop.onset, high - drop.onset))
-    )
-    about = {"variant": "tokens", "intervention": "two components", "metric": HALF_WAY, "site": "embed"}
-    row = {**about, "engine": "exact", **numbers(steps_half_way[0], (low, high), *against)}
-    return [row]
 
 
 def token_rows(
@@ -282,10 +214,10 @@ def position_rows(
             about = {**common, "intervention": "against permuted labels", "metric": name}
             rows.append({**about, **numbers(clusters.value, baseline=clusters.null), "p_value": p})
             rows.append({**about, "metric": f"{name}: p", "value": p})
-    measured = of_norms(targets, norms)
+    measured = middle_norm(targets, norms)
     other = {}
     if untrained_tables is not None and untrained_tables.positions is not None:
-        other = of_norms(targets, np.linalg.norm(untrained_tables.positions[:cells], axis=1))
+        other = middle_norm(targets, np.linalg.norm(untrained_tables.positions[:cells], axis=1))
     for metric, value in measured.items():
         columns = numbers(value, baseline=other.get(metric))
         rows.append({**common, "intervention": "norms", "metric": metric, **columns})
@@ -294,18 +226,15 @@ def position_rows(
     return rows, table, f"t-SNE: scikit-learn, perplexity {perplexity:g}, seed {seed}."
 
 
-def of_norms(targets: EmbeddingTargets, norms: Array) -> dict[str, float]:
-    """Measures how norms vary, and the middle of the first axis against the rest: its one or two middle lines."""
+def middle_norm(targets: EmbeddingTargets, norms: Array) -> dict[str, float]:
+    """Returns the mean norm of the one or two middle lines of the first axis over that of the others, by metric."""
     import numpy as np
 
     axis, size = next(iter(targets.axes.items()))
-    quantities = {"norm variation": float(norms.std() / norms.mean())}
-    if size > 2:
-        middle = np.abs(targets.labels(axis) - (size - 1) / 2) < 1
-        quantities[f"norm of the middle {axis} / others"] = float(
-            norms[middle].mean() / norms[~middle].mean()
-        )
-    return quantities
+    if size < 3:
+        return {}
+    middle = np.abs(targets.labels(axis) - (size - 1) / 2) < 1
+    return {f"norm of the middle {axis} / others": float(norms[middle].mean() / norms[~middle].mean())}
 
 
 def arrangement(
@@ -361,24 +290,10 @@ def position_panels(ref: str, table: pandas.DataFrame) -> list[Panel]:
     return panels
 
 
-def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Draws a panel per metric over steps, a line per run, with open markers for the untrained baseline."""
-    shown = frame[~frame["metric"].str.endswith(": p")]
-    panels = []
-    for metric, rows in shown.groupby("metric", sort=False):
-        series: dict[str, Series] = {}
-        for look, (run, part) in enumerate(rows.groupby("run", sort=False)):
-            part = part.sort_values("step")
-            opened: dict[str, Any] = {"symbol": f"{SYMBOLS[look % len(SYMBOLS)]}-open"}
-            series[str(run)] = Series(part["step"].tolist(), part["value"].tolist(), look=look)
-            style = {"mode": "markers", "marker": opened}
-            series[f"{run}, baseline"] = of_rows(part, "step", "baseline", style=style, look=look)
-        panels.append(curve(series, str(metric), y="", height=220))
-    return draw(panels, columns=2)
-
-
 def figures(result: Result) -> list[Figure]:
-    """Returns the arrangement in every checkpoint, and over training where there are several."""
+    """Returns the arrangement in every checkpoint, and every number where there are several."""
+    from interp_tasks.measurement.figure import figure
+
     tokens, positions = result.data["tokens"], result.data["positions"]
     caption = "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
     refs = list(dict.fromkeys([*tokens, *positions]))
@@ -387,9 +302,6 @@ def figures(result: Result) -> list[Figure]:
         for ref in refs
     ]
     if len(refs) > 1:
-        drawn.append(
-            Figure(
-                over_training(result.frame), "Over training", "Filled: the checkpoint. Open: its baseline."
-            )
-        )
+        shown = result.frame[~result.frame["metric"].str.endswith(": p")]
+        drawn.append(Figure(figure(shown), "Every number of every checkpoint", "Open: the baseline."))
     return drawn

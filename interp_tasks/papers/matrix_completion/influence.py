@@ -2,19 +2,17 @@
 
 Per kind of pair (the ``intervention``) the mean absolute change of the output, and the share that the kind has of all
 change, whose ``baseline`` is its share of all pairs. ``variant`` is the model, or a reference of the task's: what
-another way to the answer would do; a row of its own has the rank correlation of its changes with the model's.
+another way to the answer would do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from circuits.figures.layout import draw
-from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import without_intervals
@@ -22,7 +20,7 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 from interp_tasks.measurement.table import Row, numbers, value_text
-from interp_tasks.pages import Column, Figure
+from interp_tasks.pages import Column
 
 if TYPE_CHECKING:
     import pandas
@@ -37,17 +35,14 @@ SHIFT = 0.1
 TOKENS_PER_PASS = 32768
 DRAWS, LEVEL = 1000, 0.95
 MODEL = "model"
-CHANGE, PART, AGREEMENT = "mean |change|", "share of all change", "correlation with the model"
+CHANGE, PART = "mean |change|", "share of all change"
 SHIFT_OPTION = typer.Option("--shift", help="How far a value moves, up or down.")
-REDRAW = typer.Option("--redraw", help="Give it another example's value instead.")
 
 
-@experiment("matrix", says={"shift": None, "redraw": False})
+@experiment("matrix", says={"shift": None})
 def influence(
     refs: str | Sequence[str],
-    shift: Annotated[float | None, SHIFT_OPTION, float] = SHIFT,
-    *,
-    redraw: Annotated[bool, REDRAW] = False,
+    shift: Annotated[float, SHIFT_OPTION] = SHIFT,
     **options: Unpack[Options],
 ) -> Result:
     """See which observed entries move which hidden ones: change one at a time.
@@ -58,50 +53,37 @@ def influence(
     Args:
         refs: one or several REFs; all see the same examples and the same changes.
         shift: how far a value moves, up or down by chance; rounded to the task's values, at least one of them.
-        redraw: give the position the value of another example instead.
         options: samples (default 64), seed, split, task, task_config, device, progress: see :class:`Options`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that does not say what to change.
     """
-    check_shift(shift)
+    if not 0 < shift < 1e9:
+        raise UserError(f"--shift {shift:g}: give a distance above 0 and below 1e9")
     check_has_task("influence", options)
-    maps: dict[tuple[str, str], Any] = {}
-    step = None if redraw else shift
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
 
-        ref, declared = str(subject.labels["ref"]), influences_of(subject, step)
-        moved = changes(subject, declared)
-        rows = []
-        for variant, changed_outputs in {MODEL: moved, **declared.references}.items():
-            rows += rows_of(variant, changed_outputs, declared, subject.seed)
-            by_distance = by_offset(subject, declared, changed_outputs)
-            if by_distance is not None:
-                maps[ref, variant] = by_distance
-        for variant, reference in declared.references.items():
-            rows.append(agreement(variant, moved, reference, declared, subject.seed))
+        declared = influences_of(subject, shift)
+        moved = {MODEL: changes(subject, declared), **declared.references}
+        rows = [
+            row for variant, each in moved.items() for row in rows_of(variant, each, declared, subject.seed)
+        ]
         return Measured(pandas.DataFrame(rows), {})
 
     options = {**options, "samples": options.get("samples") or 64}
-    result = measure("influence", refs, options, measure_checkpoint, config={"shift": step, "redraw": redraw})
-    how = "the value of another example" if redraw else f"its value ± {shift:g}"
+    result = measure("influence", refs, options, measure_checkpoint, config={"shift": shift})
     notes = (
-        f"One entry at a time is given {how}; change: of the output at each hidden entry.",
+        f"One entry at a time is given its value ± {shift:g}; change: of the output at each hidden entry.",
         "share of all change: its baseline is the kind's share of all pairs.",
         "Other variants: what that way to the answer would move by, to first order.",
         "Intervals: 95%, bootstrap over examples.",
     )
-    return replace(result, notes=notes, data={"maps": maps})
+    return replace(result, notes=notes)
 
 
-def check_shift(shift: float | None) -> None:
-    if shift is not None and not 0 < shift < 1e9:
-        raise UserError(f"--shift {shift:g}: give a distance above 0 and below 1e9")
-
-
-def influences_of(subject: LoadedCheckpoint, shift: float | None) -> Influences:
+def influences_of(subject: LoadedCheckpoint, shift: float) -> Influences:
     """Returns the changes of the input that the task declares.
 
     Raises:
@@ -183,51 +165,6 @@ def rows_of(variant: str, moved: Tensor, declared: Influences, seed: int) -> lis
     return rows if len(moved) > 1 else [without_intervals(row) for row in rows]
 
 
-def agreement(variant: str, moved: Tensor, reference: Tensor, declared: Influences, seed: int) -> Row:
-    """Returns a row with the rank correlation of the model's changes with a reference's, over all pairs."""
-    import numpy as np
-
-    from interp_tasks.measurement.embeddings import correlation, ranks
-
-    pairs = (declared.changed[:, :, None] & declared.read[:, None] & ~reference.isnan()).cpu()
-    row: Row = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT, "engine": "naive"}
-    if not pairs.any():
-        return row
-    examples = pairs.nonzero()[:, 0].numpy()
-    one, other = (ranks(x.cpu()[pairs].double().numpy()) for x in (moved, reference))
-    rng = np.random.default_rng([seed, 5])
-    count = len(moved)
-    resamples = rng.multinomial(count, np.full(count, 1 / count), size=200)
-    weights = np.concatenate([np.ones((1, count)), resamples])[:, examples]
-    resampled = correlation(one, other, weights)
-    low, high = np.nanquantile(resampled[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    row |= {**numbers(resampled[0], (low, high)), "n": count}
-    return row if count > 1 else without_intervals(row)
-
-
-def by_offset(subject: LoadedCheckpoint, influences: Influences, moved: Tensor) -> Any:
-    """Returns mean |change| by the source's offset from the target ``[2n − 1, 2m − 1]``; ``None`` without a grid."""
-    import numpy as np
-
-    task = subject.task
-    assert task is not None
-    axes = task.grid_axes()
-    if len(axes) != 2 or any(axis.position is not None for axis in axes):
-        return None
-    sizes = tuple(len(axis.values) for axis in axes)
-    cells = sizes[0] * sizes[1]
-    at = np.stack(np.unravel_index(np.arange(cells), sizes))
-    away = at[:, :, None] - at[:, None] + np.array(sizes)[:, None, None] - 1
-    pairs = (influences.changed[:, :, None] & influences.read[:, None] & ~moved.isnan()).cpu().numpy()
-    size = moved.nan_to_num(0.0).abs().cpu().numpy()
-    shape = tuple(2 * one - 1 for one in sizes)
-    sums, counts = np.zeros(shape), np.zeros(shape)
-    use = pairs[:, :cells, :cells]
-    np.add.at(sums, (away[0], away[1]), (size[:, :cells, :cells] * use).sum(0))
-    np.add.at(counts, (away[0], away[1]), use.sum(0))
-    return np.divide(sums, counts, out=np.full(shape, np.nan), where=counts > 0)
-
-
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns; the kind of pair distinguishes rows."""
     return [
@@ -237,21 +174,3 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
         Column("value [95% CI]", "value", value_text),
         Column("share of pairs", "baseline"),
     ]
-
-
-def figures(result: Result) -> list[Figure]:
-    """Returns a map per checkpoint, and one of each reference, each with its own scale; nothing without a grid."""
-    import pandas
-
-    caption = (
-        "Mean absolute change of an output when one entry is changed, by where that entry lies from the output's "
-        "own: rows down, columns across, the output's own place in the middle."
-    )
-    panels = []
-    for (ref, variant), values in result.data["maps"].items():
-        rows, columns = (range(-(size // 2), size // 2 + 1) for size in values.shape)
-        table = pandas.DataFrame(values, index=rows, columns=columns)
-        axes: dict[str, Any] = {"across": "columns away", "down": "rows away", "numbers": False}
-        panels.append(heat(table, f"{variant}<br>{ref}", unit="mean change", width=220, row=24, **axes))
-    drawn = [draw(panels, columns=min(2, len(panels)))] if panels else []
-    return [Figure(one, "Where the entries are that move an output", caption) for one in drawn]

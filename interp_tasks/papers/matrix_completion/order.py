@@ -7,17 +7,21 @@ their difference: negative is before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.embeddings import Array, Tables, interval
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice, check_kinds
+from interp_tasks.measurement.paired import DRAWS, read
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
@@ -32,19 +36,24 @@ from interp_tasks.measurement.subjects import (
 )
 from interp_tasks.measurement.table import Row, effect_text, numbers, value_text
 from interp_tasks.pages import Column, Figure
-from interp_tasks.papers.matrix_completion.quantities import QUANTITIES, RunEnd
+from interp_tasks.papers.matrix_completion.arrangement import (
+    ALIGNMENT,
+    EmbeddingTargets,
+    distances,
+    of_tokens,
+    silhouette,
+)
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.embeddings import Array
     from interp_tasks.measurement.subjects import LabelledRef
 
 SHARES = (0.1, 0.5, 0.9)
 STARTS = ("plateau", "first")
 #: Kinds of quantities, in the order of the table.
-KINDS = ("metrics", "ablation", "embeddings", "positions", "attention", "probe")
+KINDS = ("metrics", "ablation", "embeddings", "positions")
 VALUE, STEP = "value", "step at "
 KINDS_OPTION = typer.Option(
     "--kind",
@@ -64,14 +73,11 @@ def order(
 ) -> Result:
     """See which quantity moves first over the checkpoints of a run, and how long before the drop.
 
-    Metrics, effect of ablation, embeddings, positions, attention of the classes of heads, probes: the step at which
-    each has made 10%, 50% and 90% of its way.
+    Metrics, effect of ablation, embeddings, positions: the step at which each has made 10%, 50% and 90% of its way.
 
     ``metrics`` of the task; ``ablation``: by how much uniform attention in all heads changes the task's drop metric;
     ``embeddings``: alignment of the token embeddings with the last checkpoint's (see ``embeddings``);
-    ``positions``: silhouettes of position embeddings; ``attention``: the share of attention on its template of each
-    class of heads that the last checkpoint has, over those heads; ``probe``: R² or accuracy of the first target that
-    the task declares, after the last layer, at hidden entries where there are such.
+    ``positions``: silhouettes of position embeddings.
 
     Args:
         refs: REFs of checkpoints of one or several runs, such as ``RUN@all``; at least four of each.
@@ -90,7 +96,7 @@ def order(
     runs = checked_runs(found.named)
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
     device = options.get("device", "cpu")
-    followed = {run: RunQuantities(named, RunEnd(named[-1].resolved, device)) for run, named in runs.items()}
+    followed = {run: RunQuantities(named, device) for run, named in runs.items()}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
@@ -109,7 +115,7 @@ def order(
         "checkpoint, made for good, interpolated between stored steps.",
         "baseline: that step of the drop metric. effect: value − baseline; negative is before the drop.",
         "Intervals: 95%, bootstrap over examples (of embeddings over values), the same resamples at all checkpoints; "
-        "probes and silhouettes have none. What other runs would give is not in them.",
+        "silhouettes have none. What other runs would give is not in them.",
     )
     curves = {run: one.made(plateaus[run]) for run, one in followed.items()}
     return replace(result, config=config, notes=notes, data={"curves": curves})
@@ -149,7 +155,7 @@ class RunQuantities:
     """
 
     named: Sequence[LabelledRef]
-    end: RunEnd
+    device: str
     curves: dict[str, dict[int, Array]] = field(default_factory=dict)
     drop: str = ""
 
@@ -157,10 +163,15 @@ class RunQuantities:
     def last(self) -> LabelledRef:
         return self.named[-1]
 
+    @cached_property
+    def end(self) -> Tables:
+        """The embeddings of the last checkpoint."""
+        from interp_tasks.checkpoints.load import load_resolved
+
+        return Tables.of(load_resolved(self.last.resolved, self.device).model)
+
     def add(self, subject: LoadedCheckpoint, kinds: Sequence[str]) -> list[Row]:
         """Measures one checkpoint; its rows."""
-        from interp_tasks.measurement.embeddings import interval
-
         assert subject.task is not None
         self.drop = subject.task.drop_metric.name
         rows = []
@@ -176,15 +187,12 @@ class RunQuantities:
 
     def stacked(self, name: str) -> tuple[list[int], Array]:
         """Returns the steps and the curve ``[1 + draws, step]`` of a quantity."""
-        import numpy as np
-
         steps = sorted(self.curves[name])
         return steps, np.stack([self.curves[name][step] for step in steps], 1)
 
     def steps(self, subject: LoadedCheckpoint, plateau: int | None) -> list[Row]:
         """Returns rows with the step at which each quantity has reached a share of its total change."""
         from interp_tasks.measurement.crossings import crossing
-        from interp_tasks.measurement.embeddings import interval
 
         rows = []
         of_drop: dict[float, Array] = {}
@@ -214,6 +222,76 @@ class RunQuantities:
             distance = values[-1] - start
             columns |= {"step": steps, name: (values - start) / (distance if distance else float("nan"))}
         return pandas.DataFrame(columns)
+
+
+# Quantities: each a function of a checkpoint that gives, by name, ``[1 + draws]``: the value, then its resamples, of
+# the same examples at every checkpoint; ``[1]`` where there are none.
+
+
+def pooled(sums: Any, counts: Any, seed: int) -> Array:
+    """Returns Σsum / Σcount of per-example pairs, then of its resamples over examples."""
+    from circuits.statistics import bootstrap, ratio
+
+    total, count = (np.asarray(x, dtype=float)[None] for x in (sums, counts))
+    value = ratio(total.sum(1), count.sum(1))
+    return np.concatenate([value, bootstrap(total, count, seed, DRAWS)[:, 0]])
+
+
+def judged(subject: LoadedCheckpoint, *edits: Any) -> dict[str, tuple[Array, Array]]:
+    """Returns the task's metrics per example, under edits."""
+    from circuits import run
+
+    assert subject.task is not None
+    output = run(subject.model, subject.tokens, *edits)
+    return {name: read(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
+
+
+def metrics(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
+    return {name: pooled(*values, subject.seed) for name, values in judged(subject).items()}
+
+
+def ablation(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
+    """Returns the change of the drop metric under uniform attention in all heads."""
+    from circuits import ablate, heads
+
+    assert subject.task is not None
+    name = subject.task.drop_metric.name
+    edited = judged(subject, ablate.uniform(heads("all", subject.model)))[name]
+    gap = pooled(*edited, subject.seed) - pooled(*judged(subject)[name], subject.seed)
+    return {f"effect of ablation on {name}": gap}
+
+
+def embeddings(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
+    """Returns how far the token embeddings are aligned with those of the run's last checkpoint."""
+    assert subject.task is not None
+    targets = EmbeddingTargets(subject.task.token_values(), {})
+    if len(targets.values) < 4:
+        return {}
+    return {
+        "embedding alignment": of_tokens(targets, Tables.of(subject.model), last, subject.seed)[ALIGNMENT][1]
+    }
+
+
+def positions(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
+    """Returns how far the position embeddings form clusters, by each axis of the grid of positions."""
+    assert subject.task is not None
+    axes = {axis.name: len(axis.values) for axis in subject.task.grid_axes() if axis.position is None}
+    table, targets = Tables.of(subject.model).positions, EmbeddingTargets({}, axes)
+    if not axes or table is None:
+        return {}
+    apart = distances(table[: int(np.prod(list(axes.values())))])
+    return {
+        f"silhouette of positions by {axis}": np.array([silhouette(apart, targets.labels(axis))])
+        for axis in targets.clustered_axes
+    }
+
+
+QUANTITIES: dict[str, Callable[[LoadedCheckpoint, Tables], dict[str, Array]]] = {
+    "metrics": metrics,
+    "ablation": ablation,
+    "embeddings": embeddings,
+    "positions": positions,
+}
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:

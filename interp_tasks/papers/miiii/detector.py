@@ -1,9 +1,8 @@
 """The remainders of a number read together: no remainder is 0, so it is called prime.
 
 The ``variant`` is train, validation, test or all inputs; the ``metric`` is ``precision for ...``, ``recall for ...``,
-the counts ``called prime``, ``primes``, ``rough numbers``, ``moduli called prime``, and ``right in all remainders``
-(a share). ``baseline`` is the number of right remainders, ``effect`` the difference. Intervals by bootstrap over
-numbers.
+the counts ``called prime``, ``primes``, ``rough numbers``, and ``right in all remainders`` (a share). ``baseline`` is
+the number of right remainders, ``effect`` the difference. Intervals by bootstrap over numbers.
 """
 
 from __future__ import annotations
@@ -26,15 +25,11 @@ if TYPE_CHECKING:
 
 RESAMPLES = 2000
 #: What a number may be, and what it is called together with precision and recall.
-ROUGH, PRIME, LARGE = "rough numbers", "primes", "primes that are no modulus"
+ROUGH, PRIME = "rough numbers", "primes"
 EVERY = "all"
 METRICS = (
-    *(
-        f"{measure_of} for {numbers}"
-        for numbers in (ROUGH, PRIME, LARGE)
-        for measure_of in ("precision", "recall")
-    ),
-    *("right in all remainders", "called prime", PRIME, ROUGH, "moduli called prime"),
+    *(f"{measure_of} for {numbers}" for numbers in (ROUGH, PRIME) for measure_of in ("precision", "recall")),
+    *("right in all remainders", "called prime", PRIME, ROUGH),
 )
 
 
@@ -50,11 +45,10 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 
     Over all inputs of every split, beside what right remainders would find.
 
-    A number n is called prime if no answer of the model says that n mod q = 0. Three things it may be compared with:
+    A number n is called prime if no answer of the model says that n mod q = 0. Two things it may be compared with:
     ``rough numbers``, those without a factor among the moduli, 1 included, which right remainders find exactly;
-    ``primes``, the moduli themselves included, which right remainders miss, as each has remainder 0 modulo itself;
-    ``primes that are no modulus``. If the moduli are all primes below p and n < p², rough numbers are 1 and the primes
-    from p on.
+    ``primes``, the moduli themselves included, which right remainders miss, as each has remainder 0 modulo itself. If
+    the moduli are all primes below p and n < p², rough numbers are 1 and the primes from p on.
 
     Args:
         refs: REFs of checkpoints of a task whose answers are the remainders of one number.
@@ -138,8 +132,7 @@ def scores(n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], see
     right = n[:, None] % moduli
     called, exact = (predictions != 0).all(1), (right != 0).all(1)
     prime = primes_among(n)
-    is_modulus = np.isin(n, moduli)
-    for name, truth in ((ROUGH, exact), (PRIME, prime), (LARGE, prime & ~is_modulus)):
+    for name, truth in ((ROUGH, exact), (PRIME, prime)):
         for measure_of, among in (("precision", (called, exact)), ("recall", (truth, truth))):
             # The model first, then right remainders.
             sums = np.stack([called & truth, exact & truth]).astype(float)
@@ -156,7 +149,6 @@ def scores(n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], see
         ("called prime", called, exact),
         (PRIME, prime, prime),
         (ROUGH, exact, exact),
-        ("moduli called prime", called & is_modulus, exact & is_modulus),
     ):
         yield {"metric": metric, **numbers(values.sum(), baseline=of_right.sum())}
 

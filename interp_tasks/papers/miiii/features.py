@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of, recorded
+from interp_tasks.measurement.options import THRESHOLD
 from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ class MeasuredFeatures:
     """The measures of every feature of a tensor, each ``[feature]``.
 
     Attributes:
-        clusters: each feature with its first frequency, which explains ``second`` of its variance.
+        clusters: each feature with its first frequency, which explains ``clusters.share`` of its variance.
         first: of this, what cos and sin of one coordinate alone explain: the degree-1 part.
-        alone: by coordinate, what any function of it alone explains; ``jointly`` is the rest.
+        one: what any function of one coordinate alone explains, of the coordinate that explains more.
         pairs, pairs_relabelled: pairs of frequencies that together have half of the variance, the largest first, and
             the same after one relabelling of the digits; NaN for a feature that does not vary.
     """
@@ -98,15 +99,9 @@ class MeasuredFeatures:
     clusters: Clusters
     active: Active
     first: Tensor
-    second: Tensor
-    alone: Mapping[str, Tensor]
-    jointly: Tensor
+    one: Tensor
     pairs: Tensor
     pairs_relabelled: Tensor
-
-    @property
-    def variance(self) -> Tensor:
-        return self.spectrum.variance
 
 
 def input_axes(subject: LoadedCheckpoint | PendingCheckpoint) -> tuple[GridAxis, GridAxis]:
@@ -133,21 +128,18 @@ def input_axes(subject: LoadedCheckpoint | PendingCheckpoint) -> tuple[GridAxis,
     return axes[0], axes[1]
 
 
-def features_at(
-    subject: LoadedCheckpoint, axes: tuple[GridAxis, GridAxis], kind: str, layer: int | None
-) -> Iterator[Features]:
+def features_at(subject: LoadedCheckpoint, axes: tuple[GridAxis, GridAxis], kind: str) -> Iterator[Features]:
     """Yields the features of each layer and read position over the complete grid, a few examples at a time."""
     from circuits.fourier import Grid
 
     task: Any = subject.task
-    layers = range(subject.model.cfg.n_layers) if layer is None else [layer]
     tokens = task.input_grid().tokens.to(subject.tokens.device)
     grid = grid_of(axes, tokens)
     # Inputs with a digit that is on no axis, such as 0 where digits are multiplied, are no cells.
     tokens, grid = tokens[list(grid.rows or ())], Grid(grid.axes)
     keys = [int(axis.position or 0) for axis in axes]
-    for each in layers:
-        site = f"{kind}.{each}"
+    for layer in range(subject.model.cfg.n_layers):
+        site = f"{kind}.{layer}"
         for position in task.read_positions:
 
             def read(seen: Tensor, at: int = position) -> Tensor:
@@ -158,17 +150,12 @@ def features_at(
             names = [f"neuron {at}" for at in range(values.shape[1])]
             if kind == "pattern":
                 heads = [head for head in range(values.shape[1] // 2) for _ in axes]
-                names = [f"{each}.{head} to {axis.name}" for head in heads[::2] for axis in axes]
+                names = [f"{layer}.{head} to {axis.name}" for head in heads[::2] for axis in axes]
             label = f"{site}, position {position}" if len(task.read_positions) > 1 else site
-            yield Features(label, kind, each, position, tuple(names), tuple(heads), values, grid)
+            yield Features(label, kind, layer, position, tuple(names), tuple(heads), values, grid)
 
 
-def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
-    """Returns the indices of the features that get images and separate rows."""
-    return list(range(len(features.names))) if features.site == "pattern" else list(chosen)
-
-
-def measured(features: Features, threshold: float, draws: int, seed: int) -> MeasuredFeatures:
+def measured(features: Features, draws: int, seed: int) -> MeasuredFeatures:
     """Measures the features of one site: clusters, active frequencies and explained variance."""
     import torch
 
@@ -177,30 +164,25 @@ def measured(features: Features, threshold: float, draws: int, seed: int) -> Mea
 
     grid = features.grid
     partition = spectrum(features.values, grid)
-    first_names = relabelling(grid, seed)
-    arranged = grid.arrange(features.values)
-    renamed = arranged[first_names[0]][:, first_names[1]].flatten(0, 1)
-    other = spectrum(renamed, grid.axes)
     share = partition.share
-    grouped = clusters(partition, threshold)
-    longest = max(share.shape[:2]) - 1
-    linear = share.new_zeros(longest + 1, share.shape[2])
+    grouped = clusters(partition, THRESHOLD)
+    # By frequency, what its cos and sin in one coordinate alone explain.
+    linear = share.new_zeros(max(share.shape[:2]), share.shape[2])
     linear[1 : share.shape[0]] += share[1:, 0]
     linear[1 : share.shape[1]] += share[0, 1:]
     # `best` counts the frequencies that are in the spectrum, which are 1, 2, ...
     first = linear.gather(0, (grouped.best + 1).clamp(min=0)[None])[0]
-    alone = dict(zip(grid.axes, (share[1:, 0].sum(0), share[0, 1:].sum(0)), strict=True))
+    names = relabelling(grid, seed)
+    renamed = grid.arrange(features.values)[names[0]][:, names[1]].flatten(0, 1)
     return MeasuredFeatures(
         features,
         partition,
         grouped,
         active(features.values, grid, draws=draws, seed=seed),
         torch.where(grouped.best < 0, 0.0, first),
-        grouped.share,
-        alone,
-        share[1:, 1:].sum((0, 1)),
+        torch.maximum(share[1:, 0].sum(0), share[0, 1:].sum(0)),
         pairs_for_half(share),
-        pairs_for_half(other.share),
+        pairs_for_half(spectrum(renamed, grid.axes).share),
     )
 
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from circuits.figures.layout import draw, mark
-from circuits.figures.panels import Series, curve
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_level
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
 from interp_tasks.measurement.table import tidy, value_text
-from interp_tasks.pages import Column, Figure, p_value
+from interp_tasks.pages import Column, p_value
 
 if TYPE_CHECKING:
     import pandas
@@ -39,14 +36,12 @@ PROPERTIES = {
     "q": lambda q, p: q,
     "q divides p − 1": lambda q, p: float(p % q == 1),
     "p mod q": lambda q, p: p % q,
-    "p mod q, distance from 0": lambda q, p: min(p % q, q - p % q),
 }
 LEVEL_OPTION = typer.Option("--level", help="Of an accuracy, above 0, at most 1.")
 SEED = typer.Option("--seed", help="Draws the permutations.")
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """When a prime of a run generalises; infinite where it does not."""
 
     run: Run
@@ -106,7 +101,7 @@ def prime_order(
         f"p: {PERMUTATIONS:,} permutations of the steps within each run, or each q. Several rows were looked at.",
         "A prime that does not get there is later than all that do.",
     )
-    return Result("prime-order", frame, config, notes, data={"points": points})
+    return Result("prime-order", frame, config, notes)
 
 
 def points_of(run: Run, level: float) -> list[Point]:
@@ -172,30 +167,3 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
         Column("value", "value", value_text),
         Column("p", "p_value", lambda row: p_value(row["p_value"])),
     ]
-
-
-def figures(result: Result) -> list[Figure]:
-    """Returns steps over primes, a line for each run; primes that never reach the level are left out."""
-    points: Sequence[Point] = result.data["points"]
-    bases, runs = sorted({one.p for one in points}), list(dict.fromkeys(one.run.name for one in points))
-    series = {}
-    for index, name in enumerate(runs):
-        of_run = [one for one in points if one.run.name == name and one.step < math.inf]
-        p = next(one.p for one in points if one.run.name == name)
-        # Runs of one p are told apart by their own names.
-        short = name.rsplit("/", 1)[-1]
-        look = bases.index(p) if len(bases) > 1 else index
-        symbol = mark(look)[1]
-        symbols = [symbol if p % one.q == 1 else f"{symbol}-open" for one in of_run]
-        called = f"p = {p}" if len(bases) > 1 or len(runs) == 1 else f"{short}, p = {p}"
-        hover = [f"{short}<br>q = {one.q}: step {one.step:.0f}" for one in of_run]
-        style = {"name": called, "marker": {"size": 10, "symbol": symbols}}
-        steps = [one.step for one in of_run]
-        series[name] = Series([str(one.q) for one in of_run], steps, hover=hover, style=style, look=look)
-    order = [str(q) for q in sorted({one.q for one in points})]
-    axis = {"type": "category", "categoryorder": "array", "categoryarray": order}
-    drawn = draw([curve(series, x="prime q", y="step", log_y=True, x_axis=axis, height=340)])
-    caption = (
-        "Filled: q divides p − 1, the answer is the sum of the digits mod q. Open: it does not. Log scale."
-    )
-    return [Figure(drawn, "Step at which each prime generalises", caption)]

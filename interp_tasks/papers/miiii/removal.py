@@ -1,41 +1,27 @@
-"""Removes what a model represents of one modular answer, and measures the accuracy of every answer."""
+"""Takes away what a model represents of one modular answer, and measures the accuracy of every answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from interp_tasks.measurement.subjects import LoadedCheckpoint
-from interp_tasks.papers.miiii.remainders import (
-    ACCURACY,
-    CONTROL,
-    LOSS,
-    OTHERS,
-    OWN,
-    SELECTIVE,
-    SIZE,
-    TOGETHER,
-    WITHOUT,
-    Inputs,
-    sampled,
-)
-from interp_tasks.papers.miiii.shares import TensorValues, squares
+from interp_tasks.papers.miiii.shares import TOGETHER, GridInputs, TensorValues, squares
 
 if TYPE_CHECKING:
     import pandas
     from torch import Tensor
 
     from circuits import Intervention
+    from interp_tasks.measurement.embeddings import Array
 
-#: The directions removed carry this share of the variance between the means of an answer's classes.
-CARRIED = 0.9
-#: Of examples, behind the intervals of the matrices.
+ACCURACY, WITHOUT, CONTROL = "accuracy of ", "without ", "control of "
+OWN, OTHERS = "damage to itself", "damage to the others"
+#: Of examples, behind the intervals of the accuracies.
 RESAMPLES = 200
-#: What is taken away, in the order of the table.
-KINDS = ("waves of the digits", "waves of the answer", "directions", "neurons")
 
 
 @dataclass(frozen=True)
@@ -51,268 +37,123 @@ class RightAnswers:
         return RightAnswers(self.answers[rows])
 
 
-@dataclass(frozen=True)
-class Damage:
-    """The accuracies of every answer after one kind of removal of each answer, and under a control.
+def edits_of(
+    subject: LoadedCheckpoint, inputs: GridInputs, place: TensorValues, best: Mapping[str, Tensor]
+) -> dict[str, dict[str, Intervention]]:
+    """Returns by what is taken away an edit for each answer, and one that takes away as much at random.
 
-    Attributes:
-        kind, place: what was removed, where.
-        names: answers, as rows (removed) and columns (judged).
-        accuracy, chance: ``[answer]``, of the unedited model.
-        without, control: accuracies ``[removed judged]``.
+    ``digits``: all functions of the digits modulo q, from the embedding; the control is of shuffled digits.
+    ``neurons``: those that serve the answer most are set to their mean; the control is of as many random ones.
     """
-
-    kind: str
-    place: str
-    names: tuple[str, ...]
-    accuracy: Any
-    without: Any
-    control: Any
-    chance: Any
-
-    @property
-    def solved(self) -> Any:
-        """Tells which answers the unedited model gives more often than halfway between chance and always."""
-        return self.accuracy > (1 + self.chance) / 2
-
-    def lost(self, accuracy: Any) -> Any:
-        """Returns the lost share of the accuracy above chance ``[removed judged]``; NaN for unsolved answers."""
-        share = (self.accuracy - accuracy) / (self.accuracy - self.chance)
-        return np.where(self.solved, share, np.nan)
-
-    def maps(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-        """Returns tables of the losses of accuracy: those without each answer, and those under the control."""
-        import pandas
-
-        without, control = (
-            pandas.DataFrame(self.lost(accuracy), index=self.names, columns=self.names)
-            for accuracy in (self.without, self.control)
-        )
-        return without, control
-
-    def own_and_others(self, accuracy: Any) -> tuple[Any, Any]:
-        """Returns for each removed answer its own damage, and the mean over the other solved ones."""
-        lost = self.lost(accuracy)
-        away = ~np.eye(len(lost), dtype=bool)
-        others = np.array(
-            [
-                np.nanmean(one[keep]) if np.isfinite(one[keep]).any() else np.nan
-                for one, keep in zip(lost, away, strict=True)
-            ]
-        )
-        return np.diag(lost), others
-
-
-@dataclass
-class Removals:
-    """Builds edits of several kinds that remove each answer, and controls of the same size."""
-
-    subject: LoadedCheckpoint
-    inputs: Inputs
-    place: TensorValues
-    best: Mapping[str, Tensor]
-    edits: dict[str, dict[str, Intervention]] = field(default_factory=dict)
-    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def add(self, kind: str, name: str, edits: Sequence[Any], size: int) -> None:
-        """Adds the edit that removes an answer, and its control."""
-        self.edits.setdefault(kind, {}).update(zip((WITHOUT + name, CONTROL + name), edits, strict=True))
-        self.sizes.setdefault(kind, {})[name] = size
-
-    def add_all(self) -> None:
-        self.add_functions()
-        self.add_directions()
-        self.add_neurons()
-
-    def add_functions(self) -> None:
-        """Adds edits that remove all functions of the digits modulo q (embedding) or of the answer (neurons)."""
-        import torch
-
-        from circuits import ablate
-
-        tokens = self.inputs.tokens
-        site = f"{self.place.site}.{self.place.layer}"
-        read = None if self.place.position is None else [self.place.position]
-        orders = self.inputs.shuffles(self.subject.seed)
-        for name, answer in self.inputs.answers.items():
-            q = answer.modulus
-            digits = [torch.stack(self.inputs.digits(q, order), 1) for order in (None, orders)]
-            edits = [ablate.classes("embed", kinds, tokens) for kinds in digits]
-            self.add(KINDS[0], name, edits, len(self.inputs.axes) * (q - 1))
-            forms = [self.inputs.form(answer.coefficients, q, order) for order in (None, orders)]
-            edits = [ablate.classes(site, kinds, tokens, positions=read) for kinds in forms]
-            self.add(KINDS[1], name, edits, q - 1)
-
-    def add_directions(self) -> None:
-        """Adds edits that remove the directions, in neuron space, in which the means of the answer's classes lie."""
-        import torch
-
-        from tasks import generator
-
-        values = self.place.values.double()
-        mean = values.mean(0)
-        for name in self.inputs.answers:
-            basis = class_directions(values - mean, self.inputs.remainders(name))
-            draw = torch.randn(
-                basis.shape[1],
-                len(values),
-                generator=generator(self.subject.seed, "directions", name),
-                dtype=torch.float64,
-            )
-            # Combinations of inputs at random: directions that activations have, without an answer's order.
-            random_basis = torch.linalg.qr((draw @ (values - mean)).T).Q
-            self.add(
-                KINDS[2],
-                name,
-                [self.projection_off(basis, mean), self.projection_off(random_basis, mean)],
-                basis.shape[1],
-            )
-
-    def projection_off(self, basis: Tensor, mean: Tensor) -> Any:
-        """Returns an edit that projects activations, from their mean, off directions ``[feature direction]``."""
-        from circuits import edit
-
-        def project(x: Tensor) -> Tensor:
-            at, middle = basis.to(x), mean.to(x)
-            return x - ((x - middle) @ at) @ at.T
-
-        read = None if self.place.position is None else [self.place.position]
-        return edit(f"{self.place.site}.{self.place.layer}", project, positions=read)
-
-    def add_neurons(self) -> None:
-        """Adds edits that set the neurons that serve the answer most, or as many random ones, to their mean."""
-        import torch
-
-        from circuits import ablate
-        from tasks import generator
-
-        live = (squares(self.place.values) > 0).nonzero().flatten()
-        for name, chosen in self.best.items():
-            count = int(chosen.sum())
-            if not count:
-                continue
-            order = torch.randperm(len(live), generator=generator(self.subject.seed, "neurons", name))
-            edits = [
-                ablate.neurons(self.place.layer, neurons.tolist(), "mean", reference=self.inputs.tokens)
-                for neurons in (chosen.nonzero().flatten(), live[order[:count]])
-            ]
-            self.add(KINDS[3], name, edits, count)
-
-
-def class_directions(centred: Tensor, classes: Tensor) -> Tensor:
-    """Returns the fewest directions ``[feature direction]`` that carry most of the variance between classes."""
     import torch
 
-    counts = torch.bincount(classes)
-    sums = centred.new_zeros(len(counts), centred.shape[1]).index_add_(0, classes, centred)
-    between = sums / counts.clamp(min=1).sqrt()[:, None]
-    _, strength, rows = torch.linalg.svd(between, full_matrices=False)
-    carried = strength.square().cumsum(0) / strength.square().sum()
-    return rows[: int((carried < CARRIED).sum()) + 1].T
+    from circuits import ablate
+    from tasks import generator
+
+    digits: dict[str, Intervention] = {}
+    neurons: dict[str, Intervention] = {}
+    shuffled = inputs.shuffled(subject.seed)
+    for name, answer in inputs.answers.items():
+        for prefix, order in ((WITHOUT, None), (CONTROL, shuffled)):
+            kinds = inputs.digits(order) % answer.modulus
+            digits[prefix + name] = ablate.classes("embed", kinds, inputs.tokens)
+    live = (squares(place.values) > 0).nonzero().flatten()
+    for name, chosen in best.items():
+        own = chosen.nonzero().flatten()
+        drawn = torch.randperm(len(live), generator=generator(subject.seed, "neurons", name))[: len(own)]
+        for prefix, taken in ((WITHOUT, own), (CONTROL, live[drawn])):
+            if len(own):
+                neurons[prefix + name] = ablate.neurons(
+                    place.layer, taken.tolist(), "mean", reference=inputs.tokens
+                )
+    return {"digits at embed": digits, f"neurons at {place.label}": neurons}
 
 
 def measure_removals(
-    subject: LoadedCheckpoint, inputs: Inputs, place: TensorValues, best: Mapping[str, Tensor]
-) -> tuple[pandas.DataFrame, list[Damage], dict[str, Any]]:
-    """Returns the table of every answer with each answer removed, its matrices of damage, and the edits."""
+    subject: LoadedCheckpoint, inputs: GridInputs, place: TensorValues, best: Mapping[str, Tensor]
+) -> pandas.DataFrame:
+    """Returns the accuracy of every answer with each answer taken away, and what an answer and the others lose."""
     import pandas
     import torch
 
     from circuits import sweep
 
     task: Any = subject.task
-    examples = sampled(subject, inputs)
-    names = tuple(inputs.answers)
-    answers = torch.stack([examples.remainders(name) for name in names], 1).to(subject.tokens.device)
-    builder = Removals(subject, inputs, place, best)
-    builder.add_all()
-    columns = [list(inputs.answers[name].classes) for name in names]
+    examples = GridInputs.of(subject.tokens.cpu(), inputs.axes, inputs.answers)
+    right = torch.stack([examples.remainders(name) for name in inputs.answers], 1)
 
     def judge(output: Tensor, right: RightAnswers) -> dict[str, Tensor]:
-        scores = {}
         logits = task.read(output)[:, 0]
-        for at, name in enumerate(names):
-            answer_logits = logits[:, columns[at]].double()
-            target = right.answers[:, at]
-            scores[ACCURACY + name] = (answer_logits.argmax(-1) == target).double()
-            loss = -answer_logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
-            scores[LOSS + name] = loss / np.log(inputs.answers[name].modulus)
-        return scores
+        given = {name: logits[:, list(one.classes)].argmax(-1) for name, one in inputs.answers.items()}
+        return {
+            ACCURACY + name: (remainder == right.answers[:, at]).double()
+            for at, (name, remainder) in enumerate(given.items())
+        }
 
-    frames, damages, done = [], [], {}
-    for kind, edits in builder.edits.items():
-        site = "embed" if kind == KINDS[0] else place.label
-        label = f"{kind} at {site}"
+    frames = []
+    for label, edits in edits_of(subject, inputs, place, best).items():
+        if not edits:
+            continue
         # Of so many rows no p-values are made: the control says what chance does.
-        result = sweep(
+        frame = sweep(
             subject.model,
             examples.tokens.to(subject.tokens.device),
             edits,
             metric=judge,
-            batch=RightAnswers(answers),
+            batch=RightAnswers(right.to(subject.tokens.device)),
             positions=task.read_positions,
             seed=subject.seed,
             draws=RESAMPLES,
             flips=1,
-        )
-        frame = result.frame.assign(intervention=label, p_value=float("nan"), p_adjusted=float("nan"))
-        scores = damage(frame, kind, site, names, inputs)
-        damages.append(scores)
-        frames += [
-            frame,
-            pandas.DataFrame(summary(scores, label, place, len(examples.tokens), builder.sizes[kind])),
-        ]
-        done[label] = {"directions": builder.sizes[kind]}
-    return pandas.concat(frames, ignore_index=True), damages, done
+        ).frame.assign(intervention=label, p_value=float("nan"), p_adjusted=float("nan"))
+        without, control = lost(frame, inputs)
+        about = {"intervention": label, "site": place.site, "layer": place.layer}
+        if label.endswith("embed"):
+            about |= {"site": "embed", "layer": None}
+        about |= {"n": len(examples.tokens), "engine": "naive"}
+        frames += [frame, pandas.DataFrame(damage_rows(without, control, about))]
+    return pandas.concat(frames, ignore_index=True)
 
 
-def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
-    """Returns the accuracies of a sweep's table as matrices."""
-    accuracy = frame[frame["metric"].str.startswith(ACCURACY)]
-    table = accuracy.pivot(index="variant", columns="metric", values="value")
+def lost(frame: pandas.DataFrame, inputs: GridInputs) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """Returns the lost share of the accuracy above chance, ``[taken away, judged]``, without answers and at random.
+
+    NaN for answers that the unedited model gives less often than halfway between chance and always.
+    """
+    chance = np.array([1 / answer.modulus for answer in inputs.answers.values()])
+    names = list(inputs.answers)
     judged = [ACCURACY + name for name in names]
-    before = accuracy.drop_duplicates("metric").set_index("metric")["baseline"].reindex(judged)
-    matrices = [
-        table.reindex(index=[prefix + name for name in names], columns=judged).to_numpy(dtype=float)
+    table = frame.pivot(index="variant", columns="metric", values="value")[judged]
+    clean = frame.drop_duplicates("metric").set_index("metric")["baseline"][judged].to_numpy(dtype=float)
+    shares = (clean - table) / np.where(clean > (1 + chance) / 2, clean - chance, np.nan)
+    without, control = (
+        shares.reindex([prefix + name for name in names]).set_axis(names).set_axis(names, axis=1)
         for prefix in (WITHOUT, CONTROL)
-    ]
-    chance = np.array([1 / inputs.answers[name].modulus for name in names])
-    without, control = matrices
-    return Damage(kind, site, names, before.to_numpy(dtype=float), without, control, chance)
+    )
+    return without, control
 
 
-def summary(
-    damaged: Damage, label: str, place: TensorValues, examples: int, sizes: Mapping[str, int]
+def own_and_others(lost: Array) -> tuple[Array, Array]:
+    """Returns for each answer taken away its own loss, and the mean over the others that the model had solved."""
+    away = np.where(np.eye(len(lost), dtype=bool), np.nan, lost)
+    return np.diag(lost), np.array([mean(one) for one in away])
+
+
+def damage_rows(
+    without: pandas.DataFrame, control: pandas.DataFrame, about: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yields each answer's damage to itself and to the others, with the same under the control."""
-    about = {
-        "intervention": label,
-        "site": place.site,
-        "layer": place.layer,
-        "n": examples,
-        "engine": "naive",
-    }
-    if damaged.kind == KINDS[0]:
-        about |= {"site": "embed", "layer": None}
-    own_losses, others = damaged.own_and_others(damaged.without)
-    control_own, control_others = damaged.own_and_others(damaged.control)
-    for at, name in enumerate(damaged.names):
-        if name not in sizes:
-            continue
-        shared = {**about, "variant": name}
-        yield {**shared, "metric": SIZE, "value": float(sizes[name])}
-        yield {**shared, "metric": OWN, **compared(own_losses[at], control_own[at])}
-        yield {**shared, "metric": OTHERS, **compared(others[at], control_others[at])}
-    shared = {**about, "variant": TOGETHER}
-    means = [mean(each) for each in (own_losses, control_own, others, control_others)]
-    yield {**shared, "metric": OWN, **compared(means[0], means[1])}
-    yield {**shared, "metric": OTHERS, **compared(means[2], means[3])}
-    yield {**shared, "metric": SELECTIVE, **compared(means[0] - means[2], means[1] - means[3])}
+    """Yields each answer's damage to itself and to the others, and their means, with the same under the control.
+
+    An answer whose removal was not tried, as no neuron serves it, has no rows.
+    """
+    pairs = zip(*(own_and_others(each.to_numpy(dtype=float)) for each in (without, control)), strict=True)
+    for metric, (values, controls) in zip((OWN, OTHERS), pairs, strict=True):
+        together = (TOGETHER, mean(values), mean(controls))
+        each = zip(without.index, values, controls, without.notna().any(axis=1), strict=True)
+        for name, value, baseline in (*(one[:3] for one in each if one[3]), together):
+            row = {**about, "variant": name, "metric": metric, "value": float(value)}
+            yield row | {"baseline": float(baseline), "effect": float(value) - float(baseline)}
 
 
-def mean(values: Any) -> float:
+def mean(values: Array) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-
-
-def compared(value: float, control: float) -> dict[str, float]:
-    return {"value": float(value), "baseline": float(control), "effect": float(value) - float(control)}

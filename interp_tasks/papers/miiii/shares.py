@@ -1,45 +1,109 @@
-"""Measures how much of an activation's variance belongs to each modular answer.
-
-It compares this with shuffled digits, and measures what each answer adds beyond the others.
-"""
+"""Measures how much of a tensor's variance belongs to each modular answer, beside the same for shuffled digits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import recorded
 from interp_tasks.measurement.subjects import LoadedCheckpoint
-from interp_tasks.papers.miiii.remainders import (
-    ADJUSTED,
-    ANSWER,
-    BEST,
-    DIGIT,
-    DIGITS,
-    NEURONS,
-    OTHER_FORMS,
-    SERVING,
-    SEVERAL,
-    SHARE,
-    SPREAD,
-    SPREAD_OF_ALL,
-    TOGETHER,
-    UNIQUE,
-    Inputs,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from interp_tasks.measurement.embeddings import Array
+    from tasks import GridAxis, ModularAnswer
 
-#: Other linear forms of a modulus that are looked at.
-MAX_FORMS = 6
+#: Metrics and other words of rows.
+SHARE, ADJUSTED = "share of variance", "share less chance"
+SERVING, BEST, SEVERAL, SPREAD = (
+    "neurons serving it",
+    "neurons serving it most",
+    "neurons serving several",
+    "answers per neuron",
+)
+TOGETHER = "all answers"
+DIGIT, ANSWER, NEURONS = "digit", "answer", "neurons"
 #: Random assignments behind the counts that chance would give.
 ASSIGNMENTS = 200
+
+
+@dataclass(frozen=True)
+class GridInputs:
+    """GridInputs that lie on the task's grid.
+
+    Attributes:
+        tokens: ``[input pos]``.
+        at: ``[input coordinate]``, the index of each coordinate's value in its axis.
+        axes, answers: the task's.
+    """
+
+    tokens: Tensor
+    at: Tensor
+    axes: tuple[GridAxis, ...]
+    answers: Mapping[str, ModularAnswer]
+
+    @classmethod
+    def of(
+        cls, tokens: Tensor, axes: tuple[GridAxis, ...], answers: Mapping[str, ModularAnswer]
+    ) -> GridInputs:
+        """Returns the inputs all of whose coordinates have a value in its axis."""
+        import torch
+
+        columns = []
+        for axis in axes:
+            match = tokens[:, int(axis.position or 0)][:, None] == torch.tensor(axis.values)
+            columns.append(torch.where(match.any(1), match.long().argmax(1), -1))
+        at = torch.stack(columns, 1)
+        on_grid = (at >= 0).all(1)
+        return cls(tokens[on_grid], at[on_grid], axes, answers)
+
+    def remainders(self, name: str, order: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Returns the right remainder of an answer, ``[input]``; of shuffled digits, those of ``order``."""
+        import torch
+
+        answer = self.answers[name]
+        return (self.digits(order) * torch.tensor(answer.coefficients)).sum(1) % answer.modulus
+
+    def digits(self, order: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Returns the coordinates ``[input coordinate]``, or the number that stands for each in ``order``."""
+        import torch
+
+        if order is None:
+            return self.at
+        return torch.stack([names[column] for names, column in zip(order, self.at.T, strict=True)], 1)
+
+    def shuffled(self, seed: int) -> tuple[Tensor, ...]:
+        """Returns a random permutation of the values of each coordinate."""
+        return tuple(shuffled(len(axis.values), seed, place) for place, axis in enumerate(self.axes))
+
+
+def shuffled(size: int, seed: int, draw: int) -> Tensor:
+    """Returns a random permutation of the digits 0 to ``size`` − 1."""
+    import torch
+
+    from tasks import generator
+
+    return torch.randperm(size, generator=generator(seed, "shuffled digits", draw))
+
+
+def read_inputs(subject: LoadedCheckpoint) -> GridInputs:
+    """Returns the complete grid of the checkpoint's task.
+
+    Raises:
+        UserError: for no task, for a task without modular answers.
+    """
+    task: Any = subject.task
+    if task is None:
+        raise UserError("primes needs a task: leave --tokens out, or give --task NAME instead")
+    answers = task.modular_answers()
+    if not answers:
+        raise UserError(f"task {task.name!r} declares no modular answers, which primes is about")
+    return GridInputs.of(task.input_grid().tokens, task.grid_axes(), answers)
 
 
 @dataclass(frozen=True)
@@ -53,7 +117,7 @@ class TensorValues:
     values: Tensor
 
 
-def tensors_of(subject: LoadedCheckpoint, inputs: Inputs) -> Iterator[TensorValues]:
+def tensors_of(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[TensorValues]:
     """Yields the outputs of attention and MLP of every layer, and the neurons, at the positions that the task reads."""
     model: Any = subject.model
     task: Any = subject.task
@@ -77,8 +141,8 @@ def tensors_of(subject: LoadedCheckpoint, inputs: Inputs) -> Iterator[TensorValu
             yield TensorValues(f"{site}.{layer}{at}", site, layer, position, joined[:, index])
 
 
-def embedding_rows(subject: LoadedCheckpoint, inputs: Inputs, draws: int) -> Iterator[dict[str, Any]]:
-    """Yields the share of each coordinate's token embedding that is a function of the digit modulo q."""
+def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) -> Iterator[dict[str, Any]]:
+    """Yields the share of each coordinate's token embedding that is a function of the digit modulo q, of all q too."""
     import torch
 
     from circuits import variance
@@ -86,57 +150,30 @@ def embedding_rows(subject: LoadedCheckpoint, inputs: Inputs, draws: int) -> Ite
     tables = {axis.values: axis.name for axis in inputs.axes}
     for values, name in tables.items():
         weight = subject.model.W_E[list(values)].detach().cpu()
-        digits = torch.arange(len(values))
-        label = "W_E" if len(tables) == 1 else f"W_E ({name})"
         moduli = {
             one: answer.modulus for one, answer in inputs.answers.items() if answer.modulus < len(values)
         }
         if not moduli:
             continue
+        place = TensorValues("W_E" if len(tables) == 1 else f"W_E ({name})", "embed", None, None, weight)
         orders = [shuffled(len(values), subject.seed, draw) for draw in range(draws)]
-        place = TensorValues(label, "embed", None, None, weight)
-        real = {one: digits % q for one, q in moduli.items()}
-        permuted = {one: torch.stack([order % q for order in orders]) for one, q in moduli.items()}
         for one, q in moduli.items():
-            share, control = float(variance.total(weight, real[one])), variance.total(weight, permuted[one])
-            yield row(place, one, DIGIT, SHARE, share, control.numpy())
-            yield row(place, one, DIGIT, ADJUSTED, variance.adjusted(share, len(weight), q - 1))
-        yield from unique_share_rows(
-            place,
-            real,
-            [{one: kinds[draw] for one, kinds in permuted.items()} for draw in range(draws)],
-            DIGIT,
-        )
-
-
-def shuffled(size: int, seed: int, draw: int) -> Tensor:
-    """Returns a random permutation of the digits 0 to ``size`` − 1."""
-    import torch
-
-    from tasks import generator
-
-    return torch.randperm(size, generator=generator(seed, "shuffled digits", draw))
-
-
-def unique_share_rows(
-    place: TensorValues, real: Mapping[str, Tensor], permuted: Sequence[Mapping[str, Tensor]], what: str
-) -> Iterator[dict[str, Any]]:
-    """Yields each answer's unique share, and that of all together; nothing where they span the whole space."""
-    from circuits import variance
-
-    degrees = sum(int(one.max()) for one in real.values())
-    if degrees >= len(place.values) - 1:
-        return
-    parts = variance.partition(place.values, real)
-    weights = squares(place.values)
-    if weights.sum() == 0:
-        return
-    for at, name in enumerate(parts.names):
-        yield row(place, name, what, UNIQUE, pooled(parts.unique[at], weights))
-    control = [pooled(variance.partition(place.values, one).together, weights) for one in permuted]
-    share = pooled(parts.together, weights)
-    yield row(place, TOGETHER, what, SHARE, share, np.array(control))
-    yield row(place, TOGETHER, what, ADJUSTED, variance.adjusted(share, len(place.values), degrees))
+            kinds = torch.stack([order % q for order in (torch.arange(len(values)), *orders)])
+            shares = variance.total(weight, kinds).numpy()
+            yield row(place, one, DIGIT, SHARE, float(shares[0]), shares[1:])
+        degrees = sum(q - 1 for q in moduli.values())
+        weights = squares(weight)
+        # Answers whose functions span the whole space explain everything.
+        if degrees >= len(weight) - 1 or weights.sum() == 0:
+            continue
+        together = [
+            pooled(
+                variance.partition(weight, {one: order % q for one, q in moduli.items()}).together, weights
+            )
+            for order in (torch.arange(len(values)), *orders)
+        ]
+        yield row(place, TOGETHER, DIGIT, SHARE, together[0], np.array(together[1:]))
+        yield row(place, TOGETHER, DIGIT, ADJUSTED, variance.adjusted(together[0], len(weight), degrees))
 
 
 def squares(values: Tensor) -> Tensor:
@@ -152,120 +189,52 @@ def pooled(shares: Tensor, weights: Tensor) -> float:
 
 
 def grid_rows(
-    subject: LoadedCheckpoint, inputs: Inputs, place: TensorValues, draws: int
-) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
-    """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``."""
+    subject: LoadedCheckpoint, inputs: GridInputs, place: TensorValues, draws: int
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``.
+
+    A feature serves an answer if its share exceeds that of every feature in every control, and serves it most if
+    no other answer's share is larger, chance taken off both.
+    """
     import torch
 
     from circuits import variance
 
-    orders = [inputs.shuffles(subject.seed + draw) for draw in range(draws)]
+    orders = [inputs.shuffled(subject.seed + draw) for draw in range(draws)]
     weights = squares(place.values)
     rows: list[dict[str, Any]] = []
     if weights.sum() == 0:
         return rows, {}
-    examples = len(place.values)
-    real = {name: inputs.remainders(name) for name in inputs.answers}
-    marginals = [Marginal.of(place.values, inputs, at) for at in range(len(inputs.axes))]
-    by_feature, serving = {}, {}
+    strength, serving = [], []
     for name, answer in inputs.answers.items():
-        q = answer.modulus
-        permuted = [inputs.form(answer.coefficients, q, order) for order in orders]
-        forms = [inputs.form(form, q) for form in inputs.other_forms(name, MAX_FORMS)]
-        shares = variance.explained(place.values, torch.stack([real[name], *permuted, *forms]))
+        kinds = torch.stack([inputs.remainders(name, order) for order in (None, *orders)])
+        shares = variance.explained(place.values, kinds)
         each = (shares @ weights / weights.sum()).numpy()
-        control = shares[1 : 1 + draws]
-        rows.append(row(place, name, ANSWER, SHARE, float(each[0]), each[1 : 1 + draws]))
-        rows.append(row(place, name, ANSWER, ADJUSTED, variance.adjusted(float(each[0]), examples, q - 1)))
-        of_digits = np.sum(
-            [one.shares(q, [order[at] for order in orders]) for at, one in enumerate(marginals)], axis=0
-        )
-        rows.append(row(place, name, DIGITS, SHARE, float(of_digits[0]), of_digits[1:]))
-        if forms:
-            rows.append(row(place, name, OTHER_FORMS, SHARE, float(each[1 + draws :].mean())))
-        chance = (q - 1) / (examples - 1)
-        by_feature[name] = (shares[0] - chance) / (1 - chance)
-        serving[name] = shares[0] > control.max()
-    if len(real) > 1:
-        drawn_sets = [
-            {name: inputs.form(one.coefficients, one.modulus, order) for name, one in inputs.answers.items()}
-            for order in orders[: max(1, draws // 5)]
-        ]
-        rows += list(unique_share_rows(place, real, drawn_sets, ANSWER))
+        rows.append(row(place, name, ANSWER, SHARE, float(each[0]), each[1:]))
+        chance = (answer.modulus - 1) / (len(place.values) - 1)
+        strength.append((shares[0] - chance) / (1 - chance))
+        serving.append(shares[0] > shares[1:].max())
+    most = torch.stack(strength).argmax(0)
+    best = {name: serving[at] & (most == at) for at, name in enumerate(inputs.answers)}
     if place.site == "mlp_post":
-        rows += list(neuron_rows(subject, place, by_feature, serving))
-    return rows, served_most(by_feature, serving)
+        for name, chosen in zip(best, serving, strict=True):
+            rows.append(row(place, name, NEURONS, SERVING, float(chosen.sum())))
+            rows.append(row(place, name, NEURONS, BEST, float(best[name].sum())))
+        live = (weights > 0).numpy()
+        served = torch.stack(serving).numpy()[:, live]
+        rows += sharing_rows(place, torch.stack(strength).clamp(min=0).numpy()[:, live], served, subject.seed)
+    return rows, best
 
 
-@dataclass(frozen=True)
-class Marginal:
-    """The means of a tensor over all inputs with the same value of one coordinate.
+def sharing_rows(place: TensorValues, strength: Array, served: Array, seed: int) -> Iterator[dict[str, Any]]:
+    """Yields how many neurons serve an answer, and several; chance assigns as many at random to each answer.
 
-    Attributes:
-        means: ``[value feature]``.
-        part: the share of the tensor's variance that is a function of this coordinate alone.
+    Args:
+        strength, served: ``[answer neuron]``.
     """
-
-    means: Tensor
-    part: float
-
-    @classmethod
-    def of(cls, values: Tensor, inputs: Inputs, place: int) -> Marginal:
-        import torch
-
-        at = inputs.at[:, place]
-        size = inputs.sizes[place]
-        means = values.new_zeros(size, values.shape[1], dtype=torch.float64).index_add_(
-            0, at, values.double()
-        )
-        means = means / (len(values) / size)
-        return cls(means, float(squares(means).sum() * (len(values) / size) / squares(values).sum()))
-
-    def shares(self, q: int, orders: Sequence[Tensor]) -> Array:
-        """Returns the share of variance by the coordinate modulo q, then by each shuffled coordinate.
-
-        On a complete grid the functions of different coordinates are orthogonal, and their shares add up.
-        """
-        import torch
-
-        from circuits import variance
-
-        digit = torch.arange(len(self.means))
-        if q >= len(self.means):
-            return np.full(1 + len(orders), self.part)
-        kinds = torch.stack([digit % q, *(order % q for order in orders)])
-        shares: Array = variance.total(self.means, kinds).numpy() * self.part
-        return shares
-
-
-def served_most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the features that serve each answer and serve no other answer more, bool ``[feature]``."""
-    import torch
-
-    best = torch.stack(list(shares.values())).argmax(0)
-    return {name: chosen & (best == at) for at, (name, chosen) in enumerate(serving.items())}
-
-
-def neuron_rows(
-    subject: LoadedCheckpoint,
-    place: TensorValues,
-    shares: Mapping[str, Tensor],
-    serving: Mapping[str, Tensor],
-) -> Iterator[dict[str, Any]]:
-    """Counts the neurons that serve each answer, and several; chance assigns as many at random to each."""
-    import torch
-
-    served = torch.stack(list(serving.values())).numpy()
-    strength = torch.stack(list(shares.values())).clamp(min=0).numpy()
-    best = served_most(shares, serving)
-    for name, chosen in serving.items():
-        yield row(place, name, NEURONS, SERVING, float(chosen.sum()))
-        yield row(place, name, NEURONS, BEST, float(best[name].sum()))
-    if len(serving) < 2:
+    if len(served) < 2:
         return
-    live = (squares(place.values) > 0).numpy()
-    served, strength = served[:, live], strength[:, live]
-    draws = np.random.default_rng([subject.seed, 3])
+    draws = np.random.default_rng([seed, 3])
     several, spread = [], []
     for _ in range(ASSIGNMENTS):
         orders = draws.permuted(np.tile(np.arange(served.shape[1]), (len(served), 1)), axis=1)
@@ -274,9 +243,7 @@ def neuron_rows(
         spread.append(spread_of(np.take_along_axis(strength, orders, 1), mixed))
     yield row(place, TOGETHER, NEURONS, SERVING, float(served.any(0).sum()))
     yield row(place, TOGETHER, NEURONS, SEVERAL, float((served.sum(0) > 1).sum()), np.array(several))
-    spread_share = spread_of(strength, served)
-    yield row(place, TOGETHER, NEURONS, SPREAD, spread_share, np.array(spread))
-    yield row(place, TOGETHER, NEURONS, SPREAD_OF_ALL, spread_share / len(served))
+    yield row(place, TOGETHER, NEURONS, SPREAD, spread_of(strength, served), np.array(spread))
 
 
 def spread_of(strength: Array, served: Array) -> float:

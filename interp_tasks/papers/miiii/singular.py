@@ -32,50 +32,24 @@ class Singular:
         left, sizes, _ = np.linalg.svd(table, full_matrices=False)
         return cls(sizes, left)
 
-    def needed(self, share: float, power: int = 1) -> int:
-        """Returns the fewest leading singular values that reach a share of ΣS (``power`` 1) or ΣS² (2); 0 for none."""
-        grown = np.cumsum(self.values**power)
+    def needed(self, share: float) -> int:
+        """Returns the fewest leading singular values that reach a share of their sum ΣS; 0 for none."""
+        grown = np.cumsum(self.values)
         if not grown[-1]:
             return 0
         return int((grown / grown[-1] < share - ROUNDING).sum()) + 1
 
-    @property
-    def effective_rank(self) -> float:
-        """The exponential of the entropy of S / ΣS (Roy and Vetterli 2007): k equal values have k; 0 of nothing."""
-        return spread_over(self.values)
 
-
-def spread_over(values: Array) -> float:
-    """Returns the effective number of equal parts of non-negative values: exp of the entropy of their shares."""
-    total = values.sum()
-    if not total:
-        return 0.0
-    shares = values[values > 0] / total
-    return float(np.exp(-(shares * np.log(shares)).sum()))
-
-
-@dataclass(frozen=True)
-class Periodicity:
-    """The strongest frequency of each function ``[k]``, its share of the variance, and whether white noise has less."""
-
-    frequency: NDArray[np.int64]
-    share: Array
-    periodic: NDArray[np.bool_]
-
-
-def periodicity(functions: Array) -> Periodicity:
-    """Measures how periodic functions ``[row k]`` of the rows, taken as a cycle, are.
+def periodic(functions: Array) -> NDArray[np.bool_]:
+    """Returns which functions ``[row k]`` of the rows, taken as a cycle, have one frequency that white noise has not.
 
     Of white noise over p rows the share of one frequency (cos and sin together) exceeds x with probability
     (1 − x)^((p − 3)/2); at ``LEVEL`` divided by the number of frequencies (Fisher 1929, Bonferroni) that is the bound.
     """
     from circuits.fourier import spectrum
 
-    bands = spectrum(functions, {"row": len(functions)}).bands()
-    share = bands.share.numpy()
-    best = share.argmax(0)
-    largest = np.take_along_axis(share, best[None], 0)[0]
-    return Periodicity(np.array(bands.labels)[best], largest, largest > periodic_above(len(functions)))
+    share = spectrum(functions, {"row": len(functions)}).bands().share.numpy()
+    return np.asarray(share.max(0) > periodic_above(len(functions)))
 
 
 def periodic_above(rows: int) -> float:
@@ -101,12 +75,6 @@ class Relabelled:
         # Ties count against significance; rounding must not break them.
         hits = (self.strongest >= self.norms[:, None] * (1 - 1e-12)).sum(1)
         return np.asarray((1 + hits) / (1 + len(self.strongest)), dtype=float)
-
-    @property
-    def threshold(self) -> float:
-        """The norm above which p ≤ ``LEVEL``."""
-        allowed = int(LEVEL * (1 + len(self.strongest)) + 1e-9) - 1
-        return float(self.strongest[allowed]) if allowed >= 0 else float("inf")
 
     @property
     def significant(self) -> NDArray[np.bool_]:

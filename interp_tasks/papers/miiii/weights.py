@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuits.figures.layout import Panel, draw
-from circuits.figures.panels import Series, bars, curve, heat, scatter
+from circuits.figures.panels import Series, curve, spectrum
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import WEIGHTS, Tables, interval, resamples, tables_of
+from interp_tasks.measurement.embeddings import (
+    WEIGHTS,
+    Table,
+    Tables,
+    interval,
+    resamples,
+    tables_of,
+)
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -29,56 +36,37 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import filled, value_text
+from interp_tasks.measurement.table import Row, filled, value_text
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Column, Figure, number, p_value, with_interval
-from interp_tasks.papers.miiii.tensors import (
-    ABOVE_MEAN,
-    ABOVE_RELABELLED,
-    BESIDE,
-    BEST,
-    LEADING,
-    NORM,
-    ORDERS,
-    SPECTRUM,
-    TableView,
-    of_tables,
-    rows_with_untrained,
-)
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas
-    import plotly.graph_objects
-    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.embeddings import Array
+    from interp_tasks.papers.miiii.singular import Relabelled, Singular
     from tasks import Task
 
-#: How many untrained models stand beside a checkpoint.
-MODELS = 20
-MAPS = "Every tensor that is not 0 throughout, in 255 steps from minus to plus its largest entry; heads side by side."
+#: Of a row: variant, intervention, metric.
+Key = tuple[str, str, str]
+#: How many untrained models stand beside a checkpoint, and the share of them that their range holds.
+MODELS, RANGE = 20, 0.95
+#: How ``intervention`` begins where the row is of the untrained models.
+BESIDE = "untrained: "
+#: Random orders of the digits: of the checkpoint's table, and of each untrained one's.
+ORDERS, UNTRAINED_ORDERS = 999, 199
 #: Dimensions that the published similarity of positions is over: the first ones.
 PUBLISHED_DIMENSIONS = 37
 PEARSON, COSINE = "Pearson correlation", "cosine similarity"
-#: Singular vectors that are drawn, and steps of a map's scale on either side of 0: whole numbers of a byte.
-VECTORS, STEPS = 4, 127
-GREY = 6
+#: What ``intervention`` says of a row.
+VALUES, LEADING, SPECTRUM = "singular values", "leading singular vectors", "spectrum"
+PERIODIC, NORM = "periodic share", "norm"
+ABOVE_MEAN, ABOVE_RELABELLED = "frequencies above mean + 1 sd", "frequencies above relabelled digits"
 CONTROL = typer.Option(
     "--control", metavar="REF", help="A model to compare with, such as one of shuffled answers. Repeat."
 )
 UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with untrained models.")
-EVERY = typer.Option("--every", help="A row for every frequency.")
-
-
-@dataclass(frozen=True)
-class CheckpointView:
-    """The contents of one checkpoint's figures: its tables, the compared rows of W_pos by name, and every weight."""
-
-    tables: tuple[TableView, ...]
-    positions: Mapping[str, tuple[Array, Array]]
-    weights: Mapping[str, NDArray[np.float32]]
 
 
 @experiment("modular")
@@ -87,22 +75,20 @@ def weights(
     control: Annotated[str | Sequence[str], CONTROL, list[str]] = (),
     *,
     untrained: Annotated[bool, UNTRAINED] = True,
-    every: Annotated[bool, EVERY] = False,
     **options: Unpack[Options],
 ) -> Result:
     """See embeddings as tables: similar positions, singular values and vectors, frequencies over the digits.
 
-    Beside each number stands that of untrained models. With --plot also a map of every weight.
+    Beside each number stands that of untrained models.
 
-    Syrkis & Søgaard 2024 (MIIII), figures 7 to 13 and 23 to 26; the spectrum also Nanda et al. 2023, figure 3.
-    Examples play no part.
+    Syrkis & Søgaard 2024 (MIIII), figures 7 to 13; the spectrum also Nanda et al. 2023, figure 3. Examples play no
+    part.
 
     Args:
         refs: one or several REFs.
         control: REFs of models to compare them with, such as one trained on shuffled answers: rows of their own.
         untrained: compare with ``MODELS`` untrained models of the architecture: ``baseline`` is their mean, and a row
             more has it with the range of 95% of them.
-        every: a row for every frequency, also where it is not significant.
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples, random
             orders and untrained models.
 
@@ -115,43 +101,88 @@ def weights(
     controls = resolve_refs(control, examples) if control else ResolvedRefs([], [])
     check_control(examined, controls)
     every_ref = ResolvedRefs([*examined, *controls], [*examined.named, *controls.named])
-    measures = Measures(untrained, every)
-    config = {"control": list(controls), "untrained": untrained, "every": every}
+    measures = Measures(untrained)
+    config = {"control": list(controls), "untrained": untrained}
     result = measure("weights", every_ref, options, measures.measured, config=config)
     frame = result.frame.assign(split=WEIGHTS)
     # No run trained these.
     frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
-    note_texts = tuple(notes(controls, untrained, every, measures.has_order))
-    return replace(result, frame=frame, notes=note_texts, data={"shown": measures.shown})
+    has_order = bool((frame["intervention"] == SPECTRUM).any())
+    note_texts = tuple(notes(controls, untrained, has_order))
+    return replace(result, frame=frame, notes=note_texts, data={"panels": measures.panels})
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """The measures of one token table: its singular values, and its frequencies where the rows stand in an order."""
+
+    table: Table
+    numbers: Mapping[Key, float]
+    singular: Singular
+    frequencies: Relabelled | None = None
+
+    @classmethod
+    def of(cls, table: Table, orders: int, seed: int) -> MeasuredTable:
+        from circuits import fourier
+        from circuits.fourier import AboveMean, key_frequencies
+        from interp_tasks.papers.miiii.singular import Singular, periodic, relabelled
+
+        singular = Singular.of(table.rows)
+        numbers: dict[Key, float] = {
+            (table.label, VALUES, f"vectors for {share:.0%} of S"): float(singular.needed(share))
+            for share in (0.5, 0.9)
+        }
+        if table.axis is None:
+            return cls(table, numbers, singular)
+        leading = periodic(singular.vectors[:, : max(1, singular.needed(0.5))])
+        numbers[table.label, LEADING, PERIODIC] = float(leading.mean())
+        frequencies = relabelled(table.rows, orders, seed)
+        published = key_frequencies(fourier.spectrum(table.rows, {"digit": len(table.rows)}), AboveMean(1))
+        numbers[table.label, SPECTRUM, ABOVE_MEAN] = float(len(published.keys))
+        numbers[table.label, SPECTRUM, ABOVE_RELABELLED] = float(frequencies.significant.sum())
+        return cls(table, numbers, singular, frequencies)
+
+    def frequency_rows(self) -> Iterator[Row]:
+        """Yields a row for each frequency that is above relabelled digits."""
+        if self.frequencies is None:
+            return
+        common = {"intervention": self.table.label, "site": "embed", "n": len(self.table.rows)}
+        for index in self.frequencies.significant.nonzero()[0]:
+            row = {**common, "variant": f"frequency {index + 1}", "metric": NORM, "engine": "exact"}
+            numbers = {
+                "value": float(self.frequencies.norms[index]),
+                "p_adjusted": float(self.frequencies.p_values[index]),
+            }
+            yield row | numbers
 
 
 @dataclass
 class Measures:
-    """What is measured of each checkpoint beside untrained models, and the contents of the figures by REF.
-
-    Attributes:
-        has_order: whether the rows of some table stand in an order.
-    """
+    """Measures each checkpoint beside untrained models, and keeps the panels of the figures by REF."""
 
     untrained: bool
-    every: bool
-    shown: dict[str, CheckpointView] = field(default_factory=dict)
+    panels: dict[str, list[Panel]] = field(default_factory=dict)
     controls: dict[Any, list[Tables]] = field(default_factory=dict)
-    has_order: bool = False
 
     def measured(self, subject: LoadedCheckpoint) -> Measured:
         """Measures the embedding tables of one checkpoint, beside those of untrained models."""
         import pandas
 
-        task, model_tables = subject.task, Tables.of(subject.model)
+        task, tables = subject.task, Tables.of(subject.model)
         assert task is not None
         others = self.others(subject) if self.untrained else []
-        tables = tables_of(task, model_tables)
-        self.has_order |= any(table.axis is not None for table in tables)
-        rows, seen = of_tables(tables, [tables_of(task, one) for one in others], subject.seed, self.every)
-        similarity_rows, compared = of_positions(task, model_tables, others, subject.seed)
-        self.shown[str(subject.labels["ref"])] = CheckpointView(tuple(seen), compared, raw(subject.model))
-        return Measured(pandas.DataFrame([*similarity_rows, *rows]), {})
+        beside = [tables_of(task, one) for one in others]
+        rows, panels = list(position_rows(task, tables, others, subject.seed)), list[Panel]()
+        for index, table in enumerate(tables_of(task, tables)):
+            own = MeasuredTable.of(table, ORDERS, subject.seed)
+            untrained = [MeasuredTable.of(each[index], UNTRAINED_ORDERS, subject.seed) for each in beside]
+            common = {"site": "embed", "n": len(table.rows)}
+            for key, value in own.numbers.items():
+                rows += rows_with_untrained(key, value, [each.numbers[key] for each in untrained], common)
+            rows += own.frequency_rows()
+            panels += table_panels(own, untrained)
+        self.panels[str(subject.labels["ref"])] = panels
+        return Measured(pandas.DataFrame(rows), {})
 
     def others(self, subject: LoadedCheckpoint) -> list[Tables]:
         """Returns the tables of untrained models, the same for all checkpoints of a run and architecture."""
@@ -161,7 +192,7 @@ class Measures:
         return self.controls[key]
 
 
-def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) -> Iterator[str]:
+def notes(controls: Sequence[str], untrained: bool, ordered: bool) -> Iterator[str]:
     """Yields the notes below the table."""
     if controls:
         yield f"Controls: {', '.join(controls)}."
@@ -169,7 +200,7 @@ def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) 
         "Similarity of positions: of the rows of W_pos, over dimensions; intervals: 95%, bootstrap over dimensions. "
         f"{PUBLISHED_DIMENSIONS} dimensions are what the published number was computed over."
     )
-    yield "Vectors for a share: the fewest leading singular values that reach it, of ΣS or of ΣS²; not centred."
+    yield "Vectors for a share: the fewest leading singular values that reach it, of ΣS; not centred."
     if ordered:
         yield (
             f"{LEADING}: those for 50% of ΣS. periodic: a larger share of their variance at one frequency than white "
@@ -180,8 +211,6 @@ def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) 
             f"0.95 ({ORDERS} orders); p adj. of a frequency is that test's. {ABOVE_MEAN}: the published rule, over "
             "all frequencies with 0; about a sixth of any noise is above it."
         )
-        if not every:
-            yield "Of the frequencies those above either bound have rows; --every shows all."
     else:
         yield "No spectrum: the task has no grid of inputs (grid_axes) whose values would put tokens in an order."
     if untrained:
@@ -196,60 +225,53 @@ def check_control(refs: ResolvedRefs, controls: ResolvedRefs) -> None:
             raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
 
 
-def raw(model: Any) -> dict[str, NDArray[np.float32]]:
-    """Returns every weight that is not 0 throughout, as a matrix: heads side by side, a vector as one row."""
-    arrays = {}
-    for name, weight in model.named_parameters():
-        values = weight.detach().float().cpu()
-        if not values.any():
-            continue
-        kind = name.rsplit(".", 1)[-1]
-        if values.ndim == 3:
-            # [head d_model d_head] of what reads the residual stream, [head d_head d_model] of W_O.
-            values = values.flatten(0, 1) if kind == "W_O" else values.permute(1, 0, 2).flatten(1)
-        arrays[name] = values.reshape(-1, values.shape[-1]).numpy() if values.ndim != 2 else values.numpy()
-    return arrays
-
-
-def pairs_of(task: Task, positions: int) -> list[tuple[int, int]]:
-    """Returns the positions compared: those of the grid's coordinates, else the first two."""
-    places = sorted({axis.position for axis in task.grid_axes() if axis.position is not None}) or [0, 1]
-    return [pair for pair in itertools.combinations(places, 2) if pair[1] < positions]
-
-
-def of_positions(
-    task: Task, tables: Tables, others: Sequence[Tables], seed: int
-) -> tuple[list[dict[str, Any]], dict[str, tuple[Array, Array]]]:
-    """Returns rows of the similarity of positions, and the compared rows of W_pos; empty without that table."""
+def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: int) -> Iterator[Row]:
+    """Yields rows of the similarity of W_pos at the grid's coordinates, else at the first two positions."""
     import numpy as np
 
-    if tables.positions is None:
-        return [], {}
-    rows: list[dict[str, Any]] = []
-    compared = {}
-    for one, other in pairs_of(task, len(tables.positions)):
-        name = f"positions {one} and {other}"
-        compared[name] = (tables.positions[one], tables.positions[other])
-        for dimensions in dict.fromkeys([tables.positions.shape[1], PUBLISHED_DIMENSIONS]):
-            if dimensions > tables.positions.shape[1]:
+    table = tables.positions
+    if table is None:
+        return
+    controls = [each.positions for each in others if each.positions is not None]
+    places = sorted({axis.position for axis in task.grid_axes() if axis.position is not None}) or [0, 1]
+    for pair in itertools.combinations([place for place in places if place < len(table)], 2):
+        name = f"positions {pair[0]} and {pair[1]}"
+        for dimensions in dict.fromkeys([table.shape[1], PUBLISHED_DIMENSIONS]):
+            if dimensions > table.shape[1]:
                 continue
-            is_full = dimensions == tables.positions.shape[1]
-            about = "all dimensions" if is_full else f"first {dimensions} dimensions"
-            resampled = similarities(tables.positions, (one, other), dimensions, resamples(dimensions, seed))
+            about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
             plain = np.ones((1, dimensions))
-            control_values = [
-                similarities(each.positions, (one, other), dimensions, plain)
-                for each in others
-                if each.positions is not None
-            ]
-            for metric, values in resampled.items():
+            untrained = [similarities(each, pair, dimensions, plain) for each in controls]
+            for metric, values in similarities(table, pair, dimensions, resamples(dimensions, seed)).items():
                 low, high = interval(values[1:])
                 row = {"site": "pos_embed", "n": dimensions, "value_ci_low": low, "value_ci_high": high}
-                key = (name, about, metric)
-                rows += rows_with_untrained(
-                    key, float(values[0]), [float(each[metric][0]) for each in control_values], row
-                )
-    return rows, compared
+                baseline = [float(each[metric][0]) for each in untrained]
+                yield from rows_with_untrained((name, about, metric), float(values[0]), baseline, row)
+
+
+def rows_with_untrained(
+    key: Key, value: float, baseline: Sequence[float], more: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Yields a row, and below it one of the untrained models where there are any."""
+    import numpy as np
+
+    variant, about, metric = key
+    row: Row = {
+        "variant": variant,
+        "intervention": about,
+        "metric": metric,
+        "value": value,
+        "engine": "exact",
+    }
+    if not baseline:
+        yield {**row, **more}
+        return
+    middle = float(np.mean(baseline))
+    yield {**row, **more, "baseline": middle, "effect": value - middle}
+    low, high = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
+    ends = {"value_ci_low": float(low), "value_ci_high": float(high)}
+    other = {"intervention": BESIDE + about, "value": middle, "site": more["site"], "n": len(baseline)}
+    yield {**row, **other, **ends}
 
 
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:
@@ -268,40 +290,22 @@ def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Makes columns, ``beside low`` and ``beside high``, of the rows of untrained models."""
     of_others = frame["intervention"].str.startswith(BESIDE)
-    ranges = frame[of_others].assign(
-        intervention=frame.loc[of_others, "intervention"].str.removeprefix(BESIDE)
-    )
     keys = ["ref", "variant", "intervention", "metric"]
+    ranges = frame[of_others].assign(intervention=frame["intervention"].str.removeprefix(BESIDE))
     ranges = ranges[[*keys, "value_ci_low", "value_ci_high"]].rename(
         columns={"value_ci_low": "beside low", "value_ci_high": "beside high"}
     )
-    rows = frame[~of_others].merge(ranges, on=keys, how="left")
-    labels = [subject_and_metric(row) for row in rows.to_dict("records")]
-    return rows.assign(of=[of for of, _ in labels], what=[what for _, what in labels])
-
-
-def subject_and_metric(row: Mapping[Any, Any]) -> tuple[str, str]:
-    """Returns what a row is about, the same for rows of one kind, and its metric in few words."""
-    of, metric, part = str(row["variant"]), str(row["metric"]), str(row["intervention"])
-    kind, _, number = of.partition(" ")
-    table, _, rest = part.partition(", ")
-    if metric in (PEARSON, COSINE):
-        return f"{of}, over dimensions", f"{metric.partition(' ')[0]}, {part.removesuffix(' dimensions')}"
-    if metric == NORM:
-        above = "above both" if " and " in rest else rest.removesuffix(" digits")
-        return f"{table}, norms by frequency", f"{number}: {above}"
-    if metric == BEST and kind == "vector":
-        return f"{table}, share of each vector at its best frequency", f"{number}: at {rest}"
-    if part == LEADING:
-        return f"{of}, {LEADING}", metric.replace("the best", "best")
-    if part == SPECTRUM:
-        return f"{of}, frequencies", metric.removeprefix("frequencies ").removesuffix(" of the components")
-    return of, metric
+    return frame[~of_others].merge(ranges, on=keys, how="left")
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns of ``view_rows``."""
-    columns = [Column("of", "of"), Column("metric", "what"), Column("value [95% CI]", "value", value_text)]
+    columns = [
+        Column("of", "variant"),
+        Column("part", "intervention"),
+        Column("metric", "metric"),
+        Column("value [95% CI]", "value", value_text),
+    ]
     if frame["baseline"].notna().any():
         columns.append(Column("untrained [95% range]", "baseline", beside_text))
     if frame["p_adjusted"].notna().any():
@@ -310,136 +314,35 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 
 def beside_text(row: Mapping[str, Any]) -> str:
-    return with_interval(number(row["baseline"]), row["beside low"], row["beside high"])
+    baseline = row["baseline"]
+    return (
+        "" if baseline != baseline else with_interval(number(baseline), row["beside low"], row["beside high"])
+    )
 
 
-def overview(
-    tables: Sequence[TableView], compared: Mapping[str, tuple[Any, Any]]
-) -> plotly.graph_objects.Figure:
-    """Draws for each table singular values and vectors and its spectrum; last the positions.
-
-    Args:
-        compared: name -> the two rows of W_pos that are compared.
-    """
-    panels: list[Panel] = []
-    for table in tables:
-        panels.append(values_panel(table))
-        if table.axis is not None:
-            panels += [vectors_panel(table), spectrum_panel(table)]
-    panels += [positions_panel(name, one, other) for name, (one, other) in compared.items()]
-    return draw(panels, barmode="overlay")
-
-
-def values_panel(table: TableView) -> Panel:
-    """Returns the singular values of a table and of untrained ones, and how many make up 50% and 90% of the sum."""
-    sizes = table.singular.values
-    places = list(range(1, len(sizes) + 1))
-    series = {"singular values": Series(places, sizes.tolist(), style={"mode": "lines"}, look=0)}
-    if table.beside is not None:
-        style: dict[str, Any] = {"mode": "lines", "line": {"dash": "dot"}}
-        series["untrained, mean"] = Series(places, table.beside.tolist(), style=style, look=GREY)
-    for share, symbol in ((0.5, "diamond"), (0.9, "square")):
-        if at := table.singular.needed(share):
-            style = {"mode": "markers", "marker": {"symbol": symbol, "size": 11}}
-            series[f"{share:.0%} of ΣS"] = Series([at], [float(sizes[at - 1])], style=style, look=1)
-    return curve(series, f"singular values of {table.label}", x="number of the singular value", y="size")
-
-
-def vectors_panel(table: TableView) -> Panel:
-    """Returns the first singular vectors, one above the other so that lines do not cross."""
+def table_panels(own: MeasuredTable, untrained: Sequence[MeasuredTable]) -> Iterator[Panel]:
+    """Yields the singular values of a table beside those of untrained models; then its spectrum."""
     import numpy as np
 
-    from interp_tasks.papers.miiii.singular import periodicity
-
-    vectors = table.singular.vectors[:, :VECTORS]
-    about = periodicity(vectors)
-    apart = 2.2 * float(np.abs(vectors).max() or 1.0)
-    series = {}
-    for k in range(vectors.shape[1]):
-        style: dict[str, Any] = {"mode": "lines", "showlegend": False, "line": {"width": 1.2}}
-        hover = [f"vector {k + 1}, {table.axis} {at}: {value:.3g}" for at, value in enumerate(vectors[:, k])]
-        rows = list(range(len(vectors))), (vectors[:, k] - k * apart).tolist()
-        series[f"vector {k + 1}"] = Series(*rows, hover=hover, style=style, look=0)
-    ticks = {
-        "tickmode": "array",
-        "tickvals": [-k * apart for k in range(len(series))],
-        "ticktext": [f"{k + 1} ({about.frequency[k]})" for k in range(len(series))],
-        "zeroline": False,
-    }
-    title = f"leading singular vectors of {table.label} (frequency)"
-    return curve(series, title, x=str(table.axis), y="vector", y_axis=ticks)
-
-
-def spectrum_panel(table: TableView) -> Panel:
-    """Returns the norm of each frequency of a table, with the bounds that tell it from chance."""
-    frequencies = table.frequencies
-    assert frequencies is not None
-    norms, significant = frequencies.norms, frequencies.significant
-    series = {}
-    for look, (name, chosen) in enumerate(
-        (("norm: not significant", ~significant), ("norm: above relabelled digits", significant))
-    ):
-        if chosen.any():
-            series[name] = Series((chosen.nonzero()[0] + 1).tolist(), norms[chosen].tolist(), look=look)
-    places = list(range(1, len(norms) + 1))
-    bounds = [("threshold by relabelled digits", [frequencies.threshold] * len(norms), 1, "dash")]
-    if table.above_mean is not None:
-        bounds.append(("threshold mean + 1 sd", table.above_mean.tolist(), 2, "dashdot"))
-    if table.norms_beside is not None:
-        bounds.append(("untrained, mean", table.norms_beside.tolist(), GREY, "dot"))
-    lines = {
-        name: Series(places, values, style={"mode": "lines", "line": {"dash": dash}}, look=look)
-        for name, values, look, dash in bounds
-    }
-    drawn = bars(series, f"Fourier norms of {table.label}", x="frequency", y="norm of cos and sin")
-    traces = [{**trace, "offsetgroup": "norm"} for trace in drawn.traces]
-    return Panel([*traces, *curve(lines).traces], drawn.title, drawn.x, drawn.y, 260)
-
-
-def positions_panel(name: str, one: Any, other: Any) -> Panel:
-    """Returns two rows of the position embedding against each other, a point per dimension."""
-    parts = {
-        f"dimensions 0–{PUBLISHED_DIMENSIONS - 1}": (slice(PUBLISHED_DIMENSIONS), 1),
-        "other dimensions": (slice(PUBLISHED_DIMENSIONS, None), 0),
-    }
-    series = {
-        label: Series(one[part].tolist(), other[part].tolist(), look=look)
-        for label, (part, look) in parts.items()
-        if len(one[part])
-    }
-    axes: dict[str, Any] = {"x": "W_pos at the first position", "y": "at the second position"}
-    return scatter(series, f"W_pos, {name}: a point per dimension", height=300, **axes)
-
-
-def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
-    """Draws a map of each tensor, each in the colours of its own largest entry."""
-    import numpy as np
-
-    panels = []
-    for name, values in weights.items():
-        largest = float(np.abs(values).max())
-        # Bytes, which plotly writes as they are: a model has millions of weights.
-        levels = np.round(values / largest * STEPS).astype(np.int8)
-        title = f"{name} {' × '.join(map(str, values.shape))}, ±{largest:.3g}"
-        axes: dict[str, Any] = {"across": "column", "down": "row", "numbers": False, "row": 6}
-        drawn = heat(levels, title, unit="of the largest", signed=True, end=float(STEPS), **axes)
-        hover = f"[%{{y}}, %{{x}}]: %{{z}} / {STEPS} of {largest:.3g}<extra></extra>"
-        scale: dict[str, Any] = {"tickvals": [-STEPS, 0, STEPS], "ticktext": ["−1", "0", "1"]}
-        bar = drawn.traces[0]["colorbar"] | scale
-        trace = {**drawn.traces[0], "hovertemplate": hover, "colorbar": bar}
-        panels.append(Panel([trace], title, drawn.x, drawn.y, drawn.height, drawn.width, bar=True))
-    return draw(panels)
+    sizes = {"singular values": own.singular.values}
+    if untrained:
+        sizes["untrained, mean"] = np.mean([each.singular.values for each in untrained], 0)
+    series = {name: Series(list(range(1, len(of) + 1)), of.tolist()) for name, of in sizes.items()}
+    title = f"singular values of {own.table.label}"
+    yield curve(series, title, x="number of the singular value", y="size")
+    if own.frequencies is not None:
+        norms = own.frequencies.norms
+        significant = (own.frequencies.significant.nonzero()[0] + 1).tolist()
+        title = f"Fourier norms of {own.table.label}"
+        yield spectrum(
+            list(range(1, len(norms) + 1)), norms.tolist(), significant, title, y="norm of cos and sin"
+        )
 
 
 def figures(result: Result) -> list[Figure]:
-    """Returns of every checkpoint positions, singular values and vectors and spectrum; and every weight as a map."""
-    caption = (
-        "Singular values: the marks say how many reach 50% and 90% of their sum. Spectrum: norms by frequency, in "
-        "the second colour above those of relabelled digits. Dotted: the mean of untrained models."
-    )
-    drawn = []
-    for ref, one in result.data["shown"].items():
-        drawn.append(Figure(overview(one.tables, one.positions), f"Embeddings, {ref}", caption))
-        if one.weights:
-            drawn.append(Figure(heatmaps(one.weights), f"Weights, {ref}", MAPS))
-    return drawn
+    """Returns of every checkpoint singular values and spectrum."""
+    caption = "Spectrum: norms by frequency, in the second colour above those of relabelled digits."
+    return [
+        Figure(draw(panels, barmode="overlay"), f"Embeddings, {ref}", caption)
+        for ref, panels in result.data["panels"].items()
+    ]

@@ -16,8 +16,7 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
     """Yields, for each head, how much of its attention to the first operand waves of the two operands explain.
 
     A = constant + α(cos w m₁x₁ − cos w m₂x₂) + β(sin w m₁x₁ − sin w m₂x₂), w = 2πk/q, least squares (Nanda et al.
-    2023, section 4.1, where the m are 1); k is the frequency that explains most. Beside it the best fit with four
-    coefficients free, for heads that look at one digit alone.
+    2023, section 4.1, where the m are 1); k is the frequency that explains most.
 
     Args:
         patterns: layer -> attention from where the output is read ``[input head key]``.
@@ -33,21 +32,10 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
         for head, mean in enumerate(pattern[:, :, inputs.position].double().mean(0).tolist()):
             yield measured("all inputs", "attention to itself", mean, layer=layer, head=head, site="pattern")
         for answer in inputs.answers:
-            waves = [operand_waves(answer, key) for key in answer.sum.frequencies]
-            fits = {
-                "attention explained": [variance_explained(seen, one - other) for one, other in waves],
-                "attention explained, digits free": [
-                    variance_explained(seen, torch.cat(both, 1)) for both in waves
-                ],
-            }
-            for at, (metric, shares) in enumerate(fits.items()):
-                best = torch.stack(shares).max(0)
-                for head in range(seen.shape[1]):
-                    labels = {"layer": layer, "head": head, "site": "pattern"}
-                    yield measured(answer.name, metric, float(best.values[head]), **labels)
-                    if at == 0:
-                        key = answer.sum.frequencies[int(best.indices[head])]
-                        yield measured(answer.name, "frequency of attention", float(key), **labels)
+            shares = torch.stack([variance_explained(seen, wave) for wave in operand_waves(answer)])
+            for head, share in enumerate(shares.max(0).values.tolist()):
+                labels = {"layer": layer, "head": head, "site": "pattern"}
+                yield measured(answer.name, "attention explained", share, **labels)
 
 
 def rows_of_waves(
@@ -88,17 +76,18 @@ def fitted(answer: Answer, seen: Tensor) -> Tensor:
 
     from circuits.fourier import regression, variance_explained
 
-    waves = [one - other for one, other in (operand_waves(answer, key) for key in answer.sum.frequencies)]
+    waves = operand_waves(answer)
     best = torch.stack([variance_explained(seen, wave) for wave in waves]).argmax(0).tolist()
     return torch.cat([regression(seen[:, [head]], waves[at]) for head, at in enumerate(best)], 1)
 
 
-def operand_waves(answer: Answer, key: int) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin of w m₁x₁, and of w m₂x₂, each ``[input wave]``."""
+def operand_waves(answer: Answer) -> list[Tensor]:
+    """Returns of each frequency cos and sin of w m₁x₁ less those of w m₂x₂, ``[input wave]``."""
     from circuits.harmonics import cos_sin
 
-    one, other = (cos_sin(terms, key, answer.sum.period) for terms in answer.sum.terms.T)
-    return one, other
+    first, second = answer.sum.terms.T
+    period = answer.sum.period
+    return [cos_sin(first, key, period) - cos_sin(second, key, period) for key in answer.sum.frequencies]
 
 
 def output_with_patterns(
@@ -113,16 +102,14 @@ def output_with_patterns(
 
 
 def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
-    """Yields losses where a layer's attention, its MLP or the skip path is set to zero or to its mean.
+    """Yields losses where a layer's attention or the skip path is set to zero, or that around the MLP to its mean.
 
     The way around a layer is what the residual stream brings along: without it, the stream is what the layer adds.
     """
     import torch
 
-    layers, has_mlp = range(model.cfg.n_layers), not model.cfg.attn_only
-    streams = [f"resid_pre.{layer}" for layer in layers]
-    if has_mlp:
-        streams += [f"{site}.{layer}" for layer in layers for site in ("mlp_out", "resid_post")]
+    layers, sites = range(model.cfg.n_layers), ("resid_pre", "mlp_out", "resid_post")
+    streams = [f"{site}.{layer}" for layer in layers for site in sites]
     means = mean_streams(model, inputs, streams)
     outputs: dict[tuple[int, str], list[Tensor]] = {}
     for tokens in passes(model, inputs):
@@ -162,16 +149,13 @@ def outputs_without_parts(
         at = "" if model.cfg.n_layers == 1 else f" of layer {layer}"
         before, added, after = f"resid_pre.{layer}", f"mlp_out.{layer}", f"resid_post.{layer}"
         layer_heads = heads([(layer, head) for head in range(model.cfg.n_heads)], model)
-        edits = {f"attention{at} zeroed": ablate.zero(layer_heads)}
-        if added in means:
-            # In a post-norm model the way around the MLP is not resid_mid, but what the LayerNorm makes of it.
-            around, usual = seen[after] - seen[added], means[after] - means[added]
-            edits |= {
-                f"way around attention{at} zeroed": edit(f"resid_mid.{layer}", less(seen[before])),
-                f"MLP{at} zeroed": ablate.zero(added),
-                f"MLP{at} at its mean": edit(added, lambda old, site=added: means[site].expand_as(old)),
-                f"way around MLP{at} zeroed": edit(after, less(around)),
-                f"way around MLP{at} at its mean": edit(after, less(around, usual)),
-            }
+        # In a post-norm model the way around the MLP is not resid_mid, but what the LayerNorm makes of it.
+        around, usual = seen[after] - seen[added], means[after] - means[added]
+        edits = {
+            f"attention{at} zeroed": ablate.zero(layer_heads),
+            f"way around attention{at} zeroed": edit(f"resid_mid.{layer}", less(seen[before])),
+            f"way around MLP{at} zeroed": edit(after, less(around)),
+            f"way around MLP{at} at its mean": edit(after, less(around, usual)),
+        }
         for name, edited in edits.items():
             yield (layer, name), run(model, tokens, edited)[:, inputs.position].double().cpu()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.table import Row
-from interp_tasks.papers.nanda.inputs import LOSS, NONE, TEST, TRAIN, Answer, Inputs, measured, scored
+from interp_tasks.papers.nanda.inputs import NONE, TEST, TRAIN, Answer, Inputs, measured, scored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 #: What was done to the logits.
 RESTRICTED, EXCLUDED = "restricted to key frequencies", "key frequencies excluded"
-ONE_EXCLUDED, WORST = "one key frequency excluded", "worst single frequency excluded"
 FITTED = "cosines of key frequencies"
 #: Fitted on other inputs of the same split than those that are scored; the published ones are fitted on all inputs.
 RESTRICTED_HELD_OUT, FITTED_HELD_OUT = f"{RESTRICTED}, held out", f"{FITTED}, held out"
@@ -33,25 +32,15 @@ def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequenc
     """Yields losses of the logits ``[input remainder]``: unedited, restricted, without keys, and fitted."""
     clean = inputs.scores(logits, answer)
     yield from scored(answer.name, NONE, clean)
+    if not keys:
+        return
     total = answer.sum
-    if keys:
-        fit = total.cosines(logits)
-        edits = {RESTRICTED: total.restricted(logits, keys), EXCLUDED: total.excluded(logits, keys)}
-        for name, edited in (edits | {FITTED: fit.fitted(keys)}).items():
-            yield from scored(answer.name, name, inputs.scores(edited, answer), clean)
-        yield from rows_of_held_out(inputs, answer, logits, keys, clean)
-        for key in keys:
-            variant = of_frequency(answer.name, key)
-            without = inputs.scores(total.excluded(logits, [key]), answer)
-            yield from scored(variant, ONE_EXCLUDED, without, clean)
-            yield measured(variant, "coefficient of cos w(r - c)", float(fit.coefficients[key]))
-        yield measured(answer.name, "variance of logits explained by cosines", fit.explained(keys))
-        of_classes = fit.explained(keys, of="classes")
-        yield measured(answer.name, "variance between classes explained by cosines", of_classes)
-    yield measured(answer.name, "variance of logits that follows the answer", share_of_answer(answer, logits))
-    if len(inputs.splits.get(TRAIN, ())):
-        worst = worst_exclusion(inputs, answer, logits)
-        yield from scored(answer.name, WORST, {(LOSS, TRAIN): worst}, clean)
+    fit = total.cosines(logits)
+    edits = {RESTRICTED: total.restricted(logits, keys), EXCLUDED: total.excluded(logits, keys)}
+    for name, edited in (edits | {FITTED: fit.fitted(keys)}).items():
+        yield from scored(answer.name, name, inputs.scores(edited, answer), clean)
+    yield from rows_of_held_out(inputs, answer, logits, keys, clean)
+    yield measured(answer.name, "variance of logits explained by cosines", fit.explained(keys))
 
 
 def rows_of_held_out(
@@ -102,43 +91,11 @@ def cosines(total: ModularSum, logits: Tensor, keys: Sequence[int], fit: Tensor,
     return replace(on_rows, by_difference=on_fit.by_difference).fitted(keys)
 
 
-def share_of_answer(answer: Answer, logits: Tensor) -> float:
-    """Returns the share of the logits' variance that lies between their means for each answer and class.
-
-    It is the most that any function of the answer explains, of waves or not."""
-    import torch
-
-    logits = logits.double()
-    counts = torch.bincount(answer.sum.remainders, minlength=answer.sum.period).clamp(min=1)
-    sums = logits.new_zeros(answer.sum.period, logits.shape[1]).index_add_(0, answer.sum.remainders, logits)
-    means = (sums / counts[:, None])[answer.sum.remainders]
-    total = float((logits - logits.mean()).square().sum())
-    return float((means - logits.mean()).square().sum()) / total if total else 0.0
-
-
-def worst_exclusion(inputs: Inputs, answer: Answer, logits: Tensor) -> float:
-    """Returns the largest training loss without a single frequency: an excluded loss that needs no key frequencies."""
-    logits, rows = logits.double(), inputs.splits[TRAIN]
-    training_logits, right = logits[rows], answer.sum.remainders[rows][:, None]
-    losses = []
-    for key in answer.sum.frequencies:
-        directions = answer.sum.directions([key])
-        left = training_logits - directions[rows] @ (directions.T @ logits)
-        losses.append(float((left.logsumexp(1) - left.gather(1, right)[:, 0]).mean()))
-    return max(losses)
-
-
 def rows_of_weights(model: Any, digits: Sequence[int]) -> Iterator[Row]:
-    """Yields the Gini coefficient of W_E's Fourier components over the digits, and sums of squared weights."""
+    """Yields the Gini coefficient of W_E's Fourier components over the digits, and the sum of squared weights."""
     from circuits.fourier import gini, transform
 
     norms = transform(model.W_E[list(digits)].detach()).norm(dim=1)
     yield measured("W_E", GINI, gini(norms), site="embed")
-    total = 0.0
-    for name, weight in model.named_parameters():
-        squares = float(weight.detach().double().square().sum())
-        total += squares
-        # A bias that is frozen at 0 is none.
-        if squares:
-            yield measured(name, SQUARES, squares)
+    total = sum(float(weight.detach().double().square().sum()) for weight in model.parameters())
     yield measured(ALL_WEIGHTS, SQUARES, total)

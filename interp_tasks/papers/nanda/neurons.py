@@ -101,41 +101,25 @@ def w_l(model: Any) -> Tensor:
 def rows_of_map(
     neurons: Neurons, answer: Answer, keys: Sequence[int], embedding: Mapping[int, float] | None
 ) -> Iterator[Row]:
-    """Yields the rows of W_L: its parts along cosines and sines over the classes, how the neurons' projections on them
+    """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
 
     Args:
         embedding: the norm of each frequency in W_E, where the answer has the embedding's period.
     """
-    import torch
+    from circuits.fourier import clusters, spectrum, variance_explained
 
-    from circuits.fourier import basis, clusters, frequencies, spectrum, variance_explained
-
-    weights = neurons.to_logits[:, answer.classes]
-    period = answer.sum.period
-    waves = basis(period) @ weights.T
-    of_row = frequencies(period)
-    common = {"site": "mlp_post"}
-    key_rows = torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))
-    residual = float((waves[~key_rows].norm() / waves.norm()).nan_to_num())
-    yield measured(answer.name, "residual of W_L", residual, **common)
+    waves, of_row, is_key = waves_of(neurons, answer, keys)
+    residual = float((waves[~is_key].norm() / waves.norm()).nan_to_num())
+    yield measured(answer.name, "residual of W_L", residual, site="mlp_post")
     for key in keys:
-        variant = of_frequency(answer.name, key)
-        yield measured(variant, "norm in W_L", float(waves[of_row == key].norm()), **common)
-        if embedding is not None:
-            yield measured(variant, "norm in W_E", embedding[key], site="embed")
         directions = zip(("cos", "sin"), waves[of_row == key], answer.sum.waves(key).T, strict=False)
         for wave, row, along in directions:
             projected = neurons.values @ row
             share = float(variance_explained(projected[:, None], along[:, None])[0])
-            slope = (projected - projected.mean()) @ along / (along - along.mean()).square().sum()
-            which = f"{wave} of {variant}"
-            yield measured(which, "variance explained by the wave", share, **common)
-            # Waves have mean square 1; the amplitude is that of cos and sin themselves.
-            yield measured(
-                which, "amplitude", float(slope) * (1.0 if 2 * key == period else 2**0.5), **common
-            )
-    if set(neurons.inputs.sizes) == {period}:
+            which = f"{wave} of {of_frequency(answer.name, key)}"
+            yield measured(which, "variance explained by the wave", share, site="mlp_post")
+    if set(neurons.inputs.sizes) == {answer.sum.period}:
         # A neuron's column is what it writes to the classes.
         power = waves.square()
         groups = clusters(spectrum(neurons.values, neurons.inputs.sizes))
@@ -143,15 +127,27 @@ def rows_of_map(
             cluster_power = power[:, groups.neurons(label)]
             of_cluster = float(cluster_power[of_row == label].sum() / cluster_power.sum())
             variant = of_frequency(answer.name, int(label))  # type: ignore[arg-type]
-            yield measured(variant, "power of W_L in the frequency of its neurons", of_cluster, **common)
+            yield measured(
+                variant, "power of W_L in the frequency of its neurons", of_cluster, site="mlp_post"
+            )
     if embedding is not None:
         strong = [key for key, norm in embedding.items() if norm > max(embedding.values()) / 4]
         yield measured(answer.name, "frequencies of W_E", float(len(strong)), site="embed")
-        yield measured(
-            answer.name,
-            "share of key frequencies among those of W_E",
-            sum(key in strong for key in keys) / max(1, len(keys)),
-        )
+        shared = sum(key in strong for key in keys) / max(1, len(keys))
+        yield measured(answer.name, "share of key frequencies among those of W_E", shared)
+
+
+def waves_of(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns W_L along cosines and sines over the classes ``[wave neuron]``, the frequency of each wave, and whether
+    it is key.
+    """
+    import torch
+
+    from circuits.fourier import basis, frequencies
+
+    waves = basis(answer.sum.period) @ neurons.to_logits[:, answer.classes].T
+    of_row = frequencies(answer.sum.period)
+    return waves, of_row, torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))
 
 
 def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
@@ -167,7 +163,7 @@ def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> It
     """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     import torch
 
-    from circuits.fourier import basis, clusters, frequencies, share, spectrum
+    from circuits.fourier import clusters, share, spectrum
 
     inputs, total = neurons.inputs, answer.sum
     logits = neurons.logits[:, answer.classes]
@@ -186,25 +182,19 @@ def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> It
     for name, change in (
         ("neurons: key frequencies alone", kept(total.block(keys))),
         ("neurons: waves of the answer alone", kept(total.directions(keys))),
-        ("neurons: without key frequencies", removed(total.block(keys))),
     ):
         yield from rows(answer.name, name, neurons.logits_with(change, answer))
     for key in keys:
-        without = neurons.logits_with(removed(total.block([key])), answer)
-        yield from rows(of_frequency(answer.name, key), "neurons: without one key frequency", without)
-    for name, edited in (
-        ("logits: key frequencies alone", kept(total.block(keys))(logits)),
-        ("logits: without key frequencies", removed(total.block(keys))(logits)),
-    ):
-        yield from scored(answer.name, name, inputs.scores(edited, answer), clean)
-    for key in keys:
-        without = removed(total.block([key]))(logits)
-        name = "logits: without one key frequency"
-        yield from scored(of_frequency(answer.name, key), name, inputs.scores(without, answer), clean)
-    of_row = frequencies(total.period)
-    waves = basis(total.period) @ neurons.to_logits[:, answer.classes].T
-    chosen = waves[torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))]
-    directions = torch.linalg.qr(chosen.T).Q
+        without = removed(total.block([key]))
+        variant = of_frequency(answer.name, key)
+        edited = neurons.logits_with(without, answer)
+        yield from rows(variant, "neurons: without one key frequency", edited)
+        scores = inputs.scores(without(logits), answer)
+        yield from scored(variant, "logits: without one key frequency", scores, clean)
+    scores = inputs.scores(kept(total.block(keys))(logits), answer)
+    yield from scored(answer.name, "logits: key frequencies alone", scores, clean)
+    waves, _, is_key = waves_of(neurons, answer, keys)
+    directions = torch.linalg.qr(waves[is_key].T).Q
     for name, keep in (("on the directions of W_L alone", True), ("off the directions of W_L", False)):
         projected = neurons.logits_along(directions, answer, keep)
         yield from rows(answer.name, f"neurons: {name}", projected)

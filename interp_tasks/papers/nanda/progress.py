@@ -1,28 +1,27 @@
 """Progress measures of modular arithmetic (Nanda et al. 2023), for each modular answer of a task.
 
 From all inputs of the grid, at the position where the output is read, and the answer's own classes. ``losses``:
-restricted, excluded (all keys, one at a time, the worst single frequency), of the fitted cosines; in nats. Restricted
-logits and cosines are fitted on all inputs, as published, and held out: on other inputs of the same split than those
-that are scored. ``gini``, ``weights``: of every checkpoint, too. ``map`` (W_L by frequency), ``neurons`` (frequencies
-removed and in the logits), ``attention`` (as waves of the digits), ``skips``: of the last checkpoint given of each
-run. The ``variant`` of a row is the answer, or a frequency of it; rows under an edit have the unedited model's value
-as ``baseline``.
+restricted, excluded, of the fitted cosines; in nats. Restricted logits and cosines are fitted on all inputs, as
+published, and held out: on other inputs of the same split than those that are scored. ``gini``, ``weights``: of every
+checkpoint, too. ``map`` (W_L by frequency), ``neurons`` (frequencies removed and in the logits), ``attention`` (as
+waves of the digits), ``skips``: of the last checkpoint given of each run. The ``variant`` of a row is the answer, or a
+frequency of it; rows under an edit have the unedited model's value as ``baseline``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from circuits.figures.layout import Panel, draw
-from circuits.figures.panels import Series, curve, points, spectrum
+from circuits.figures.panels import Series, curve, spectrum
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import RULES, THRESHOLD, check_kinds, read_rule
+from interp_tasks.measurement.options import RULES, check_kinds, read_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
@@ -44,7 +43,6 @@ from interp_tasks.papers.nanda.logits import (
     ALL_WEIGHTS,
     EXCLUDED,
     GINI,
-    ONE_EXCLUDED,
     RESTRICTED,
     RESTRICTED_HELD_OUT,
     SQUARES,
@@ -62,9 +60,7 @@ if TYPE_CHECKING:
 #: What is measured of every checkpoint, and of the last one of each run alone; and what has to be recorded for it.
 KINDS = ("losses", "gini", "weights", "map", "neurons", "attention", "skips")
 SITES = {"map": "mlp_post", "neurons": "mlp_post", "attention": "pattern"}
-#: Rules by name, with their usual number: those of ``fourier``, of W_L, and one of the neurons.
-CLUSTERS, USUAL = "clusters", "of-largest"
-KEY_RULES = {**RULES, CLUSTERS: THRESHOLD}
+USUAL = "of-largest"
 #: The losses that the phases and the figure are made of: what was done, on which inputs -> name.
 LOSSES = {
     (NONE, TRAIN): "train loss",
@@ -79,7 +75,7 @@ Curves = Mapping[str, Mapping[int, float]]
 RULE = typer.Option(
     "--rule",
     metavar="NAME[=NUMBER]",
-    help="Which frequencies are key: of W_L by noise, of-largest, above-mean or preferred; of neurons by clusters.",
+    help=f"Which frequencies of W_L are key: {', '.join(RULES)}.",
 )
 KEYS = typer.Option("--keys", metavar="3,24", help="These frequencies instead.")
 ANSWERS = typer.Option(
@@ -120,9 +116,8 @@ def progress(
 
     Args:
         refs: one or several REFs; four or more of a run give its phases (:mod:`interp_tasks.papers.nanda.phases`).
-        rule: which frequencies are key, as in ``fourier``, of W_L = W_U·W_out over the answer's classes; or
-            ``"clusters"``: those that explain more than 0.85 of the variance of at least one neuron of the last layer.
-            They are taken from the last checkpoint that the run has stored, whichever are given, and used at all.
+        rule: which frequencies are key, as in ``fourier``, of W_L = W_U·W_out over the answer's classes. They are taken
+            from the last checkpoint that the run has stored, whichever are given, and used at all.
         keys: these frequencies instead; for a single answer.
         answers: some of the task's modular answers; none: all.
         kinds: some of ``KINDS``; none: all.
@@ -153,29 +148,14 @@ def progress(
         "kinds": list(chosen_kinds) if kinds else [],
     }
     result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=grids.check)
-    return with_notes(result, list(found), followed, chosen_keys, grids.unknown)
-
-
-def with_notes(
-    result: Result,
-    refs: list[str],
-    followed: Mapping[str, RunMeasures],
-    rule: KeyRule,
-    unknown: Sequence[str],
-) -> Result:
-    """Returns the result with its notes and what its figure draws."""
     # A row says which inputs it is of, not what its checkpoint's examples were drawn from.
-    result.frame["split"] = [split for one in followed.values() for split in one.splits]
+    frame = result.frame.assign(split=[split for one in followed.values() for split in one.splits])
     return replace(
         result,
-        config={**result.config, "refs": refs},
-        notes=(*notes(followed, rule), *notes_on_splits(unknown)),
-        data={
-            "curves": {run: one.curves for run, one in followed.items()},
-            "coefficients": {ref: of for one in followed.values() for ref, of in one.coefficients.items()},
-            "keys": {run: one.keys for run, one in followed.items()},
-            "runs_of": {ref: run for run, one in followed.items() for ref in one.coefficients},
-        },
+        frame=frame,
+        config={**result.config, "refs": list(found)},
+        notes=tuple(notes(followed.values(), chosen_keys, grids.unknown)),
+        data={"runs": followed},
     )
 
 
@@ -194,9 +174,7 @@ class KeyRule:
         Raises:
             UserError: for a rule there is not, for no number; for a rule beside keys, which it would not decide.
         """
-        name, number = read_rule(rule, KEY_RULES)
-        if name == CLUSTERS and number > 1:
-            raise UserError(f"--rule {rule}: after = comes a share of a neuron's variance, from 0 to 1")
+        name, number = read_rule(rule)
         if keys is not None and rule != USUAL:
             raise UserError(
                 f"--keys are the key frequencies whatever --rule {rule} says: leave one of the two out"
@@ -213,24 +191,18 @@ class KeyRule:
         }
 
     def keys(self, ref: str, device: str, inputs: Inputs) -> dict[str, tuple[int, ...]]:
-        """Returns the key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
+        """Returns the key frequencies of each answer, of W_L in one checkpoint."""
         from circuits.fourier import key_frequencies, spectrum
         from circuits.fourier._spectrum import RULES as MADE
         from interp_tasks.checkpoints import load_checkpoint
-        from interp_tasks.papers.nanda.inputs import activations
         from interp_tasks.papers.nanda.neurons import w_l
 
         if self.chosen is not None:
             return {answer.name: self.chosen for answer in inputs.answers}
-        model = load_checkpoint(ref, device=device).model
-        weights = w_l(model)
-        if self.name == CLUSTERS:
-            (neurons,) = activations(model, inputs, ["mlp_post"])[1].values()
-            found = {each.name: each.sum.clusters(neurons, self.number).sizes for each in inputs.answers}
-        else:
-            rule = MADE[self.name](self.number)
-            of_classes = {each.name: spectrum(weights[:, each.classes], axis=1) for each in inputs.answers}
-            found = {name: key_frequencies(each, rule).keys for name, each in of_classes.items()}  # type: ignore[misc]
+        weights = w_l(load_checkpoint(ref, device=device).model)
+        rule = MADE[self.name](self.number)
+        spectra = {each.name: spectrum(weights[:, each.classes], axis=1) for each in inputs.answers}
+        found = {name: key_frequencies(each, rule).keys for name, each in spectra.items()}
         return {name: tuple(int(key) for key in keys) for name, keys in found.items()}  # type: ignore[arg-type]
 
 
@@ -292,7 +264,7 @@ class RunMeasures:
     Attributes:
         keys: answer -> key frequencies.
         curves: answer (or ``""`` for the whole model) -> quantity -> step -> value.
-        coefficients: REF of the last checkpoint -> answer -> frequency -> coefficient of cos w(r - c) in the logits.
+        coefficients: answer -> frequency -> coefficient of cos w(r - c) in the last checkpoint's logits.
         splits: which inputs each row is of.
     """
 
@@ -301,7 +273,7 @@ class RunMeasures:
     device: str
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     curves: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    coefficients: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    coefficients: dict[str, list[float]] = field(default_factory=dict)
     splits: list[str] = field(default_factory=list)
 
     def measured(self, subject: LoadedCheckpoint, inputs: Inputs, kinds: Sequence[str]) -> Measured:
@@ -337,8 +309,7 @@ class RunMeasures:
             if "gini" in kinds:
                 rows += rows_of_concentration(subject.model, answer, keys)
             if last:
-                coefficients = self.coefficients.setdefault(str(subject.labels["ref"]), {})
-                coefficients[answer.name] = answer.sum.cosines(of_answer).coefficients.tolist()
+                self.coefficients[answer.name] = answer.sum.cosines(of_answer).coefficients.tolist()
         weights = rows_of_weights(subject.model, digits(subject))
         rows += [row for row in weights if ("gini" if row["metric"] == GINI else "weights") in kinds]
         self.follow(rows, subject.checkpoint.step)
@@ -385,7 +356,7 @@ class RunMeasures:
                 quantity = LOSSES.get((row["intervention"], row["split"]))
             elif row["metric"] == GINI:
                 quantity = "gini of W_E" if row["site"] == "embed" else "gini of W_L"
-            elif row["metric"] == SQUARES and answer == ALL_WEIGHTS:
+            elif row["metric"] == SQUARES:
                 quantity = SQUARES
             if quantity is None or ", frequency " in answer:
                 continue
@@ -438,39 +409,30 @@ def embedding_norms(subject: LoadedCheckpoint, answer: Answer) -> dict[int, floa
     return {key: float((norms.power[key] * len(ids)).sqrt()) for key in answer.sum.frequencies}
 
 
-def notes(followed: Mapping[str, RunMeasures], rule: KeyRule) -> list[str]:
-    """Returns the notes below the table; they say which frequencies are key, and by which rule."""
+def notes(followed: Iterable[RunMeasures], rule: KeyRule, unknown: Sequence[str]) -> Iterator[str]:
+    """Yields which frequencies are key, by which rule, and what the splits are."""
     from circuits.fourier._spectrum import RULES as MADE
 
-    texts = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]
-    for one in followed.values():
+    yield "Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."
+    for one in followed:
         run = one.named[-1].resolved.run_name or one.named[-1].label
         listed = "; ".join(f"{name} {', '.join(map(str, keys)) or 'none'}" for name, keys in one.keys.items())
-        texts.append(f"Key frequencies of {run}: {listed}.")
-    if rule.chosen is None and rule.name == CLUSTERS:
-        texts.append(
-            f"key: more than {rule.number:g} of the variance of at least one neuron; of the last layer's neurons over "
-            "all inputs, in the last checkpoint that the run has stored, for all checkpoints."
-        )
-    elif rule.chosen is None:
-        texts.append(
+        yield f"Key frequencies of {run}: {listed}."
+    if rule.chosen is None:
+        yield (
             f"{MADE[rule.name](rule.number).statement}; of W_L over the answer's classes, in the last checkpoint that "
             "the run has stored, for all checkpoints."
         )
-    return texts
-
-
-def notes_on_splits(unknown: Sequence[str]) -> list[str]:
-    """Returns what the splits are, or of which checkpoints they are not known."""
-    if not unknown:
-        return [
+    if unknown:
+        yield (
+            f"{', '.join(unknown)}: no train or test, nothing held out, as the checkpoint does not say what it was "
+            "trained on: state it by --train-inputs FILE.npy."
+        )
+    else:
+        yield (
             "Restricted logits and cosines are fitted on all inputs, as published; held out: on other inputs of the "
             "same split than those that are scored."
-        ]
-    return [
-        f"{', '.join(unknown)}: no train or test, nothing held out, as the checkpoint does not say what it was trained "
-        "on: state it by --train-inputs FILE.npy."
-    ]
+        )
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -480,8 +442,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         frame["metric"].isin([LOSS, GINI]) | (frame["variant"] == ALL_WEIGHTS)
     )
     plain = (frame["metric"] != ACCURACY) | (frame["intervention"] == NONE)
-    tensors = (frame["metric"] == SQUARES) & (frame["variant"] != ALL_WEIGHTS)
-    shown = frame[(last | is_whole) & plain & ~tensors]
+    shown = frame[(last | is_whole) & plain]
     is_of_head, edited = shown["head"].notna(), shown["intervention"] != NONE
     of_head = ", head " + shown["layer"].astype("string") + "." + shown["head"].astype("string")
     shown = shown.assign(
@@ -515,17 +476,16 @@ def figures(result: Result) -> list[Figure]:
     caption = (
         "Restricted loss: on all inputs, key frequencies kept alone; held out: on test inputs, fitted on others. "
         "Excluded loss: on training inputs, without them. Dotted lines: boundaries of the phases. Bars: coefficients "
-        "of cos w(r − c) in the logits, key frequencies in the second colour. Points: the loss on all inputs without "
-        "one key frequency."
+        "of cos w(r − c) in the logits, key frequencies in the second colour."
     )
     panels: list[Panel] = []
-    for run, by_answer in result.data["curves"].items():
-        if any(len(each) > 1 for of_answer in by_answer.values() for each in of_answer.values()):
-            panels += training_panels(run.rsplit("/", 1)[-1], by_answer)
-        of_run = {
-            ref: of for ref, of in result.data["coefficients"].items() if result.data["runs_of"][ref] == run
-        }
-        panels += frequency_panels(result.frame, of_run, result.data["keys"][run])
+    for run, one in result.data["runs"].items():
+        if any(len(each) > 1 for of_answer in one.curves.values() for each in of_answer.values()):
+            panels += training_panels(run.rsplit("/", 1)[-1], one.curves)
+        for answer, values in one.coefficients.items():
+            labels, title = list(range(1, len(values))), f"{one.named[-1].label}: {answer}"
+            size: dict[str, Any] = {"y": "coefficient (logits)", "height": 280, "width": 300}
+            panels.append(spectrum(labels, values[1:], one.keys[answer], title, **size))
     figure = draw(panels, columns=2 if len(panels) > 6 else 1, barmode="overlay")
     return [Figure(figure, "Progress measures", caption)]
 
@@ -573,41 +533,3 @@ def boundaries(losses: Curves) -> list[float]:
     phases = find_phases(steps, train, test)
     # A phase that did not begin is NaN.
     return [step for step in (phases.memorised, phases.cleanup, phases.end) if step == step]
-
-
-def frequency_panels(
-    frame: pandas.DataFrame,
-    coefficients: Mapping[str, Mapping[str, Sequence[float]]],
-    keys: Mapping[str, tuple[int, ...]],
-) -> list[Panel]:
-    """Returns the coefficients of the last checkpoint's frequencies, and the loss without each key frequency."""
-    panels = []
-    rows = frame[(frame["split"] == ALL) & (frame["metric"] == LOSS)]
-    for ref in dict.fromkeys(frame["ref"]):
-        for answer, values in coefficients.get(ref, {}).items():
-            labels, title = list(range(1, len(values))), f"{ref}: {answer}"
-            size: dict[str, Any] = {"height": 280, "width": 300}
-            panels.append(spectrum(labels, values[1:], keys[answer], title, y="coefficient (logits)", **size))
-            if losses := without_one(rows[rows["ref"] == ref], answer):
-                size |= {"x": "frequency taken out", "y": "loss (nats)"}
-                panels.append(points(losses, f"{title}, one frequency less", log_y=True, **size))
-    return panels
-
-
-def without_one(rows: pandas.DataFrame, answer: str) -> dict[str, Series]:
-    """Returns the loss without each key frequency, at logits and at neurons, beside the unedited model's."""
-    found: dict[str, Series] = {}
-    of_neurons = "neurons: without one key frequency"
-    for look, (where, intervention) in enumerate(
-        (("logits", ONE_EXCLUDED), ("neurons", of_neurons)), start=3
-    ):
-        part = rows[rows["intervention"] == intervention]
-        names = part["variant"].str.partition(", frequency ")
-        part = part.assign(key=names[2])[names[0] == answer]
-        if len(part):
-            lowest = part[["value", "baseline"]].clip(lower=SMALLEST)
-            found["unedited"] = Series(part["key"].tolist(), lowest["baseline"].tolist(), look=2)
-            found[f"taken out of the {where}"] = Series(
-                part["key"].tolist(), lowest["value"].tolist(), look=look
-            )
-    return found

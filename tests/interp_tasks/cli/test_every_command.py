@@ -78,7 +78,7 @@ CALLS = {
         f"--ckpt {RUN}@1000 --samples 4",
         f"--ckpt {RUN}@1000 --compare zoo:modular-addition-113@0 --samples 4",
     ],
-    "reproduce": ["grokfast --jobs 1", "grokfast --preset paper --jobs 1"],
+    "reproduce": ["grokfast", "grokfast --preset paper"],
     "demo": ["--samples 8"],
 }
 pytestmark = pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")

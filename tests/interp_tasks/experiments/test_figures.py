@@ -51,11 +51,8 @@ CASES = {
     ),
     "algorithm": (lambda: e.algorithm(MATRIX[1], samples=N), lambda result: [result.frame["value"]]),
     "baseline": (lambda: e.baseline(MATRIX[1], samples=N), lambda result: [result.frame["baseline"]]),
-    "influence": (lambda: e.influence(MATRIX[1], samples=2), lambda result: result.data["maps"].values()),
-    "prime_order": (
-        lambda: e.prime_order("zoo:miiii-113-small"),
-        lambda result: [[point.step for point in result.data["points"]]],
-    ),
+    "influence": (lambda: e.influence(MATRIX[1], samples=2), value),
+    "prime_order": (lambda: e.prime_order("zoo:miiii-113-small"), value),
     "neurons": (
         lambda: e.neurons(ADDITION, [0], draws=1),
         lambda result: [
@@ -64,7 +61,7 @@ CASES = {
     ),
     "data": (
         lambda: e.data("modular-addition", {"p": 7}),
-        lambda result: [*result.data["inputs"].tokens.values(), *result.data["inputs"].answers.values()],
+        lambda result: result.data["drawn"].values.values(),
     ),
 }
 

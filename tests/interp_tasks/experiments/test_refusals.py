@@ -66,7 +66,6 @@ REFUSED = [
     ("order", "matrix", {}, "is in no run"),
     ("order", "matrix", {"kinds": "loss"}, "--kind 'loss'"),
     ("neurons", "modular", {"site": "z"}, "choose mlp_pre, mlp_post, mlp_out or pattern"),
-    ("neurons", "modular", {"site": "mlp_post.3"}, "has layers 0-0"),
     ("neurons", "modular", {"neurons": [12]}, "has neurons 0-11"),
     ("neurons", "modular", {"draws": 0}, "--draws 0"),
     ("neurons", "matrix", {}, "no grid of two input digits"),
@@ -76,7 +75,6 @@ REFUSED = [
     ("detector", "modular", {"samples": 5}, "leave --samples out"),
     ("detector", "addition", {}, "'modular-addition' has none"),
     ("weights", "modular", {"control": NOWHERE}, "nowhere"),
-    ("progress", "modular", {"rule": "clusters=2"}, "a share of a neuron's variance, from 0 to 1"),
     ("progress", "modular", {"rule": "noise", "keys": [1], "answers": "mod_5"}, "leave one of the two out"),
     ("progress", "modular", {"train": [0, 49]}, "indices 0 to 48 of the grid's inputs, or a mask of all 49"),
     ("progress", "modular", {"answers": "mod_7"}, "--answer 'mod_7': task 'miiii' has mod_2, mod_3, mod_5"),
@@ -90,7 +88,6 @@ REFUSED = [
     ("gradients", "zoo:miiii-113-paper", {"start": -1}, "--start -1: a step from 0"),
     ("prime_order", "zoo:modular-addition-113", {}, "prime-order is of the task miiii"),
     ("data", 3, {}, "give the name of a task, or a task"),
-    ("data", "miiii", {"multiples": [1]}, "--multiples 1: give whole numbers from 2"),
     ("data", "miiii", {"config": {"p": 12}}, "p must be prime"),
 ]  # fmt: skip
 

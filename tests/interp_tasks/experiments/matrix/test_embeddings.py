@@ -18,7 +18,6 @@ from interp_tasks.papers.matrix_completion.arrangement import (
     separability,
     silhouette,
 )
-from interp_tasks.papers.matrix_completion.embeddings import HALF_WAY, half_way, metrics_of_embeddings
 
 RNG = np.random.default_rng(0)
 ONES = np.ones((1, 30))
@@ -142,8 +141,7 @@ def test_an_arrangement_made_by_hand_is_found(made, task):
     assert value_of(frame, "norm of the middle row / others") == pytest.approx(0.5)
     assert value_of(frame, "sign separability", "baseline") < 1
     # Of a single checkpoint nothing is said about the way to the last.
-    assert {*metrics_of_embeddings(task)} - set(frame["metric"]) == {ALIGNMENT, HALF_WAY}
-    assert set(frame["metric"]) < {*metrics_of_embeddings(task)}
+    assert ALIGNMENT not in set(frame["metric"])
     # 21 values in [-1, 1], of 31 on the grid.
     assert set(frame.loc[frame["variant"] == "tokens", "n"]) == {21}
     assert len(result.data["tokens"][made]) == 21
@@ -176,18 +174,6 @@ def test_alignment_is_measured_against_the_last_checkpoint_of_the_run(task, tmp_
     assert aligned["step"].tolist() == [0, 1, 2, 3, 4]
     assert aligned["value"].iloc[-1] == pytest.approx(1)
     assert (aligned["value"] < 1 + 1e-9).all()
-
-
-def test_half_of_the_way_is_between_stored_steps(tmp_path):
-    """Alignments of a value and two resamples, at steps 0, 10 and 30; the folder is of no run, so there is no onset."""
-    aligned = {0: np.array([0.1, 0.2, 0.0]), 30: np.ones(3), 10: np.array([0.4, 0.4, 0.5])}
-    (row,) = half_way(tmp_path, aligned)
-    assert row["metric"] == HALF_WAY
-    assert row["value"] == pytest.approx(10 + 20 * 0.1 / 0.6)
-    assert 10 <= row["value_ci_low"] < row["value_ci_high"] <= 10 + 20 * 0.1 / 0.6
-    assert "baseline" not in row
-    assert half_way(tmp_path, {0: np.full(3, 0.6), 10: np.ones(3), 30: np.ones(3)}) == []
-    assert half_way(tmp_path, {0: np.zeros(3), 30: np.ones(3)}) == []
 
 
 def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):

@@ -78,27 +78,6 @@ def test_alignment_is_that_of_embeddings(result, refs):
     assert curve(result.frame, "embedding alignment").to_numpy() == pytest.approx(expected.to_numpy())
 
 
-def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypatch):
-    """Against loops over examples, heads and queries; the class is made up, so that it surely has heads."""
-    from circuits.model.heads import Head
-    from interp_tasks.papers.matrix_completion.quantities import RunEnd
-
-    chosen = (Head(0, 1), Head(1, 0))
-    monkeypatch.setattr(RunEnd, "classes", lambda self, subject: {"row_observed": chosen})
-    found = order(refs, "attention", start="first", samples=6).frame
-    batch, model = task.sample(6), load_checkpoint(refs[2]).model
-    _, seen = model.run_with_cache(batch.tokens)
-    hidden, shares = batch.extras["hidden"], []
-    for b in range(6):
-        for head in chosen:
-            pattern = seen[f"blocks.{head.layer}.attn.hook_pattern"][b, head.head]
-            for q in range(9):
-                keys = [k for k in range(9) if k // 3 == q // 3 and k != q and not hidden[b, k]]
-                if keys:
-                    shares.append(sum(pattern[q, k].item() for k in keys))
-    assert curve(found, "attention of row_observed heads")[4] == pytest.approx(np.mean(shares), rel=1e-5)
-
-
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
     from interp_tasks.checkpoints import marks
 

@@ -63,7 +63,6 @@ def test_a_run_against_its_log(run):
             assert of(result, name, stage, "largest norm") == largest
             if not largest:
                 continue
-            assert of(result, name, stage, "step of the largest norm") == 5 * (norms.index(largest) + 1)
             late = [step for step, norm in zip(logged, norms, strict=True) if norm >= largest / 2]
             after = of(result, name, stage, "step below half")
             assert math.isnan(after) if late[-1] == 40 else after == late[-1] + 5
@@ -86,8 +85,6 @@ def test_steps_and_ranks_by_hand(run, tmp_path):
     assert of(result, "attention", "raw", "median rank of the step below half") == 1.5
     assert of(result, "attention", "raw", "median rank of the step below half", "baseline") == 3
     assert of(result, "attention", "raw", "median rank of the step below half", "effect") == -1.5
-    assert of(result, "attention", "raw", "median step below half") == 20
-    assert math.isnan(of(result, "attention", "raw", "median step below half", "baseline"))
     # Without a filter nothing is filtered.
     assert set(result.frame["intervention"]) == {"raw"}
     assert any("No filter" in note for note in result.notes)
@@ -106,8 +103,6 @@ def test_a_step_that_diverged_is_not_small(run, tmp_path):
     result = experiments.gradients(folder)
     assert of(result, A, "raw", "step below half") == 20
     # Nothing is a share of what is infinite.
-    assert math.isnan(of(result, A, "raw", "final norm / largest"))
-    assert of(result, C, "raw", "final norm / largest") == 1
     np.testing.assert_array_equal(result.plot().data[0].z, [[np.nan] * 3, [1] * 3])
 
 

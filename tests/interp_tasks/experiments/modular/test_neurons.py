@@ -100,9 +100,6 @@ def test_a_neuron_against_numpy(folder, model, addition):
         assert of(result, name, "variance explained, degree 2") == pytest.approx(second / power.sum())
         by_a = image.mean(1).var() / image.var()
         by_b = image.mean(0).var() / image.var()
-        assert of(result, name, "variance by a alone") == pytest.approx(by_a)
-        assert of(result, name, "variance by b alone") == pytest.approx(by_b)
-        assert of(result, name, "variance by both jointly") == pytest.approx(1 - by_a - by_b)
         assert of(result, name, "variance by one digit") == pytest.approx(max(by_a, by_b))
     drawn = result.data["images"][folder]["neuron 7 of mlp_post.0"]
     np.testing.assert_allclose(drawn.values, post[..., 7], rtol=1e-6)
@@ -132,7 +129,6 @@ def test_clusters_and_all_neurons_against_numpy(folder, model, addition):
     assert of(result, "in clusters", "share of neurons in clusters") == pytest.approx(inside.mean())
     varying = variance > 1e-12
     assert of(result, "all neurons", "neurons") == varying.sum() < 12
-    assert of(result, "all neurons", "constant neurons") == 12 - varying.sum()
     pooled = (explained.max(0) * variance).sum() / variance.sum()
     assert of(result, "all neurons", "variance explained, degree 2") == pytest.approx(pooled)
 
@@ -162,9 +158,9 @@ def test_attention_against_numpy(folder, model, addition):
         )
         for key, name in enumerate("ab"):
             image = seen[:, head, key].reshape(P, P)
-            by_a = image.mean(1).var() / image.var()
+            one = max(image.mean(axis).var() / image.var() for axis in (0, 1))
             assert of(result, f"0.{head} to {name}", "mean") == pytest.approx(image.mean(), rel=1e-6)
-            assert of(result, f"0.{head} to {name}", "variance by a alone") == pytest.approx(by_a, rel=1e-4)
+            assert of(result, f"0.{head} to {name}", "variance by one digit") == pytest.approx(one, rel=1e-4)
             assert of(result, f"0.{head} to {name}", "variance by one digit", "head") == head
     assert set(result.data["images"][folder]) == {f"0.{h} to {d} of pattern.0" for h in (0, 1) for d in "ab"}
 
@@ -199,8 +195,6 @@ def test_over_the_checkpoints_of_a_run(run, model, addition):
     name = "active frequencies, mean + 1 sd"
     counts = [of(result, "neuron 7", name, ref=ref) for ref in refs]
     assert counts[0] == 0 < counts[2], "it grows"
-    assert of(result, "neuron 7", f"{name}, peak") == max(counts)
-    assert of(result, "neuron 7", f"{name}, peak", "baseline") == counts[2]
     assert of(result, "neuron 7", f"{name}, step of the peak") == 10 * np.argmax(counts)
     assert of(result, "neuron 7", f"{name}, end / peak") == counts[2] / max(counts)
     every = [of(result, "all neurons", name, ref=ref) for ref in refs]
@@ -221,6 +215,6 @@ def test_a_model_of_which_nothing_varies(addition, tmp_path):
         for weight in model.parameters():
             weight.zero_()
     result = experiments.neurons(str(save_checkpoint(tmp_path / "c", model, addition)))
-    assert of(result, "all neurons", "constant neurons") == 4
+    assert of(result, "all neurons", "neurons") == 0
     assert of(result, "in clusters", "clusters") == 0
     assert result.page().html()
