@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -35,10 +36,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
+    Steps = Sequence[int] | NDArray[np.int64]
+    Values = Sequence[float | int | None] | Sequence[float] | Array
 
 MIN_VALUES = 8
 #: Splits tried for the first guess; more do not move it.
 MAX_SPLITS = 50
+#: Windows whose medians are taken at once.
+WINDOWS = 2**16
 LEAST_CHANGE = 0.3
 #: Speed along the plateau over speed from 30% to 70% of the drop. A straight line has 1, exp(-t) 2, a loss
 #: that sinks by a quarter before it drops 0.4, an S-curve from a level plateau less than 0.1.
@@ -78,7 +83,51 @@ class Drop:
         return 0.4 * self.crossing / (self.middle[1] - self.middle[0])
 
 
-def final_level(curve: Sequence[float]) -> float:
+@dataclass(frozen=True)
+class Smoothed:
+    """A curve, seen as a fall, with the medians that tell a lasting change from a spike, each taken once."""
+
+    curve: Array
+    window: int
+
+    @cached_property
+    def ahead(self) -> Array:
+        """Medians of the values from each on."""
+        return _medians(self.curve, 0, self.window - 1)
+
+    @cached_property
+    def behind(self) -> Array:
+        """Medians of the values before each."""
+        return _medians(self.curve, -self.window, -1)
+
+    @cached_property
+    def around(self) -> Array:
+        """Medians of the values around each."""
+        return _medians(self.curve, -(self.window // 2), self.window // 2)
+
+    def first_crossing(self, level: float) -> int | None:
+        """Returns the first index at which it comes below a level lastingly, having been above it lastingly."""
+        below = (self.curve < level) & (self.ahead < level)
+        below[1:] &= self.behind[1:] > level
+        below[0] = False
+        return int(below.argmax()) if below.any() else None
+
+    def last_before(self, crossing: int, level: float) -> int:
+        """Returns the last index before the crossing at which it is above a level, smoothed."""
+        import numpy as np
+
+        above = np.flatnonzero(self.around[:crossing] > level)
+        return int(above[-1]) if len(above) else 0
+
+    def first_after(self, crossing: int, level: float) -> int:
+        """Returns the first index from the crossing on at which it is below a level lastingly, or the last."""
+        import numpy as np
+
+        below = np.flatnonzero(((self.curve < level) & (self.ahead < level))[crossing:])
+        return crossing + int(below[0]) if len(below) else len(self.curve) - 1
+
+
+def final_level(curve: Sequence[float] | Array) -> float:
     """Returns the median of the last tenth of finite values in order of their steps, of three at least."""
     import numpy as np
 
@@ -86,8 +135,8 @@ def final_level(curve: Sequence[float]) -> float:
 
 
 def detect_drop(
-    steps: Sequence[int],
-    values: Sequence[float | int | None],
+    steps: Steps,
+    values: Values,
     direction: Literal["down", "up"],
     theory: float | None = None,
 ) -> Drop | None:
@@ -104,24 +153,24 @@ def detect_drop(
     Raises:
         ValueError: if the two differ in length, or steps do not ascend.
     """
-    found = _drop_or_reason(steps, values, direction, theory)
+    found = drop_or_reason(steps, values, direction, theory)
     return found if isinstance(found, Drop) else None
 
 
 def why_no_drop(
-    steps: Sequence[int],
-    values: Sequence[float | int | None],
+    steps: Steps,
+    values: Values,
     direction: Literal["down", "up"],
     theory: float | None = None,
 ) -> str:
     """Returns which condition a metric without a drop fails, in words; nothing for one that has a drop."""
-    found = _drop_or_reason(steps, values, direction, theory)
+    found = drop_or_reason(steps, values, direction, theory)
     return "" if isinstance(found, Drop) else found
 
 
-def _drop_or_reason(
-    steps: Sequence[int],
-    values: Sequence[float | int | None],
+def drop_or_reason(
+    steps: Steps,
+    values: Values,
     direction: Literal["down", "up"],
     theory: float | None,
 ) -> Drop | str:
@@ -130,7 +179,7 @@ def _drop_or_reason(
 
     if len(steps) != len(values):
         raise ValueError(f"{len(steps)} steps and {len(values)} values")
-    logged = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    logged = np.asarray(values, dtype=np.float64)
     is_finite = np.isfinite(logged)
     at = np.asarray(steps, dtype=np.float64)[is_finite]
     if (np.diff(at) <= 0).any():
@@ -140,8 +189,8 @@ def _drop_or_reason(
     sign, moves = (1, "fall") if direction == "down" else (-1, "rise")
     if len(curve) < MIN_VALUES:
         return f"{len(curve)} values are logged, a drop is told from {MIN_VALUES} at least (train.log_every)"
-    window, final = _window(len(curve)), final_level(list(curve))
-    found = _plateau_and_crossing(at, curve, final, window)
+    smoothed, final = Smoothed(curve, _window(len(curve))), final_level(curve)
+    found = _plateau_and_crossing(at, smoothed, final)
     if isinstance(found, str):
         return f"it does not {moves}{found}, yet; train longer (a larger train.steps)"
     plateau, crossing = found
@@ -164,15 +213,15 @@ def _drop_or_reason(
             "too early to tell a plateau before (train.log_every)"
         )
     middle = [
-        _last_before(curve, crossing, plateau - 0.3 * change, window),
-        _first_after(curve, crossing, plateau - 0.7 * change, window),
+        smoothed.last_before(crossing, plateau - 0.3 * change),
+        smoothed.first_after(crossing, plateau - 0.7 * change),
     ]
     drop_speed = 0.4 * change / (at[middle[1]] - at[middle[0]])
     if _speed(at, curve, flat) > STEADY * drop_speed:
         return f"it {moves}s about as fast before its middle as in it: gradually, off no plateau"
     return Drop(
-        onset=int(at[_last_before(curve, crossing, plateau - 0.1 * change, window)]),
-        end=int(at[_first_after(curve, crossing, plateau - 0.9 * change, window)]),
+        onset=int(at[smoothed.last_before(crossing, plateau - 0.1 * change)]),
+        end=int(at[smoothed.first_after(crossing, plateau - 0.9 * change)]),
         plateau=sign * plateau,
         final=sign * final,
         crossing=int(at[crossing]),
@@ -180,15 +229,16 @@ def _drop_or_reason(
     )
 
 
-def _plateau_and_crossing(at: Array, curve: Array, final: float, window: int) -> tuple[float, int] | str:
+def _plateau_and_crossing(at: Array, smoothed: Smoothed, final: float) -> tuple[float, int] | str:
     """Returns the plateau of a fall and the index at which its middle is passed, or how it does not fall."""
     import numpy as np
 
+    curve = smoothed.curve
     plateau, crossing = _level_before_best_split(at, curve), -1
     for _ in range(20):
         if not plateau > final:
             return ""
-        previous, found = crossing, _first_crossing(curve, (plateau + final) / 2, window)
+        previous, found = crossing, smoothed.first_crossing((plateau + final) / 2)
         if found is None:
             return " lastingly"
         crossing = found
@@ -210,15 +260,7 @@ def _leaves(theory: float, plateau: float, final: float, direction: Literal["dow
     return begins_on_it and final - perfect <= (1 - LEAST_WAY) * full_way
 
 
-def _first_crossing(curve: Array, level: float, window: int) -> int | None:
-    """Returns the first index at which the curve comes below a level lastingly, having been above it lastingly."""
-    below = (curve < level) & (_medians(curve, 0, window - 1) < level)
-    below[1:] &= _medians(curve, -window, -1)[1:] > level
-    below[0] = False
-    return int(below.argmax()) if below.any() else None
-
-
-def first_lasting(values: Sequence[float], level: float) -> int | None:
+def first_lasting(values: Sequence[float] | Array, level: float) -> int | None:
     """Returns the first index at which finite values are below a level lastingly, as a drop's steps are."""
     import numpy as np
 
@@ -227,28 +269,12 @@ def first_lasting(values: Sequence[float], level: float) -> int | None:
     return int(below[0]) if len(below) else None
 
 
-def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
-    """Returns the last index before the crossing at which the smoothed curve is above a level."""
-    import numpy as np
-
-    above = np.flatnonzero(_medians(curve, -(window // 2), window // 2)[:crossing] > level)
-    return int(above[-1]) if len(above) else 0
-
-
-def _first_after(curve: Array, crossing: int, level: float, window: int) -> int:
-    """Returns the first index from the crossing on at which the curve is below a level lastingly, or the last."""
-    import numpy as np
-
-    below = np.flatnonzero(((curve < level) & (_medians(curve, 0, window - 1) < level))[crossing:])
-    return crossing + int(below[0]) if len(below) else len(curve) - 1
-
-
-def plateau_steps(steps: Sequence[int], drop: Drop) -> list[int]:
+def plateau_steps(steps: Steps, drop: Drop) -> Array:
     """Returns the logged steps that a drop's plateau is taken over."""
     import numpy as np
 
     at = np.asarray(steps, dtype=np.float64)
-    return [int(at[index]) for index in _plateau_indices(at, int(np.searchsorted(at, drop.crossing)))]
+    return at[_plateau_indices(at, int(np.searchsorted(at, drop.crossing)))]
 
 
 def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
@@ -276,25 +302,24 @@ def _level_before_best_split(at: Array, curve: Array) -> float:
 
     edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
     weights = np.maximum(np.diff(edges), 1e-9)
-    splits = np.unique(np.linspace(1, len(curve) - 1, MAX_SPLITS).astype(int))
+    # Sorted once: the weighted median of a part is where the weights of that part alone, in this order, reach half.
+    order = np.argsort(curve, kind="stable")
+    in_order = weights[order]
+
+    def median(chosen: NDArray[np.bool_]) -> float:
+        reached = np.cumsum(in_order * chosen)
+        return float(curve[order[np.searchsorted(reached, reached[-1] / 2)]])
+
     best, level = np.inf, -np.inf
-    for split in splits:
-        before = _weighted_median(curve[:split], weights[:split])
-        after = _weighted_median(curve[split:], weights[split:])
+    for split in np.unique(np.linspace(1, len(curve) - 1, MAX_SPLITS).astype(int)):
+        first = order < split
+        before, after = median(first), median(~first)
         cost = (
             np.abs(curve[:split] - before) @ weights[:split] + np.abs(curve[split:] - after) @ weights[split:]
         )
         if before > after and cost < best:
             best, level = cost, before
     return level
-
-
-def _weighted_median(values: Array, weights: Array) -> float:
-    import numpy as np
-
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
 
 
 def _medians(curve: Array, first: int, last: int) -> Array:
@@ -306,10 +331,12 @@ def _medians(curve: Array, first: int, last: int) -> Array:
     inside = range(max(0, -first), min(count, count - last))
     if len(inside):
         windows = np.lib.stride_tricks.sliding_window_view(curve, width)
-        medians[inside.start : inside.stop] = np.median(
-            windows[inside.start + first : inside.stop + first], axis=1
-        )
-    for index in {*range(count)[: max(0, -first)], *range(count)[max(0, count - last) :]} - {*inside}:
+        # A part at a time, as every window is copied.
+        for start in range(inside.start, inside.stop, WINDOWS):
+            part = slice(start + first, min(start + WINDOWS, inside.stop) + first)
+            medians[part.start - first : part.stop - first] = np.median(windows[part], axis=1)
+    ends = {*range(count)[: max(0, -first)], *range(count)[max(0, count - last) :]}
+    for index in (index for index in ends if index not in inside):
         some = curve[max(0, index + first) : max(0, index + last + 1)]
         if len(some):
             medians[index] = np.median(some)

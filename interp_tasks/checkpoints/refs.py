@@ -54,6 +54,7 @@ class ResolvedCheckpoint:
         run_name: the run as one would type it, ``runs/x`` or ``zoo:NAME``; ``None`` likewise.
         path: the checkpoint folder.
         ref: the canonical REF, ``run_name@step``, or the folder.
+        label: what tables call it: the REF as it was written, where one was.
     """
 
     run_path: Path | None
@@ -61,6 +62,10 @@ class ResolvedCheckpoint:
     step: int
     path: Path
     ref: str
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.ref)
 
     @cached_property
     def meta(self) -> dict[str, Any]:

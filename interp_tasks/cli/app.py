@@ -169,11 +169,10 @@ def load(path: str) -> TyperCommand:
     """Returns the command of an experiment, or of a function in ``interp_tasks/cli/commands``."""
     name = path.rpartition(" ")[2]
     if name not in FUNCTIONS:
-        import_module("interp_tasks.experiments")
         from interp_tasks.cli.options import experiment_command
-        from interp_tasks.measurement.experiment import EXPERIMENTS
+        from interp_tasks.experiments import experiment_named
 
-        return experiment_command(path, EXPERIMENTS[name])
+        return experiment_command(path, experiment_named(name))
     module, _, function = FUNCTIONS[name].partition(":")
     return command_of(path, getattr(import_module(f"interp_tasks.cli.commands.{module}"), function))
 

@@ -27,14 +27,14 @@ from interp_tasks.measurement.subjects import (
     Examples,
     Options,
     Progress,
-    ResolvedRefs,
     resolve_refs,
-    tasks_of,
+    task_of,
 )
 from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
 from tasks.catalog import BUILT_IN
 
 if TYPE_CHECKING:
+    from interp_tasks.checkpoints import ResolvedCheckpoint
     from interp_tasks.experiments import Result
     from interp_tasks.training.config import Resolved
 
@@ -351,10 +351,10 @@ def checkpoints_call(
         output.check(experiment.name)
         output.import_tasks()
         shown = Examples.of(examples.given())
-        refs = resolve_refs(ckpt, shown) if ckpt or examples.task is None else ResolvedRefs([], [])
+        refs = resolve_refs(ckpt, shown) if ckpt or examples.task is None else []
         check_family(experiment.place, path, tasks_of_refs(refs, shown))
-        if metric not in (None, "all") and shown.tokens is None and experiment.metrics is not None:
-            check_metric(metric, experiment.metrics, refs, shown)
+        if metric not in (None, "all") and shown.tokens is None and experiment.judged_by_task:
+            check_metric(metric, refs, shown)
 
         def measure(progress: Progress | None) -> Result:
             given = {**converted(own, converters), **examples.given(progress)}
@@ -365,18 +365,16 @@ def checkpoints_call(
     return call
 
 
-def tasks_of_refs(refs: ResolvedRefs, examples: Examples) -> dict[str, str]:
+def tasks_of_refs(refs: Sequence[ResolvedCheckpoint], examples: Examples) -> dict[str, str]:
     """Returns the task's name of each REF, or of ``--task``."""
     if examples.task is not None:
         return {"--task": str(examples.task)}
     if examples.tokens is not None:
         return {}
-    return {each.label: each.resolved.meta["task"]["name"] for each in refs.named}
+    return {each.label: each.meta["task"]["name"] for each in refs}
 
 
-def check_metric(
-    metric: str, names_of: Callable[[Any], Sequence[str]], refs: ResolvedRefs, examples: Examples
-) -> None:
+def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:
     """Refuses a metric that no task measures, before anything is measured.
 
     Raises:
@@ -384,10 +382,13 @@ def check_metric(
     """
     from interp_tasks.measurement.table import plain_metric
 
-    each = [names_of(task) for task in tasks_of(refs.named, examples)]
-    names = list(dict.fromkeys(name for some in each for name in some))
+    own = examples.own_task()
+    wholes = [own] if own is not None else [task_of(each) for each in refs]
+    tasks = dict.fromkeys(part for whole in wholes for part in (whole.parts() or {"": whole}).values())
+    names = list(dict.fromkeys(name for task in tasks for name in task.metric_names))
+    more = {name for task in tasks for name in getattr(task, "property_names", ())}
     # A task of the user's own need not say what its metrics are called.
-    if all(each) and plain_metric(metric) not in names:
+    if all(task.metric_names for task in tasks) and plain_metric(metric) not in {*names, *more}:
         raise unknown("--metric", metric, names, "metrics")
 
 

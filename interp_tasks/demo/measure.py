@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.measurement.heads.edits import HeadEdit
+from interp_tasks.measurement.head_edits import HeadEdit
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, find_runs, read_one
-from interp_tasks.measurement.runner import Measured, measure, swept
+from interp_tasks.measurement.runner import Measured, measure, run_sweep
 from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, Progress, subjects
 from interp_tasks.pages import number, percent, with_interval
 
@@ -113,7 +113,7 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
 
 def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcome:
     """Returns what edits of all heads do before and after a run's drop, as ``interp-run ablation`` measures it."""
-    readings = [HeadEdit.read(mode, keys, "all") for mode, keys in edits]
+    readings = [HeadEdit.parse(mode, keys) for mode, keys in edits]
     unedited: dict[str, dict[str, dict[str, Any]]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
@@ -128,15 +128,12 @@ def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcom
         unedited[mark] = {row["metric"]: row for row in paired(metrics, None, subject.seed)}
         every = {ALL: heads("all", subject.model)}
         variants = {edit.name: edit.on(subject, every)[ALL] for edit in readings}
-        measured = swept(subject, variants, {name: name for name in variants})
+        measured = run_sweep(subject, variants, {name: name for name in variants})
         return replace(measured, frame=measured.frame.assign(variant=ALL))
 
     config = {"heads": [ALL], "edits": [edit.describe() for edit in readings]}
-    notes = dict.fromkeys(note for edit in readings for note in edit.notes)
     options: Options = {"samples": samples, "seed": seed}
-    result = measure(
-        "ablation", [f"{run}@pre", f"{run}@post"], options, measure_checkpoint, config=config, notes=[*notes]
-    )
+    result = measure("ablation", [f"{run}@pre", f"{run}@post"], options, measure_checkpoint, config=config)
     ((name, path),) = find_runs(run).items()
     task = read_meta(resolve(f"{run}@post")[0].path)["task"]["config"]
     return Outcome(title, read_one(name, path), task, result, unedited)

@@ -239,7 +239,7 @@ def accuracy_curve(found: Demo) -> Section:
     curve = log.curve("accuracy")
     train = log.points("accuracy", "train")
     figure = curve_figure(
-        {"sums it was not trained on": (curve.steps, curve.values), "sums it was trained on": train},
+        {"sums it was not trained on": log.points("accuracy"), "sums it was trained on": train},
         None if curve.drop is None else (curve.drop.onset, curve.drop.end),
         chance,
         "share of right answers",

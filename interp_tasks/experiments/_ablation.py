@@ -9,36 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from interp_tasks.measurement.experiment import experiment, metrics_of_task
-from interp_tasks.measurement.heads.edits import (
-    HEADS_HELP,
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.head_edits import (
+    HEADS,
     KEYS,
     MODE,
     POSITIONS,
     SCALE,
     HeadEdit,
-    choices,
-    read_specs,
+    parse_choices,
+    resolve_choices,
 )
-from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure, swept
-from interp_tasks.measurement.subjects import Options
+from interp_tasks.measurement.runner import Measured, measure, run_sweep
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-HEADS = typer.Option("--heads", metavar="SPEC", help=HEADS_HELP)
-
-
 @experiment(
-    "Intervene", says={"mode": None, "keys": None, "positions": "all", "scale": None}, metrics=metrics_of_task
+    "Intervene",
+    says={"mode": None, "keys": None, "positions": "all", "scale": None},
+    judged_by_task=True,
 )
 def ablation(
-    refs: str | Sequence[str],
+    refs: Refs,
     heads: Annotated[str | Sequence[Any], HEADS, list[str]] = "all",
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
@@ -62,20 +58,26 @@ def ablation(
         positions: edit only here: positions, or a boolean mask of the task's examples by name
             (``"hidden"``, ``"observed"``).
         scale: with ``noise``, its standard deviation.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    specs, edit = read_specs(heads), HeadEdit.read(mode, keys, positions, scale)
+    choices, edit = parse_choices(heads), HeadEdit.parse(mode, keys, positions, scale)
+
+    def check_sizes(sizes: Any, name: str) -> None:
+        resolve_choices(choices, sizes)
+        edit.check_length(sizes.n_ctx, f"{name} has")
+
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+        return run_sweep(subject, edit.on(subject, resolve_choices(choices, subject.sizes)), edit.name)
 
     return measure(
         "ablation",
         refs,
         options,
-        lambda subject: swept(subject, edit.on(subject, choices(specs, subject.sizes)), edit.name),
-        config={"heads": [str(spec) for spec in specs], **edit.describe()},
-        notes=edit.notes,
-        parts=ModelParts(specs, positions=edit.positions_by_option),
+        measure_checkpoint,
+        config={"heads": list(choices), **edit.describe()},
+        check_sizes=check_sizes,
         check=edit.check,
     )

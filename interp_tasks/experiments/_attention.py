@@ -12,35 +12,32 @@ that each comes closest to, and ``largest score: row``, the largest of a templat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import draw
-from circuits.figures.panels import Series, curve
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.heads.classes import (
+from interp_tasks.measurement.head_classes import (
     READ,
     THRESHOLD,
     HeadClasses,
     check_scored,
     classify_heads,
-    run_once,
+    record_patterns,
 )
-from interp_tasks.measurement.model_parts import ModelParts
+from interp_tasks.measurement.head_edits import check_positions_below
 from interp_tasks.measurement.options import parse_positions
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, PendingCheckpoint
-from interp_tasks.measurement.table import numbers
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
+from interp_tasks.measurement.table import filled, numbers, value_text
 from interp_tasks.pages import Column, Figure, number, with_interval
 
 if TYPE_CHECKING:
     import pandas
-    import plotly.graph_objects
     from typing_extensions import Unpack
 
     from circuits.patterns import Classes, Maps
@@ -55,9 +52,10 @@ BEST, LARGEST = "best score: ", "largest score: "
 QUANTILES = {"smallest": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "largest": 1.0}
 #: Their variant: they are about no single head.
 ALL_HEADS = "all heads"
-#: From so many checkpoints on people see counts by class and scores over steps.
+MOVED_BY = "Moved by: share of attention that goes to other keys where only this changes."
+FOLLOWED = "Follows: share of queries that attend most to where this is, before and after."
+#: From so many checkpoints on people see counts by class.
 MANY = 3
-Examined = TypeVar("Examined", LoadedCheckpoint, PendingCheckpoint)
 TEMPLATES = typer.Option(
     "--template", metavar="NAME", help="Score this template; repeat for several.", show_default="all"
 )
@@ -75,7 +73,7 @@ MOVES = typer.Option("--moves/--no-moves", help="Measure how attention moves wit
 
 @experiment(says={"templates": "all", "positions": READ, "threshold": THRESHOLD, "mask": None, "moves": True})
 def attention(
-    refs: str | Sequence[str],
+    refs: Refs,
     templates: Annotated[str | Sequence[str], TEMPLATES, list[str]] = (),
     positions: Annotated[str | Sequence[int], POSITIONS, str] = READ,
     threshold: Annotated[float, THRESHOLD_OPTION] = THRESHOLD,
@@ -102,41 +100,81 @@ def attention(
             ``"rows"``, ``"columns"``, or rows of ``.`` and ``#`` divided by commas. Default: the examples' own.
         moves: measure how far attention moves and what it follows, which takes most of the time; without it no head is
             in a class of heads whose attention must stay.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    template_names = [templates] if isinstance(templates, str) else list(templates)
-    at = parse_positions(positions)
-    check_threshold(threshold)
-    maps: dict[str, Maps] = {}
-    classes: dict[str, Classes] = {}
+    names = [templates] if isinstance(templates, str) else list(templates)
+    scoring = Scoring(names, parse_positions(positions), threshold, mask, moves)
+    result = measure(
+        "attention",
+        refs,
+        options,
+        scoring.measured,
+        config=scoring.describe(),
+        check_sizes=scoring.check_sizes,
+        check=scoring.check,
+    )
+    notes = scoring.notes(set(result.frame["metric"]))
+    return replace(result, notes=notes, data={"maps": scoring.maps, "classes": scoring.classes})
 
-    def check(planned: PendingCheckpoint) -> None:
-        check_scored(under(planned, mask), template_names, at)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+@dataclass(frozen=True)
+class Scoring:
+    """What attention is scored against, where, and what was found: maps and classes of heads by REF."""
+
+    templates: Sequence[str]
+    positions: str | tuple[int, ...] | None
+    threshold: float
+    mask: str | None
+    moves: bool
+    maps: dict[str, Maps] = field(default_factory=dict)
+    classes: dict[str, Classes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise UserError(f"--threshold {self.threshold:g}: above 0 and at most 1")
+
+    def describe(self) -> dict[str, Any]:
+        named = {"templates": self.templates or "all", "positions": self.positions or "all"}
+        return {**named, "threshold": self.threshold, "mask": self.mask, "moves": self.moves}
+
+    def check_sizes(self, sizes: Any, name: str) -> None:
+        """Refuses positions that a model of these sizes lacks."""
+        check_positions_below(sizes.n_ctx, "--positions", self.positions, f"{name} has")
+
+    def check(self, subject: LoadedCheckpoint) -> None:
+        """Refuses masks, templates and positions that a checkpoint's examples do not have."""
+        check_scored(under_mask(subject, self.mask), self.templates, self.positions)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
+        """Measures the heads of one checkpoint."""
         from circuits import patterns
 
-        subject = under(subject, mask)
-        recorded = run_once(subject, subject.tokens)
-        head_classes = classify_heads(subject, template_names, at, threshold, recorded, moves)
+        subject = under_mask(subject, self.mask)
+        recorded = record_patterns(subject, subject.tokens)
+        found = classify_heads(subject, self.templates, self.positions, self.threshold, recorded, self.moves)
         ref = str(subject.labels["ref"])
-        maps[ref] = patterns.attention(subject.model, recorded)
-        classes[ref] = head_classes.classes
-        return Measured(table(head_classes), {})
+        self.maps[ref] = patterns.attention(subject.model, recorded)
+        self.classes[ref] = found.classes
+        return Measured(table(found), {})
 
-    scored = {"templates": template_names or "all", "positions": at or "all"}
-    config = {**scored, "threshold": threshold, "mask": mask, "moves": moves}
-    parts = ModelParts(positions={"--positions": at})
-    result = measure("attention", refs, options, measure_checkpoint, config=config, parts=parts, check=check)
-    note_texts = notes(classes, result.frame["metric"])
-    return replace(result, notes=note_texts, data={"maps": maps, "classes": classes})
+    def notes(self, metrics: set[str]) -> tuple[str, ...]:
+        """Returns the notes below the table, of what it has."""
+        return (
+            "Score: share of attention on the template's keys. Chance: that of uniform attention to all keys that the "
+            "query may see.",
+            # The rule of the classes is the same for all checkpoints.
+            *dict.fromkeys(each.rule for each in self.classes.values()),
+            *([MOVED_BY] if any(metric.startswith(MOVED) for metric in metrics) else []),
+            *([FOLLOWED] if any(metric.startswith(FOLLOWS) for metric in metrics) else []),
+            "Intervals: 95%, bootstrap over examples. The other templates: --format csv or json, --out.",
+        )
 
 
-def under(subject: Examined, mask: str | None) -> Examined:
-    """Returns the subject with its examples under one mask.
+def under_mask(subject: LoadedCheckpoint, mask: str | None) -> LoadedCheckpoint:
+    """Returns the checkpoint with its examples under one mask.
 
     Raises:
         UserError, TaskError: where the task has no masks, or none of that name.
@@ -146,32 +184,7 @@ def under(subject: Examined, mask: str | None) -> Examined:
     hide = getattr(subject.task, "with_mask", None)
     if hide is None:
         raise UserError(f"--mask {mask}: the examples of {subject.name} are not hidden by a mask")
-    batch = hide(subject.batch, mask)
-    return replace(subject, batch=batch, tokens=batch.tokens)
-
-
-def notes(classes: Mapping[str, Classes], metrics: pandas.Series) -> tuple[str, ...]:
-    """Returns the notes below the table; the rule of the classes is the same for all checkpoints."""
-    rules = list(dict.fromkeys(head_classes.rule for head_classes in classes.values()))
-    moved = metrics.str.startswith(MOVED).any()
-    follows = metrics.str.startswith(FOLLOWS).any()
-    return (
-        "Score: share of attention on the template's keys. Chance: that of uniform attention to all keys that the "
-        "query may see.",
-        *rules,
-        *(["Moved by: share of attention that goes to other keys where only this changes."] if moved else []),
-        *(
-            ["Follows: share of queries that attend most to where this is, before and after."]
-            if follows
-            else []
-        ),
-        "Intervals: 95%, bootstrap over examples. The other templates: --format csv or json, --out.",
-    )
-
-
-def check_threshold(threshold: float) -> None:
-    if not 0 < threshold <= 1:
-        raise UserError(f"--threshold {threshold:g}: above 0 and at most 1")
+    return subject.shown(hide(subject.batch, mask))
 
 
 def table(head_classes: HeadClasses) -> pandas.DataFrame:
@@ -265,33 +278,6 @@ def distribution(head_classes: HeadClasses) -> pandas.DataFrame:
     return pandas.DataFrame(rows).assign(variant=ALL_HEADS, n=examples)
 
 
-def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Draws scores corrected for chance, and shares that move or follow, by step; colours say the layer."""
-    heads = frame[frame["variant"] != ALL_HEADS]
-    panels = []
-    for metric, rows in heads.groupby("metric", sort=False):
-        series = {}
-        for (run, variant), part in rows.groupby(["run", "variant"], sort=False):
-            line = part.sort_values("step")
-            layer = int(line["layer"].iloc[0])
-            series[f"{variant} of {run}"] = Series(
-                line["step"].tolist(),
-                shown(line, str(metric)).tolist(),
-                hover=[f"{run}<br>{variant}, step {step}" for step in line["step"]],
-                style={"name": f"layer {layer}", "line": {"width": 1.5}},
-                look=layer,
-            )
-        panels.append(curve(series, str(metric), y="", height=200))
-    return draw(panels, columns=min(3, len(panels)))
-
-
-def shown(rows: pandas.DataFrame, metric: str) -> pandas.Series:
-    """Returns the values to draw: scores corrected for chance (0 at chance, 1 all attention), shares unchanged."""
-    if metric.startswith((MOVED, FOLLOWS)):
-        return rows["value"]
-    return rows["effect"] / (1 - rows["baseline"])
-
-
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns a row per head, with a (value, low, high) column for each movement; a row each of many checkpoints."""
     if frame["ref"].nunique() >= MANY:
@@ -343,46 +329,33 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
             name: name.removeprefix(COUNTED).removeprefix("heads that ").replace("_", " ") for name in names
         }
         return [Column("checkpoint", "checkpoint"), *(Column(short[name], name) for name in names)]
-    columns = [
+    moves = [str(name) for name in rows.columns if str(name).startswith((MOVED, FOLLOWS))]
+    return [
         Column("head", "variant"),
-        Column("class", "intervention", _words("intervention")),
-        Column("template", "metric", _words("metric")),
+        # A name that can be broken into lines where room is short.
+        Column("class", "intervention", lambda row: str(row["intervention"]).replace("_", " ")),
+        Column("template", "metric", lambda row: str(row["metric"]).replace("_", " ")),
         Column("chance", "baseline"),
-        Column("score [95% CI]", "value", _interval("value", "value_ci_low", "value_ci_high")),
+        Column("score [95% CI]", "value", value_text),
+        *(Column(in_lines(name), name, filled(name, interval_text)) for name in moves),
     ]
-    moves = [name for name in rows.columns if str(name).startswith((MOVED, FOLLOWS))]
-    return [*columns, *(Column(_in_lines(str(name)), str(name), _moved(str(name))) for name in moves)]
 
 
-def _in_lines(name: str) -> str:
+def in_lines(name: str) -> str:
     """Breaks a header into lines, ``moved by`` above ``mask``, so that four columns of numbers fit."""
     first = MOVED if name.startswith(MOVED) else FOLLOWS
     return "\n".join([first.strip(), *name.removeprefix(first).split("_")])
 
 
-def _interval(value: str, low: str, high: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: with_interval(number(row[value]), row[low], row[high])
-
-
-def _words(key: str) -> Callable[[Mapping[str, Any]], str]:
-    """Returns a name that can be broken into lines where room is short."""
-    return lambda row: str(row[key]).replace("_", " ")
-
-
-def _moved(name: str) -> Callable[[Mapping[str, Any]], str]:
-    def text(row: Mapping[str, Any]) -> str:
-        value = row[name]
-        return with_interval(number(value[0]), value[1], value[2]) if isinstance(value, tuple) else ""
-
-    return text
+def interval_text(value: tuple[float, float, float]) -> str:
+    """Returns a number with its interval."""
+    return with_interval(number(value[0]), *value[1:])
 
 
 def figures(result: Result) -> list[Figure]:
-    """Returns the maps of every checkpoint, with each head's class; of many scores over steps, and two of the maps."""
+    """Returns the maps of every checkpoint, with each head's class; of many those of the first and the last."""
     drawn, refs = [], list(result.data["maps"])
     if len(refs) >= MANY:
-        caption = "A line per head. Score: share of attention, corrected for chance."
-        drawn.append(Figure(over_steps(result.frame), "Scores over steps", caption))
         refs = [refs[0], refs[-1]]
     caption = (
         "A map per head, titled with its class: layers down, heads across; queries down, keys across. Mean of the "

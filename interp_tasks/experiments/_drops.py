@@ -13,7 +13,7 @@ binomial one; of a rank correlation Fisher's z.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +35,6 @@ from interp_tasks.measurement.run_logs import (
 )
 from interp_tasks.measurement.table import Row, numbers, tidy
 from interp_tasks.pages import Column, Figure, number, with_interval
-from interp_tasks.texts import did_you_mean
 
 if TYPE_CHECKING:
     import pandas
@@ -50,15 +49,12 @@ RANK_CORRELATION = (
     "Rank correlation: Spearman's, over the runs that have the number; a 95% interval (Fisher's z) needs four, and an "
     "order that is not perfect."
 )
-PLATEAU_LEFT = "plateau left"
+UNTIL, LEFT = "plateau until", "plateau left"
 #: What is 1 or 0 of a run, and a share of several.
-SHARES = ("drop", PLATEAU_LEFT)
-STEPS = ("onset", "crossing", "end")
-LEVELS = ("sharpness", "plateau", "final")
-UNTIL = "plateau until"
-LEFT = "plateau left"
-CORRELATION = "rank correlation of "
-AGAINST = "against "
+SHARES = ("drop", LEFT)
+#: The columns of the table; those of steps first.
+STEPS, LEVELS = ("onset", "crossing", "end"), ("sharpness", "plateau", "final")
+CORRELATION, AGAINST = "rank correlation of ", "against "
 METRIC = typer.Option("--metric", metavar="NAME", help="Logged validation metric.", show_default="the task's")
 AGAINST_OPTION = typer.Option(
     "--against", metavar="KEY", help="Rank correlations with a setting, as in model.d_model. Repeatable."
@@ -85,7 +81,10 @@ def drops(
         UserError: in one line.
     """
     keys = [against] if isinstance(against, str) else list(against)
-    check_against(keys)
+    for key in keys:
+        section, _, name = key.partition(".")
+        if section not in ("task", "model", "train") or not name:
+            raise UserError(f"--against {key!r}: a setting such as model.d_model or train.learning_rate")
     logged_runs = read_runs(runs)
     curves = {
         (run.name, name): run.curve(name)
@@ -93,8 +92,8 @@ def drops(
         for name in ((metric,) if metric is not None else run.own_metrics())
     }
     rows = [row for run in logged_runs for row in rows_of(run, curves)]
-    left = [row["value"] for row in rows if row["metric"] == PLATEAU_LEFT]
-    rows += [row for name, group in families(logged_runs).items() for row in pooled(name, group, rows)]
+    for name, group in seeds_of(logged_runs).items():
+        rows += pooled(name, group, rows)
     for key in keys:
         rows += correlations(logged_runs, rows, key)
     import pandas
@@ -105,56 +104,44 @@ def drops(
         "metric": metric,
         "against": keys,
     }
-    return Result(
-        "drops",
-        tidy(pandas.DataFrame(rows)),
-        config,
-        notes(logged_runs, keys, curves, left),
-        data={"curves": curves},
-    )
+    notes = (*reasons(curves), *explanations(rows), *([RANK_CORRELATION] if keys else []))
+    return Result("drops", tidy(pandas.DataFrame(rows)), config, notes, data={"curves": curves})
 
 
-def check_against(keys: Sequence[str]) -> None:
-    for key in keys:
-        section, dot, name = key.partition(".")
-        if section not in ("task", "model", "train") or not dot or not name:
-            raise UserError(f"--against {key!r}: a setting such as model.d_model or train.learning_rate")
+def seeds_of(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Returns names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
+    groups: dict[str, list[str]] = {}
+    for run in logged_runs:
+        groups.setdefault(family(run.name) or run.name, []).append(run.name)
+    return {name: group for name, group in groups.items() if len(group) > 1}
 
 
-def notes(
-    logged_runs: Sequence[Run],
-    against: Sequence[str],
-    curves: Mapping[tuple[str, str], Curve],
-    left: Sequence[float],
-) -> tuple[str, ...]:
-    """Returns the sentences below the table; ``left``: of each curve with a plateau by theory, whether it left it."""
-    without = [(*names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
-    shown = without[:MOST_REASONS]
-    # The folder that they share is said with the first alone.
-    folder = shared_folder([run for run, *_ in shown])
-    names = [run.removeprefix(f"{folder}/") if at else run for at, (run, *_) in enumerate(shown)]
-    sentences = [
-        f"No drop in {metric} of {run}: {why}." for run, (_, metric, why) in zip(names, shown, strict=True)
-    ]
-    if (more := len(without) - MOST_REASONS) > 0:
-        sentences.append(
-            f"{more} more {'has' if more == 1 else 'have'} no drop; asked for alone, each says why."
-        )
-    sentences.append(RULE)
+def explanations(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields what the columns of the table mean."""
+    yield RULE
+    left = [row["value"] for row in rows if row["metric"] == LEFT and "*" not in row["run"]]
     if left:
-        sentences.append(
-            "Plateau until: the first step lastingly below nine tenths of the plateau by theory, drop or none."
-        )
+        yield "Plateau until: the first step lastingly below nine tenths of the plateau by theory."
     if 0.0 in left:
-        sentences.append(
-            f"{left.count(0.0)} of {len(left)} never left it: in files they have their last step, a lower bound (≥)."
-        )
-    if families(logged_runs):
-        sentences.append("Of several seeds: median, and smallest to largest; of steps, over those that drop.")
-    return (*sentences, RANK_CORRELATION) if against else tuple(sentences)
+        yield f"{left.count(0.0)} of {len(left)} never left it: files have their last step."
+    if any("*" in row["run"] for row in rows):
+        yield "Of several seeds: median, and smallest to largest; of steps, over those that drop."
+
+
+def reasons(curves: Mapping[tuple[str, str], Curve]) -> Iterator[str]:
+    """Yields why curves have no drop, of the first few that have none."""
+    without = [
+        f"No drop in {metric} of {run}: {curve.why_none}."
+        for (run, metric), curve in curves.items()
+        if curve.drop is None
+    ]
+    yield from without[:MOST_REASONS]
+    if len(without) > MOST_REASONS:
+        yield f"{len(without) - MOST_REASONS} more have no drop; asked for alone, each says why."
 
 
 def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
+    """Yields what is said of the curves of one run."""
     theory = plateau_levels(run)
     for (name, metric), curve in curves.items():
         if name != run.name:
@@ -163,7 +150,7 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
         until = {}
         if level > 0:
             step, has_left = plateau_until(curve.steps, curve.values, level)
-            until = {"plateau until": float(step), PLATEAU_LEFT: float(has_left)}
+            until = {UNTIL: float(step), LEFT: float(has_left)}
         for quantity, value in (measures(curve) | until).items():
             row = {"experiment": "drops", **run.labels(), "variant": metric, "intervention": "none"}
             row |= {"metric": quantity, "value": value}
@@ -172,7 +159,7 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
             yield row
 
 
-def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[int, bool]:
+def plateau_until(steps: Any, values: Any, level: float) -> tuple[int, bool]:
     """Returns the first step after which a metric stays below 0.9 of a level, the last step if it never does; and
     whether it does.
 
@@ -180,16 +167,6 @@ def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -
     """
     index = first_lasting(values, 0.9 * level)
     return steps[-1 if index is None else index], index is not None
-
-
-def families(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Returns names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
-    groups: dict[str, list[str]] = {}
-    for run in logged_runs:
-        name = family(run.name)
-        if name is not None:
-            groups.setdefault(name, []).append(run.name)
-    return {name: group for name, group in groups.items() if len(group) > 1}
 
 
 def pooled(name: str, group: Sequence[str], rows: Sequence[Row]) -> Iterator[Row]:
@@ -208,10 +185,9 @@ def pooled(name: str, group: Sequence[str], rows: Sequence[Row]) -> Iterator[Row
         interval = (share_interval if is_share else interval_over_runs)(values.tolist())
         shared = {**same[0], "run": name, "ref": name, "seed": None, "n_runs": len(values)}
         yield {**shared, **numbers(value, interval, same[0].get("baseline"))}
-        if is_share or not len(values):
-            continue
-        for word, extreme in (("smallest", values.min()), ("largest", values.max())):
-            yield {**shared, "metric": f"{quantity}, {word}", "value": float(extreme), "effect": math.nan}
+        if not is_share and len(values):
+            for word, extreme in (("smallest", values.min()), ("largest", values.max())):
+                yield {**shared, "metric": f"{quantity}, {word}", "value": float(extreme), "effect": math.nan}
 
 
 def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> Iterator[Row]:
@@ -231,36 +207,24 @@ def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> I
             groups.setdefault(repr(without(run.config, key)), {})[run.name] = float(value)
     chosen = [group for group in groups.values() if len(set(group.values())) >= 3]
     if not chosen:
-        check_there(logged_runs, key)
         raise UserError(
             f"--against {key}: no three of the runs have different numbers there and differ in nothing else but the "
             "seed"
         )
-    about = {"experiment": "drops", "run": f"against {key}", "ref": f"against {key}", "split": "validation"}
+    about = {"experiment": "drops", "run": AGAINST + key, "ref": AGAINST + key, "split": "validation"}
     for group in chosen:
-        of_group = [row for row in rows if row["run"] in group]
-        shared = {**about, "step": of_group[0]["step"], "n": of_group[0]["n"], "intervention": "none"}
-        for variant, quantity in dict.fromkeys((row["variant"], row["metric"]) for row in of_group):
-            same = [row for row in of_group if (row["variant"], row["metric"]) == (variant, quantity)]
-            pairs = np.array([(group[row["run"]], row["value"]) for row in same])
+        same: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            if row["run"] in group:
+                same.setdefault((row["variant"], row["metric"]), []).append(row)
+        for (variant, quantity), of_runs in same.items():
+            pairs = np.array([(group[row["run"]], row["value"]) for row in of_runs])
             pairs = pairs[~np.isnan(pairs[:, 1])]
             [correlation] = spearman(pairs[None, :, 0], pairs[None, :, 1])
             interval = rank_correlation_interval(correlation, len(pairs))
-            row = {**shared, "n_runs": len(pairs), "variant": variant}
-            yield {**row, "metric": f"rank correlation of {quantity}", **numbers(correlation, interval)}
-
-
-def check_there(logged_runs: Sequence[Run], key: str) -> None:
-    """Refuses a setting that none of the runs has, with the closest of those there are."""
-    known = {
-        f"{section}.{name}"
-        for run in logged_runs
-        for section in ("task", "model", "train")
-        for name in run.config.get(section, {})
-    }
-    if key not in known:
-        hint = did_you_mean(key, sorted(known))
-        raise UserError(f"--against {key}: no run has such a setting: {hint}".rstrip(": "))
+            shared = {**about, "step": of_runs[0]["step"], "n": of_runs[0]["n"], "intervention": "none"}
+            row = {**shared, "n_runs": len(pairs), "variant": variant, "metric": CORRELATION + quantity}
+            yield row | numbers(correlation, interval)
 
 
 def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -282,92 +246,43 @@ def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row per run and metric, and below them the rows about several runs."""
+    """Returns a row of texts per run and metric, and below them the rows about several runs, in one block."""
     import pandas
 
-    rows: list[dict[str, Any]] = []
-    for _, part in frame.groupby(["run", "variant"], sort=False):
-        values = dict(zip(part["metric"], part["value"], strict=True))
-        first: dict[Any, Any] = part.to_dict("records")[0]
-        again = part["metric"].iloc[0].startswith(CORRELATION)
-        shown = {
-            name: values.get(f"{CORRELATION}{name}" if again else name) for name in (*STEPS, *LEVELS, UNTIL)
-        }
-        # Of several seeds smallest and largest; of a correlation its interval.
-        intervals = {
-            metric: (low, high)
-            for metric, low, high in zip(
-                part["metric"], part["value_ci_low"], part["value_ci_high"], strict=True
-            )
-        }
-        ranges = {
-            f"{name} range": intervals.get(f"{CORRELATION}{name}", (None, None))
-            if again
-            else (values.get(f"{name}, smallest"), values.get(f"{name}, largest"))
-            for name in (*shown, "drop")
-        }
-        members = frame[(frame["run"].map(family) == first["run"]) & (frame["variant"] == first["variant"])]
-        several = any(f"{name}, smallest" in values for name in shown)
-        kind = "rank correlation" if again else "median" if several else ""
-        drop = values.get(f"{CORRELATION}drop" if again else "drop")
-        rows.append(
-            {
-                **first,
-                **shown,
-                **ranges,
-                "drop": drop_text(drop, kind, *ranges["drop range"]),
-                "kind": kind,
-                "left": values.get(LEFT),
-                "bounds": lower_bounds(members),
-            }
-        )
-    shown_frame = pandas.DataFrame(rows)
-    # One block for all runs: they are compared.
-    steps = " to ".join(str(step) for step in dict.fromkeys([frame["step"].min(), frame["step"].max()]))
-    seeds = frame["seed"].dropna()
-    every = (
-        " to ".join(str(seed) for seed in dict.fromkeys([seeds.min(), seeds.max()])) if len(seeds) else "–"
-    )
     names = [name for name in frame["run"].unique() if not str(name).startswith(AGAINST)]
-    runs = sum("*" not in name for name in names)
     # What all names begin with is said once, above the table.
     folder = shared_folder(names)
-    title = f"{runs} run{'s' if runs != 1 else ''}{' of ' + folder if folder else ''}"
-    short = shown_frame["run"].str.removeprefix(f"{folder}/") if folder else shown_frame["run"]
-    return shown_frame.assign(ref=title, step=steps, seed=every, run=short)
+    prefix = f"{folder}/" if folder else ""
+    count = sum("*" not in name for name in names)
+    title = f"{count} run{'s' if count != 1 else ''}{' of ' + folder if folder else ''}"
+    rows: list[dict[str, Any]] = []
+    for (run, _), part in frame.groupby(["run", "variant"], sort=False):
+        first: dict[Any, Any] = part.to_dict("records")[0]
+        by_metric = {row["metric"]: row for row in part.to_dict("records")}
+        texts = {name: text_of(by_metric, name, str(run)) for name in ("drop", *STEPS, *LEVELS, UNTIL)}
+        rows.append({**first, **texts, "ref": title, "run": str(run).removeprefix(prefix)})
+    ends = {name: dict.fromkeys([frame[name].min(), frame[name].max()]) for name in ("step", "seed")}
+    spans = {name: " to ".join(map(str, both)) for name, both in ends.items()}
+    return pandas.DataFrame(rows).assign(**(spans if frame["seed"].notna().any() else spans | {"seed": "–"}))
 
 
-def lower_bounds(members: pandas.DataFrame) -> tuple[bool, bool, bool]:
-    """Returns whether the median, least and largest last step of plateaus are bounds: of runs that never left, later
-    steps would change them.
-    """
-    by_run = members.pivot_table(index="run", columns="metric", values="value")
-    if not {UNTIL, LEFT} <= set(by_run.columns):
-        return False, False, False
-    steps, later = by_run[UNTIL], by_run[UNTIL].where(by_run[LEFT] == 1, math.inf)
-    return (
-        bool(steps.median() != later.median()),
-        bool(steps.min() != later.min()),
-        bool(steps.max() != later.max()),
-    )
-
-
-def drop_text(drop: float | None, kind: str, low: float | None, high: float | None) -> str:
-    if drop is None or drop != drop:
-        return ""
-    if kind == "median":
-        return f"{drop:.0%} of runs"
-    return with_interval(number(drop), low, high) if kind else ("yes" if drop else "no")
-
-
-def view_columns(rows: pandas.DataFrame) -> list[Column]:
-    columns = [Column("run", "run")]
-    if rows["variant"].nunique() > 1:
-        columns.append(Column("metric", "variant"))
-    columns.append(Column("drop", "drop"))
-    # Of a task whose plateau is not known by theory there is none.
-    until = [UNTIL] if rows[UNTIL].notna().any() else []
-    return [*columns, *(Column(name, name, _cell(name)) for name in (*STEPS, *LEVELS, *until))]
+def text_of(by_metric: Mapping[str, Mapping[Any, Any]], name: str, run: str) -> str:
+    """Returns what people read of a quantity: of several seeds with the range, of a correlation with its interval."""
+    correlated = run.startswith(AGAINST)
+    row = by_metric.get(CORRELATION + name if correlated else name)
+    value = math.nan if row is None else row["value"]
+    if row is None or value != value:
+        return "" if name == "drop" else "–"
+    if correlated:
+        return with_interval(number(value), row["value_ci_low"], row["value_ci_high"])
+    if name == "drop":
+        return f"{value:.0%} of runs" if "*" in run else "yes" if value else "no"
+    if name == UNTIL and by_metric[LEFT]["value"] == 0:
+        return "never left"
+    ends = [by_metric[end]["value"] for end in (f"{name}, smallest", f"{name}, largest") if end in by_metric]
+    if name not in (*STEPS, UNTIL):
+        return with_interval(number(value), *ends) if ends else number(value)
+    return whole(value) + (f" [{', '.join(map(whole, ends))}]" if ends else "")
 
 
 def whole(step: float) -> str:
@@ -375,30 +290,32 @@ def whole(step: float) -> str:
     return "0" if abs(step) <= 0.5 else f"{step:.0f}"
 
 
-def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
-    def text(row: Mapping[str, Any]) -> str:
-        value = row[name]
-        if value is None or value != value:
-            return "–"
-        low, high = row[f"{name} range"]
-        if name == UNTIL and row["left"] == 0:
-            return "never left"
-        if name not in (*STEPS, UNTIL) or row["kind"] == "rank correlation":
-            return with_interval(number(value), low, high)
-        bounds = row["bounds"] if name == UNTIL else (False, False, False)
-        middle, *ends = (
-            f"{'≥' * bound}{whole(step)}"
-            for bound, step in zip(bounds, (value, low, high), strict=True)
-            if step is not None
-        )
-        return middle + (f" [{', '.join(ends)}]" if row["kind"] == "median" else "")
-
-    return text
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    """Returns the columns of the table; that of the metric only where there are several."""
+    metric = [Column("metric", "variant")] if rows["variant"].nunique() > 1 else []
+    # Of a task whose plateau is not known by theory there is none.
+    until = [UNTIL] if (rows[UNTIL] != "–").any() else []
+    return [
+        Column("run", "run"),
+        *metric,
+        *(Column(name, name) for name in ("drop", *STEPS, *LEVELS, *until)),
+    ]
 
 
 def figures(result: Result) -> list[Figure]:
     """Returns every curve; its drop, from onset to end, is drawn bold."""
-    from interp_tasks.measurement.curve_figures import curves_figure
+    from circuits.figures.layout import draw
+    from interp_tasks.measurement.curve_figures import curves_panel
 
+    curves: Mapping[tuple[str, str], Curve] = result.data["curves"]
+    folder = shared_folder([*dict.fromkeys(run for run, _ in curves)]) if len(curves) > 1 else ""
+    # Parts of a mixture have metrics such as "loss (n=3)": the axis is that of the loss.
+    metrics = list(dict.fromkeys(metric.partition(" (")[0] for _, metric in curves))
+    named = {
+        run.removeprefix(f"{folder}/" if folder else "")
+        + (metric.removeprefix(metrics[0]) if len(metrics) == 1 else f", {metric}"): one
+        for (run, metric), one in curves.items()
+    }
+    panel = curves_panel(named, " or ".join(metrics[:3]), title=f"{folder}/…" if folder else "")
     caption = "Bold: from onset to end of the drop. A curve without a bold part has none."
-    return [Figure(curves_figure(result.data["curves"]), "Logged metric of every run", caption)]
+    return [Figure(draw([panel]), "Logged metric of every run", caption)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,10 +19,10 @@ from circuits.figures.panels import heat, spectrum
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of, in_passes, recorded
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import THRESHOLD, check_threshold, read_rule
+from interp_tasks.measurement.options import THRESHOLD, check_threshold, parse_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 from interp_tasks.measurement.table import Row, filled, side_by_side
 from interp_tasks.pages import Column, Figure
 
@@ -106,7 +106,7 @@ class Whole:
 
 @experiment(says={"rule": None, "threshold": THRESHOLD})
 def fourier(
-    refs: str | Sequence[str],
+    refs: Refs,
     *,
     rule: Annotated[str, RULE] = "noise",
     threshold: Annotated[float, THRESHOLD_OPTION] = THRESHOLD,
@@ -128,58 +128,83 @@ def fourier(
         threshold: a neuron belongs to the frequency that explains more than this share of its variance.
         every: a row for every frequency, also where there are more than 16, of which otherwise only key frequencies
             and those with neurons have rows.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without a grid.
     """
-    name, number = read_rule(rule)
+    name, number = parse_rule(rule)
     check_threshold(threshold)
-    spectra: dict[tuple[str, str], Whole] = {}
-    on_inputs: list[str] = []
-    rules: dict[str, None] = {}
+    spectra = Spectra(name, number, threshold, every)
+    config = {"rule": f"{name}={number:g}", "threshold": threshold}
+    result = measure("fourier", refs, options, spectra.measured, config=config)
+    # On a complete grid nothing is sampled and nothing drawn.
+    result.frame.loc[result.frame["ref"].isin(spectra.on_inputs), "split"] = "grid"
+    notes = (*spectra.rules, *spectra.notes(set(result.frame["ref"])))
+    return replace(result, notes=notes, data={"spectra": spectra.wholes})
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+
+@dataclass(frozen=True)
+class Spectra:
+    """By which rule frequencies are key, and what was found.
+
+    Attributes:
+        wholes: the spectrum of each tensor, by REF and label.
+        on_inputs: REFs of checkpoints whose task has a grid of inputs.
+        rules: the rules in words.
+    """
+
+    name: str
+    number: float
+    threshold: float
+    every: bool
+    wholes: dict[tuple[str, str], Whole] = field(default_factory=dict)
+    on_inputs: list[str] = field(default_factory=list)
+    rules: dict[str, None] = field(default_factory=dict)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
         """Measures the spectrum of each tensor of one checkpoint."""
         import pandas
 
+        from circuits.fourier import key_frequencies
+        from circuits.fourier._spectrum import RULES as MADE
+
         ref, axes = str(subject.labels["ref"]), read_axes(subject)
-        examples = len(subject.tokens)
+        examples, tensors = len(subject.tokens), over_positions
         if axes[0].position is not None:
-            on_inputs.append(ref)
-            examples = cells(axes)
+            self.on_inputs.append(ref)
+            examples, tensors = math.prod(len(axis.values) for axis in axes), over_inputs
         rows: list[Row] = []
         done: dict[str, Any] = {}
-        for one in analysed(subject, axes):
-            tensor_rows = rows_of(one, examples, name, number, threshold, every)
-            rows += tensor_rows.rows
-            done[one.label] = tensor_rows.described
-            spectra[ref, one.label] = Whole(one.spectrum.total(), one.by, tensor_rows.keys)
-            rules[f"{tensor_rows.rule}."] = None
+        for one in tensors(subject, axes):
+            keys = key_frequencies(one.spectrum, MADE[self.name](self.number), one.by)
+            rows += rows_of(one, keys.keys, examples, self.threshold, every=self.every)
+            self.wholes[ref, one.label] = Whole(one.spectrum.total(), one.by, keys.keys)
+            self.rules[f"{keys.rule}."] = None
+            done[one.label] = {
+                "grid": dict(one.spectrum.grid.axes),
+                "frequencies by": one.by,
+                "key frequencies": [list(key) if isinstance(key, tuple) else key for key in keys.keys],
+                "rule": keys.rule,
+            }
         return Measured(pandas.DataFrame(rows), done)
 
-    config = {"rule": f"{name}={number:g}", "threshold": threshold}
-    result = measure("fourier", refs, options, measure_checkpoint, config=config)
-    # On a complete grid nothing is sampled and nothing drawn.
-    result.frame.loc[result.frame["ref"].isin(on_inputs), "split"] = "grid"
-    note_texts = (*rules, *notes(threshold, every, on_inputs, result.frame))
-    return replace(result, notes=note_texts, data={"spectra": spectra})
-
-
-def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> Iterator[str]:
-    yield "share of variance: of all features together, over the grid; the constant is no frequency."
-    if on_inputs:
-        yield (
-            "Grid of inputs: complete, whatever --samples. frequency k of neurons: all products of {1, cos, sin} of "
-            "k over the coordinates; what mixes frequencies is among the other frequencies."
-        )
-    if set(frame["ref"]) - set(on_inputs):
-        yield "Grid of positions: neurons are averaged over the examples first; frequencies are (row, column)."
-    yield f"neurons: those of whose variance the frequency explains more than {threshold:g}."
-    if not every:
-        yield (
-            f"Of more than {MAX_ROWS} frequencies only key ones and those with neurons have rows; --every shows all."
-        )
+    def notes(self, refs: set[str]) -> Iterator[str]:
+        """Yields the notes below the table."""
+        yield "share of variance: of all features together, over the grid; the constant is no frequency."
+        if self.on_inputs:
+            yield (
+                "Grid of inputs: complete, whatever --samples. frequency k of neurons: all products of {1, cos, sin} "
+                "of k over the coordinates; what mixes frequencies is among the other frequencies."
+            )
+        if refs - set(self.on_inputs):
+            yield "Grid of positions: neurons are averaged over the examples first; frequencies are (row, column)."
+        yield f"neurons: those of whose variance the frequency explains more than {self.threshold:g}."
+        if not self.every:
+            yield (
+                f"Of more than {MAX_ROWS} frequencies only key ones and those with neurons have rows; --every shows "
+                "all."
+            )
 
 
 def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
@@ -198,34 +223,9 @@ def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
         raise UserError(
             f"task {task.name!r} declares no grid of inputs or positions (grid_axes), so there is no spectrum to take"
         )
-    places = [axis.position is None for axis in axes]
-    sizes = " × ".join(str(len(axis.values)) for axis in axes)
-    if any(places) and not all(places):
+    if len({axis.position is None for axis in axes}) > 1:
         raise UserError(f"task {task.name!r}: grid_axes are of the inputs or of the positions, not both")
-    if not any(places) and not hasattr(task, "input_grid"):
-        raise UserError(
-            f"task {task.name!r} has grid_axes of its inputs, and no input_grid() to give the inputs"
-        )
-    if all(places) and cells(axes) > task.sequence_length:
-        raise UserError(
-            f"task {task.name!r}: its grid is {sizes}, its sequence {task.sequence_length} positions long"
-        )
     return axes
-
-
-def cells(axes: Sequence[GridAxis]) -> int:
-    count = 1
-    for axis in axes:
-        count *= len(axis.values)
-    return count
-
-
-def analysed(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """Yields the tensors of one checkpoint, in the order in which the model computes them."""
-    if axes[0].position is None:
-        yield from over_positions(subject, axes)
-    else:
-        yield from over_inputs(subject, axes)
 
 
 def over_inputs(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
@@ -282,27 +282,15 @@ def mean_neurons(model: Any, tokens: Tensor, positions: int) -> list[Tensor]:
     return [sum(parts[1:], start=parts[0]) / len(tokens) for parts in zip(*sums, strict=True)]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one tensor, without the labels of its checkpoint, and the rule and frequencies to record."""
-
-    rows: list[Row]
-    keys: tuple[Any, ...]
-    rule: str
-    described: dict[str, Any]
-
-
-def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: float, every: bool) -> Rows:
+def rows_of(one: Analysed, keys: Sequence[Any], examples: int, threshold: float, *, every: bool) -> list[Row]:
     """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
-    from circuits.fourier import clusters, key_frequencies
-    from circuits.fourier._spectrum import RULES as MADE
+    from circuits.fourier import clusters
 
     bands = one.spectrum.bands(one.by).total()
-    keys = key_frequencies(one.spectrum, MADE[name](number), one.by)
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
     sizes = clusters(one.spectrum, threshold, one.by).sizes if one.neurons else {}
     every = every or len(shares) <= MAX_ROWS
-    listed = [label for label in bands.labels if every or label in keys.keys or label in sizes]
+    listed = [label for label in bands.labels if every or label in keys or label in sizes]
     rows: list[Row] = []
 
     def add(kind: str, variant: str, metric: str, value: float) -> None:
@@ -310,9 +298,9 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
         about = {"variant": variant, "intervention": kind + one.label, "metric": metric}
         rows.append({**place, **about, "value": float(value)})
 
-    add(SPECTRUM, "all frequencies", KEYS, len(keys.keys))
+    add(SPECTRUM, "all frequencies", KEYS, len(keys))
     for label in listed:
-        kind = KEY if label in keys.keys else OTHER
+        kind = KEY if label in keys else OTHER
         add(kind, f"frequency {label}", SHARE, shares[label])
         if one.neurons:
             add(kind, f"frequency {label}", NEURONS, sizes.get(label, 0))
@@ -322,13 +310,7 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
         add(REST, "other frequencies", SHARE, left)
     if one.neurons:
         add(REST, "no frequency", NEURONS, one.spectrum.power.shape[-1] - sum(sizes.values()))
-    described = {
-        "grid": dict(one.spectrum.grid.axes),
-        "frequencies by": one.by,
-        "key frequencies": [list(key) if isinstance(key, tuple) else key for key in keys.keys],
-        "rule": keys.rule,
-    }
-    return Rows(rows, keys.keys, keys.rule, described)
+    return rows
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment, metrics_of_task
-from interp_tasks.measurement.heads.classes import head_classes_held_out
-from interp_tasks.measurement.heads.edits import (
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.head_classes import head_classes_held_out
+from interp_tasks.measurement.head_edits import (
     KEYS,
     MODE,
     POSITIONS,
@@ -25,13 +25,13 @@ from interp_tasks.measurement.heads.edits import (
     HeadEdit,
     by_layer,
     every_head,
-    read_groups,
+    parse_groups,
+    resolve_heads,
 )
-from interp_tasks.measurement.model_parts import ModelParts
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
+from interp_tasks.measurement.runner import Measured, measure, run_sweep
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,10 +63,10 @@ RANDOM_SIZE = typer.Option(
         "random": 0,
         "random_size": None,
     },
-    metrics=metrics_of_task,
+    judged_by_task=True,
 )
 def heads(
-    refs: str | Sequence[str],
+    refs: Refs,
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
@@ -95,26 +95,23 @@ def heads(
         random: beside the groups as many heads drawn at random, ``"random 5"`` for every size of a group (but that of
             all heads): so many draws from the seed, each a row with its ``draw``, after one that pools them.
         random_size: with ``random``, draws of so many heads alone.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    edit, named = HeadEdit.read(mode, keys, positions, scale), read_groups(groups)
-    check_controls(by_class or bool(named), by_class, least, random, random_size)
-    chosen = Chosen(edit, named, by_class, least, random, random_size)
+    edit = HeadEdit.parse(mode, keys, positions, scale)
+    groups_by_name = parse_groups(groups)
+    chosen = GroupsToEdit(edit, groups_by_name, by_class, least, random, random_size)
     asked = {"by_class": by_class, "least": least, "random": random, "random_size": random_size}
-    config = {**edit.describe(), "groups": {name: group.text for name, group in named.items()}, **asked}
-    fewer = {"least": least, "random-size": random_size or 0}
-    parts = ModelParts(list(named.values()), positions=edit.positions_by_option, fewer_heads=fewer)
+    named = {name: str(spec).replace(",", "+") for name, spec in groups_by_name.items()}
     result = measure(
         "heads",
         refs,
         options,
         chosen.measured,
-        config=config,
-        notes=edit.notes,
-        parts=parts,
+        config={**edit.describe(), "groups": named, **asked},
+        check_sizes=chosen.check_sizes,
         check=edit.check,
     )
     if not by_class:
@@ -128,7 +125,7 @@ def heads(
 
 
 @dataclass
-class Chosen:
+class GroupsToEdit:
     """Which heads are edited together, and what is drawn beside them; ``classes``: REF -> the heads of each class."""
 
     edit: HeadEdit
@@ -139,6 +136,38 @@ class Chosen:
     random_size: int | None
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuses numbers of heads and draws that mean nothing.
+
+        Raises:
+            UserError: in one line.
+        """
+        if self.least and (self.least < 0 or not self.by_class):
+            raise UserError(
+                f"--least {self.least}: a number of heads, which --by-class scores against templates"
+            )
+        if self.random:
+            check_draws(self.random, "--random")
+            if not (self.named or self.by_class or self.random_size):
+                raise UserError(
+                    f"--random {self.random} draws as many heads as a group has: give --group or --by-class, or "
+                    "--random-size"
+                )
+        if self.random_size is not None and (self.random_size < 1 or not self.random):
+            raise UserError(
+                f"--random-size {self.random_size}: at least 1 head, and goes with --random, the draws"
+            )
+
+    def check_sizes(self, sizes: Any, name: str) -> None:
+        """Refuses heads and positions that a model of these sizes lacks."""
+        for spec in self.named.values():
+            resolve_heads(spec, sizes)
+        every = sizes.n_layers * sizes.n_heads
+        for option, number in (("least", self.least), ("random-size", self.random_size or 0)):
+            if number >= every:
+                raise UserError(f"--{option} {number}: {name} has {every} heads; fewer than that")
+        self.edit.check_length(sizes.n_ctx, f"{name} has")
+
     def measured(self, subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint: each head, each layer, all heads and groups edited, or classes of heads."""
         from circuits import draws
@@ -146,24 +175,23 @@ class Chosen:
         every = tuple(every_head(subject.sizes))
         classes = self.classes_of(subject) if self.by_class else {}
         alone = {} if self.by_class else {str(head): (head,) for head in every} | by_layer(every)
-        groups = {name: group.resolve(subject.sizes) for name, group in self.named.items()}
+        groups = {name: resolve_heads(group, subject.sizes) for name, group in self.named.items()}
         variants: dict[str, Any] = {**self.edit.on(subject, {**classes, **alone, "all": every, **groups})}
-        sizes = {len(group) for group in ({**classes, **groups}).values()} - {len(every)}
-        for size in (
-            sorted({self.random_size} if self.random_size is not None else sizes) if self.random else ()
-        ):
-            if f"random {size}" in self.named:
-                raise UserError(f"--group random {size}: there are random draws of that name; choose another")
+        sizes = {len(group) for group in (*classes.values(), *groups.values())} - {len(every)}
+        if self.random_size is not None:
+            sizes = {self.random_size}
+        for size in sorted(sizes) if self.random else ():
 
             def at_random(seed: int, size: int = size) -> Intervention:
                 return self.edit.on(subject, {"": drawn(every, size, seed)})[""]
 
             variants[f"random {size}"] = draws(at_random, self.random, subject.seed)
-        return swept(subject, variants, self.edit.name, ratios=self.by_class)
+        return run_sweep(subject, variants, self.edit.name, ratios=self.by_class)
 
     def classes_of(self, subject: LoadedCheckpoint) -> dict[str, tuple[Head, ...]]:
+        """Returns the heads of each class, found on other examples, and of the least patterned."""
         found = head_classes_held_out(subject)
-        classes = dict(found.groups())
+        classes = found.groups()
         if self.least:
             classes[f"least patterned {self.least}"] = found.least(self.least)
         self.classes[str(subject.labels["ref"])] = classes
@@ -171,30 +199,6 @@ class Chosen:
             if name in classes:
                 raise UserError(f"--group {name}: there is a class of that name; choose another")
         return classes
-
-
-def check_controls(
-    has_groups: bool, by_class: bool, least: int, random: int, random_size: int | None
-) -> None:
-    """Refuses numbers of heads and draws that mean nothing.
-
-    Raises:
-        UserError: in one line.
-    """
-    if least < 0:
-        raise UserError(f"--least {least}: a number of heads")
-    if least and not by_class:
-        raise UserError(f"--least {least} goes with --by-class, which scores heads against templates")
-    if random:
-        check_draws(random, "--random")
-        if not has_groups and random_size is None:
-            raise UserError(
-                f"--random {random} draws as many heads as a group has: give --group or --by-class, or --random-size"
-            )
-    if random_size is not None and not random:
-        raise UserError(f"--random-size {random_size} goes with --random, the number of draws")
-    if random_size is not None and random_size < 1:
-        raise UserError(f"--random-size {random_size}: a number of heads, at least 1")
 
 
 def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
@@ -207,6 +211,4 @@ def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
 
 def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:
     """Lists groups as ``row 0.0+0.3, mask_ignore 1.2``."""
-    return ", ".join(
-        f"{name} {'+'.join(f'{head.layer}.{head.head}' for head in heads)}" for name, heads in groups.items()
-    )
+    return ", ".join(f"{name} {'+'.join(map(str, heads))}" for name, heads in groups.items())

@@ -7,14 +7,14 @@ component adds to it along the residual stream), each compared with the full out
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.activations import in_passes
-from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 READ_OUT, WITHOUT = "read-out", "without direct"
 
 
-@experiment(metrics=metrics_of_task)
-def lens(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
+@experiment(judged_by_task=True)
+def lens(refs: Refs, **options: Unpack[Options]) -> Result:
     """Read the residual stream out after each layer, and the output without each component's direct effect.
 
     Every number is compared with the full output on the same examples.
 
     Args:
         refs: one or several REFs; all see the same examples.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.

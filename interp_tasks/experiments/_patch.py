@@ -16,36 +16,33 @@ import typer
 
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment, metrics_of_task
-from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
-from interp_tasks.measurement.heads.edits import (
-    HEADS_HELP,
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.head_classes import NO_CLASSES, head_classes_held_out
+from interp_tasks.measurement.head_edits import (
     POSITIONS,
-    check_within,
-    choices,
-    read_specs,
+    Choices,
+    check_positions_below,
+    parse_choices,
+    resolve_choices,
     select_positions,
 )
-from interp_tasks.measurement.model_parts import ModelParts
-from interp_tasks.measurement.options import called, has_heads, parse_positions
+from interp_tasks.measurement.options import called, check_layers_below, has_heads, layer_of, parse_positions
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.source_checkpoints import (
-    SourceCheckpoint,
-    check_architecture,
-    source_checkpoint,
-)
+from interp_tasks.measurement.runner import Measured, measure, run_sweep
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
-    PendingCheckpoint,
+    Refs,
+    check_architecture,
+    one_source,
     resolve_refs,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from interp_tasks.checkpoints import ResolvedCheckpoint
     from tasks import Batch, Metric, Task
 
 RESAMPLE = "resample"
@@ -55,17 +52,22 @@ SOURCE = typer.Option("--source", metavar="SOURCE", help="REF, resample, or a na
 SITE = typer.Option(
     "--site", metavar="SITE", help=f"{', '.join(KINDS)}; in layer 1 alone z.1. Repeat for rows."
 )
-HEADS = typer.Option("--heads", metavar="SPEC", help=HEADS_HELP, show_default="all, where there are heads")
+HEADS = typer.Option(
+    "--heads",
+    metavar="SPEC",
+    help="all, each (a row per head), each-layer, or heads such as 0.1+2.3-5. Repeat for rows.",
+    show_default="all, where there are heads",
+)
 BY_CLASS = typer.Option("--by-class", help="A row more for each class of heads, by what they attend to.")
 
 
 @experiment(
     "Intervene",
     says={"source": None, "site": None, "heads": None, "positions": "all", "by_class": False},
-    metrics=metrics_of_task,
+    judged_by_task=True,
 )
 def patch(
-    refs: str | Sequence[str],
+    refs: Refs,
     source: Annotated[str, SOURCE],
     site: Annotated[str | Sequence[str], SITE, list[str]] = "z",
     heads: Annotated[str | Sequence[Any] | None, HEADS, list[str]] = None,
@@ -89,86 +91,135 @@ def patch(
             each.
         positions: patch only here: positions, or a boolean mask of the task's examples by name.
         by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    sites = check_sites(site, heads is not None)
-    specs = read_specs("all" if heads is None else heads)
-    at = parse_positions(positions)
     examples = Examples.of(options)
-    if by_class and examples.tokens is not None:
-        raise UserError(NO_CLASSES)
-    checkpoint = read_source(source, examples)
-    refs = resolve_refs(refs, examples)
-    if checkpoint is not None:
-        check_architecture([checkpoint], refs)
-    chosen = Chosen(source, checkpoint, sites, specs, at, by_class, options.get("device", "cpu"))
-    config = {
-        "source": source if checkpoint is None else checkpoint.resolved.ref,
-        "site": sites,
-        "heads": None if heads is None else [str(spec) for spec in specs],
-        "positions": at or "all",
-        "by_class": by_class,
-    }
-    note_texts = notes(source, checkpoint, judged=checkpoint is None and examples.tokens is None)
-    parts = ModelParts(specs, sites, positions={"--positions": at})
+    patching = Patching.parse(source, site, heads, positions, examples, by_class=by_class)
+    found = resolve_refs(refs, examples)
+    if patching.checkpoint is not None:
+        check_architecture([patching.checkpoint], found)
     return measure(
         "patch",
-        refs,
+        found,
         options,
-        chosen.measured,
-        config=config,
-        notes=note_texts,
-        parts=parts,
-        check=chosen.check,
+        patching.measured,
+        config=patching.describe(),
+        notes=patching.notes(judged=patching.checkpoint is None and examples.tokens is None),
+        check_sizes=patching.check_sizes,
+        check=patching.check,
     )
 
 
 @dataclass
-class Chosen:
-    """What is patched, where, and from where."""
+class Patching:
+    """What is patched, where, and from where.
+
+    Attributes:
+        checkpoint: that activations come from; ``None`` where the source is another input of the same model.
+        choices: of heads, at sites that have some; ``every``: none were named.
+        model: of the checkpoint, once it is loaded.
+    """
 
     source: str
-    checkpoint: SourceCheckpoint | None
+    checkpoint: ResolvedCheckpoint | None
     sites: Sequence[str]
-    specs: Sequence[Any]
-    positions: Any
+    choices: Choices
+    every: bool
+    positions: str | tuple[int, ...] | None
     by_class: bool
     device: str
     model: Any = None
 
-    def check(self, planned: PendingCheckpoint) -> None:
-        select_positions(planned, self.positions)
-        check_within(planned, "--positions", self.positions)
+    @classmethod
+    def parse(
+        cls, source: str, site: Any, heads: Any, positions: Any, examples: Examples, *, by_class: bool
+    ) -> Patching:
+        """Returns what the options of a user ask for.
+
+        Raises:
+            UserError: in one line. Whether the task knows the name of a source shows only when there is a task.
+        """
+        sites, choices, at = parse_sites(site), parse_choices(heads or "all"), parse_positions(positions)
+        for each in sites:
+            if heads and not has_heads(each):
+                raise UserError(f"--heads with --site {each}: this site has no heads; leave --heads out")
+        if by_class and examples.tokens is not None:
+            raise UserError(NO_CLASSES)
+        is_name = source == RESAMPLE or bool(NAME.fullmatch(source) and not Path(source).is_dir())
+        if is_name and source != RESAMPLE and examples.tokens is not None:
+            raise UserError(
+                f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
+            )
+        checkpoint = None if is_name else one_source(source)
+        return cls(source, checkpoint, sites, choices, not heads, at, by_class, examples.device)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "source": self.source if self.checkpoint is None else self.checkpoint.ref,
+            "site": self.sites,
+            "heads": None if self.every else list(self.choices),
+            "positions": self.positions or "all",
+            "by_class": self.by_class,
+        }
+
+    def check_sizes(self, sizes: Any, name: str) -> None:
+        """Refuses layers, positions and heads that a model of these sizes lacks."""
+        check_layers_below("--site", map(layer_of, self.sites), sizes, name)
+        check_positions_below(sizes.n_ctx, "--positions", self.positions, f"{name} has")
+        if any(map(has_heads, self.sites)):
+            resolve_choices(self.choices, sizes)
+
+    def check(self, subject: LoadedCheckpoint) -> None:
+        """Refuses positions and sources that a checkpoint's examples do not have."""
+        select_positions(subject, self.positions)
+        whose = f"the examples of {subject.name} have"
+        check_positions_below(subject.tokens.shape[1], "--positions", self.positions, whose)
         if self.checkpoint is None:
-            source_examples(planned, self.source)
+            source_examples(subject, self.source)
 
     def measured(self, subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
+        from interp_tasks.checkpoints.load import load_resolved
 
         if self.checkpoint is None:
             other = source_examples(subject, self.source)
             given = other if subject.task is None else other.tokens
         else:
-            self.model = self.model or self.checkpoint.load(self.device).model
+            self.model = self.model or load_resolved(self.checkpoint, self.device).model
             other, given = None, cache(self.model, subject.tokens, self.sites)
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
         classes = head_classes_held_out(subject).groups() if self.by_class else {}
-        at = select_positions(subject, self.positions)
+        where = select_positions(subject, self.positions)
         for site in self.sites:
-            of_site = classes if has_heads(site) and "." not in site else {}
-            for label, chosen in (selected(site, self.specs, subject.sizes) | of_site).items():
+            rows: dict[str, Any] = {"": None}
+            if has_heads(site):
+                rows = resolve_choices(self.choices, subject.sizes, layer_of(site))
+                rows |= classes if layer_of(site) is None else {}
+            for label, chosen in rows.items():
                 row = label if label and len(self.sites) == 1 else f"{site} {label}".strip()
-                variants[row] = patches.activations(site, given, chosen, positions=at)
+                variants[row] = patches.activations(site, given, chosen, positions=where)
                 names[row] = called(site, {"positions": self.positions, "source": self.source})
         if subject.task is None or other is None:
-            return swept(subject, variants, names)
-        return swept(subject, variants, names, judged_by_both(subject.task), Both(subject.batch, other))
+            return run_sweep(subject, variants, names)
+        return run_sweep(subject, variants, names, judged_by_both(subject.task), Both(subject.batch, other))
+
+    def notes(self, *, judged: bool) -> list[str]:
+        """Returns the notes below the table: where activations come from, and by what outputs are judged."""
+        whose = f"the input that the task calls {self.source}"
+        if self.source == RESAMPLE:
+            whose = "another example of the batch, the same at every site"
+        if self.checkpoint is not None:
+            whose = f"{self.checkpoint.label} (step {self.checkpoint.step}) on the same examples"
+        by_source = (
+            "(source): the same output judged by the source's targets; low where it follows the source."
+        )
+        return [f"Activations come from {whose}.", *([by_source] if judged else [])]
 
 
 @dataclass(frozen=True)
@@ -197,8 +248,8 @@ def judged_by_both(task: Task) -> Callable[[Any, Both], dict[str, Metric]]:
     return metrics
 
 
-def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
-    """Parses sites as users write them, and tells whether heads can be chosen there.
+def parse_sites(site: str | Sequence[str]) -> list[str]:
+    """Parses sites as users write them, each once.
 
     Raises:
         UserError: in one line.
@@ -206,33 +257,10 @@ def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
     sites = [str(Site.parse(each)) for each in ([site] if isinstance(site, str) else site)]
     if not sites:
         raise UserError("--site: nothing to patch; write z, resid_pre.1, ...")
-    for each in sites:
-        if heads_given and not has_heads(each):
-            raise UserError(
-                f"--heads with --site {each}: this site has no heads; leave --heads out, or choose among "
-                f"{', '.join(name for name in KINDS if has_heads(name))}"
-            )
     return list(dict.fromkeys(sites))
 
 
-def read_source(source: str, examples: Examples) -> SourceCheckpoint | None:
-    """Returns the checkpoint that activations come from; ``None`` where the source is another input of the same model.
-
-    Raises:
-        UserError: in one line. Whether the task knows a name shows only when there is a task.
-    """
-    if source == RESAMPLE:
-        return None
-    if NAME.fullmatch(source) and not Path(source).is_dir():
-        if examples.tokens is not None:
-            raise UserError(
-                f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
-            )
-        return None
-    return source_checkpoint(source)
-
-
-def source_examples(subject: LoadedCheckpoint | PendingCheckpoint, source: str) -> Any:
+def source_examples(subject: LoadedCheckpoint, source: str) -> Any:
     """Returns the input that activations come from, row by row: a batch of the task, or bare tokens ``[batch pos]``.
 
     Raises:
@@ -253,27 +281,3 @@ def source_examples(subject: LoadedCheckpoint | PendingCheckpoint, source: str) 
             "or a REF"
         )
     return declared[source].to(str(subject.tokens.device))
-
-
-def selected(site: str, specs: Sequence[Any], sizes: Any) -> dict[str, Any]:
-    """Returns the heads of each row; one row without a label where the site has no heads."""
-    if not has_heads(site):
-        return {"": None}
-    layer = site.partition(".")[2]
-    return choices(specs, sizes, int(layer) if layer else None)
-
-
-def notes(source: str, checkpoint: SourceCheckpoint | None, judged: bool) -> tuple[str, ...]:
-    """Returns the notes below the table."""
-    if checkpoint is not None:
-        return (f"Activations come from {checkpoint} on the same examples.",)
-    if source == RESAMPLE:
-        sentence = "Activations come from another example of the batch, the same at every site."
-    else:
-        sentence = f"Activations come from the input that the task calls {source}."
-    if not judged:
-        return (sentence,)
-    return (
-        sentence,
-        "(source): the same output judged by the source's targets; low where it follows the source.",
-    )

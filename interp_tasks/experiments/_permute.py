@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import called, check_draws
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, PendingCheckpoint
+from interp_tasks.measurement.runner import Measured, measure, run_sweep
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,9 +35,9 @@ WHAT_OPTION = typer.Option(
 )
 
 
-@experiment("Intervene", says={"draws": None, "what": [ALL]}, metrics=metrics_of_task)
+@experiment("Intervene", says={"draws": None, "what": [ALL]}, judged_by_task=True)
 def permute(
-    refs: str | Sequence[str],
+    refs: Refs,
     draws: Annotated[int, DRAWS] = 20,
     what: Annotated[str | Sequence[str], WHAT_OPTION, list[str]] = ALL,
     **options: Unpack[Options],
@@ -53,17 +53,17 @@ def permute(
             names of its axes, ``"rows"``: whole rows change places; ``"within-rows"``: entries inside each row, each
             row by its own permutation; ``"middle-row"``: inside the middle row alone (of an even number the two in
             the middle). A list: a row each.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
     check_draws(draws)
-    chosen = check_what(what)
+    chosen = parse_what(what)
 
-    def check(planned: PendingCheckpoint) -> None:
+    def check(subject: LoadedCheckpoint) -> None:
         for name in chosen:
-            maker(planned, name)
+            maker(subject, name)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import draws as drawn
@@ -74,7 +74,7 @@ def permute(
             for name, make in makers.items()
         }
         names = {variant: called(variant, {"draws": draws}) for variant in variants}
-        return swept(subject, variants, names)
+        return run_sweep(subject, variants, names)
 
     return measure(
         "permute",
@@ -90,37 +90,41 @@ def permute(
     )
 
 
-def check_what(what: str | Sequence[str]) -> list[str]:
-    """Returns the choices of ``--what``, without repeats.
-
-    Whether the task has such a grid shows only when there is a task.
+def parse_what(what: str | Sequence[str]) -> list[str]:
+    """Returns the choices of ``--what``, without repeats; whether a grid has them shows only when there is a task.
 
     Raises:
         UserError: in one line.
     """
     given = [what] if isinstance(what, str) else list(what)
-    for each in given:
-        if not WHAT.fullmatch(each):
-            raise UserError(f"--what {each!r}: write {ALL}, or of a grid rows, within-rows, middle-row, ...")
-    if not given:
-        raise UserError(f"--what: nothing to permute; write {ALL}, or of a grid rows, within-rows, ...")
+    if not given or not all(WHAT.fullmatch(each) for each in given):
+        raise UserError(
+            f"--what {', '.join(given)!r}: write {ALL}, or of a grid rows, within-rows, middle-row, ..."
+        )
     return list(dict.fromkeys(given))
 
 
-def maker(subject: LoadedCheckpoint | PendingCheckpoint, name: str) -> Callable[[int], PermutedPositions]:
-    """Returns a function that draws such a permutation from a seed."""
+def maker(subject: LoadedCheckpoint, name: str) -> Callable[[int], PermutedPositions]:
+    """Returns a function that draws such a permutation from a seed.
+
+    Raises:
+        UserError: for positions that the task's grid does not have.
+    """
     from circuits import permute as permutations
 
     if name == ALL:
         return permutations.positions
-    shape, axes = grid_of(subject)
+    axes = () if subject.task is None else subject.task.grid_axes()
+    # Those of the inputs are no grid of positions.
+    axes = tuple(axis for axis in axes if axis.position is None)
+    shape = tuple(len(axis.values) for axis in axes)
     known: dict[str, Callable[[int], Any]] = {}
     for index, axis in enumerate(axes):
         middle = sorted({(shape[index] - 1) // 2, shape[index] // 2})
         known |= {
-            f"{axis}s": partial(permutations.slices, shape, index),
-            f"within-{axis}s": partial(permutations.within, shape, index),
-            f"middle-{axis}": partial(permutations.within, shape, index, at=middle),
+            f"{axis.name}s": partial(permutations.slices, shape, index),
+            f"within-{axis.name}s": partial(permutations.within, shape, index),
+            f"middle-{axis.name}": partial(permutations.within, shape, index, at=middle),
         }
     if name not in known:
         has = f"the grid has {', '.join(known)}" if known else "its task declares no grid of positions"
@@ -128,10 +132,3 @@ def maker(subject: LoadedCheckpoint | PendingCheckpoint, name: str) -> Callable[
             f"--what {name}: no such positions in {subject.name}: {has}; write {ALL}, or one of those"
         )
     return known[name]
-
-
-def grid_of(subject: LoadedCheckpoint | PendingCheckpoint) -> tuple[tuple[int, ...], list[str]]:
-    """Returns sizes and names of the grid of positions; empty where the axes are those of the inputs."""
-    axes = () if subject.task is None else subject.task.grid_axes()
-    axes = tuple(axis for axis in axes if axis.position is None)
-    return tuple(len(axis.values) for axis in axes), [axis.name for axis in axes]

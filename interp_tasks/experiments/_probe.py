@@ -7,26 +7,37 @@ that ``effect`` is the selectivity, and one whose ``baseline`` is the same probe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.model.sites import KINDS
+from circuits.model.sites import KINDS, Site
+from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.probes import SAMPLES, ProbeSettings, probed
+from interp_tasks.measurement.head_edits import check_positions_below, parse_named_heads, resolve_heads
+from interp_tasks.measurement.options import check_layers_below, check_positions, has_heads, layer_of
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
 from interp_tasks.measurement.table import value_text
+from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Column, Figure, signed
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-#: How ``intervention`` ends, which says of a row what its baseline is.
-AGAINST_SHUFFLED, AGAINST_UNTRAINED = "against shuffled targets", "against the untrained model"
+    from circuits.model.heads import HeadSpec
+    from tasks import ProbeTarget, ProbeTargets
+
+#: A probe of d numbers takes more examples than d: more than other experiments ask for.
+SAMPLES = 2048
+#: Two to fit a line, two to score it.
+FEWEST = 4
+#: What ``intervention`` says of a row: what its baseline is.
+AGAINST_SHUFFLED = "least squares, against shuffled targets"
+AGAINST_UNTRAINED = "least squares, against the untrained model"
 #: Metrics that are left out: r2 and abs_cosine say the same on a scale that all targets share.
 NOT_SHOWN = ("mse", "cosine")
 SITES = typer.Option(
@@ -35,41 +46,21 @@ SITES = typer.Option(
 TARGETS = typer.Option("--target", metavar="NAME", help="One that the task declares; repeat. Default: all.")
 HEADS = typer.Option("--heads", metavar="SPEC", help="These heads one by one, or all.")
 POSITIONS = typer.Option("--positions", metavar="0,2", help="Look there, not where the task says.")
-EACH_POSITION = typer.Option("--each-position", help="A probe for each position, not one for all.")
-INTERCEPT = typer.Option("--intercept", help="Fit an intercept.")
-RIDGE = typer.Option("--ridge", metavar="0.1,1,10", help="Penalty; of several the best by cross-validation.")
-FOLDS = typer.Option("--folds", help="Folds of examples, for choosing a penalty.")
 HELD_OUT = typer.Option("--held-out", help="Fraction, or number, of examples to score on.")
-SHUFFLES = typer.Option("--shuffles", help="How often targets are shuffled.")
 UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
 
 
 @experiment(
-    says={
-        "method": None,
-        "sites": ["resid_post"],
-        "heads": None,
-        "positions": None,
-        "each_position": False,
-        "intercept": False,
-        "held_out": 0.25,
-        "shuffles": 1,
-    },
-    samples=SAMPLES,
+    says={"sites": ["resid_post"], "heads": None, "positions": None, "held_out": 0.25}, samples=SAMPLES
 )
 def probe(
-    refs: str | Sequence[str],
+    refs: Refs,
     sites: Annotated[str | Sequence[str], SITES, list[str]] = ("resid_post",),
     targets: Annotated[str | Sequence[str], TARGETS, list[str]] = (),
     *,
     heads: Annotated[str | None, HEADS] = None,
     positions: Annotated[str | Sequence[int] | None, POSITIONS, str | None] = None,
-    each_position: Annotated[bool, EACH_POSITION] = False,
-    intercept: Annotated[bool, INTERCEPT] = False,
-    ridge: Annotated[str | Sequence[float] | None, RIDGE, str | None] = None,
-    folds: Annotated[int, FOLDS] = 5,
     held_out: Annotated[float | int, HELD_OUT, float] = 0.25,
-    shuffles: Annotated[int, SHUFFLES] = 1,
     untrained: Annotated[bool, UNTRAINED] = True,
     **options: Unpack[Options],
 ) -> Result:
@@ -81,48 +72,196 @@ def probe(
         sites: ``"resid_post"``, ``"z.1"``, ...; a probe of its own in each layer.
         targets: names of the task's ``probe_targets``; none: all.
         heads: at q, k, v, z, scores and pattern, these heads one by one (``"all"``, ``"0.1+1.0-2"``).
-        positions: look there (``"0,2"``), not where the task says; ``each_position``: a probe for each.
-        ridge, folds: ``None``: least squares; a penalty, or several (``"0.1,1,10"``) to choose from by folds.
+        positions: look there (``"0,2"``), not where the task says.
         held_out: the fraction, or from 2 the number, of examples that probes are scored on.
-        shuffles, untrained: how often targets are exchanged for the control; whether there is an untrained model.
-        options: as :class:`Options` has them; 2048 samples by default.
+        untrained: whether there is an untrained model.
+        options: as :class:`Examples` has them; 2048 samples by default.
+
+    Ridge penalties, intercepts and probes of single positions: ``circuits.probe.linear``.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no targets.
     """
-    settings = ProbeSettings.read(
-        sites=sites,
-        targets=targets,
-        heads=heads,
-        positions=positions,
-        each_position=each_position,
-        intercept=intercept,
-        ridge=ridge,
-        folds=folds,
-        held_out=held_out,
-        shuffles=shuffles,
-        untrained=untrained,
-    )
     check_has_task("probe", options)
-    tables: dict[str, pandas.DataFrame] = {}
-
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        table = probed(subject, settings)
-        tables[str(subject.labels["ref"])] = table
-        return Measured(tidy_rows(table, settings), {})
-
-    options = {**options, "samples": options.get("samples") or SAMPLES}
-    config, parts = {"method": settings.method, **settings.describe()}, settings.parts()
+    probing = Probing.parse(sites, targets, heads, positions, held_out, untrained=untrained)
     result = measure(
-        "probe", refs, options, measure_checkpoint, config=config, parts=parts, check=settings.check
+        "probe",
+        refs,
+        {**options, "samples": options.get("samples") or SAMPLES},
+        probing.measured,
+        config={**probing.describe(), "heads": heads},
+        check_sizes=probing.check_sizes,
+        check=probing.check,
     )
-    return replace(result, notes=tuple(notes(settings, tables)), data={"tables": tables})
+    return replace(result, notes=probing.notes(), data={"tables": probing.tables})
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What is probed, where, and how it is scored; ``tables``: what ``circuits.probe`` returned, by REF."""
+
+    sites: Sequence[str]
+    targets: Sequence[str]
+    heads: HeadSpec | None
+    positions: Sequence[int] | None
+    held_out: float | int
+    untrained: bool
+    tables: dict[str, pandas.DataFrame] = field(default_factory=dict)
+
+    @classmethod
+    def parse(
+        cls, sites: Any, targets: Any, heads: Any, positions: Any, held_out: float, *, untrained: bool
+    ) -> Probing:
+        """Returns what the options of a user ask for.
+
+        Raises:
+            UserError, CircuitsError: in one line.
+        """
+        sites = [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)]
+        if not sites:
+            raise UserError("no site: give --site resid_post, or another")
+        for each in sites:
+            if heads is not None and not has_heads(each):
+                raise UserError(
+                    f"--heads: site {each} has no heads; they are at q, k, v, z, scores and pattern"
+                )
+        if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
+            raise UserError(
+                f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2"
+            )
+        return cls(
+            sites,
+            [targets] if isinstance(targets, str) else list(targets),
+            None if heads is None else parse_named_heads(heads),
+            check_positions("--positions", positions) if isinstance(positions, str) else positions,
+            int(held_out) if held_out >= 2 else held_out,
+            untrained,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("heads", "tables")}
+
+    def check_sizes(self, sizes: Any, name: str) -> None:
+        """Refuses layers, positions and heads that a model of these sizes lacks."""
+        check_layers_below("--site", map(layer_of, self.sites), sizes, name)
+        check_positions_below(sizes.n_ctx, "--positions", self.positions, f"{name} has")
+        if self.heads is not None:
+            resolve_heads(self.heads, sizes)
+
+    def check(self, subject: LoadedCheckpoint) -> None:
+        """Refuses targets that a checkpoint's task does not declare, and positions that its examples do not have."""
+        if len(subject.tokens) < FEWEST:
+            raise UserError(
+                f"--samples {len(subject.tokens)}: some examples are fitted and others scored; give {FEWEST} or more"
+            )
+        choose(subject, targets_of(subject), self.targets)
+        whose = f"the examples of {subject.name} have"
+        check_positions_below(subject.tokens.shape[1], "--positions", self.positions, whose)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
+        """Measures the probes of one checkpoint, beside those of an untrained model."""
+        from circuits import probe as probes
+
+        declared = targets_of(subject)
+        chosen = choose(subject, declared, self.targets)
+        table = probes.linear(
+            subject.model,
+            subject.tokens,
+            {name: target.values for name, target in chosen.items()},
+            self.sites,
+            kind={name: target.kind for name, target in chosen.items()},
+            heads=self.heads,
+            positions=declared.positions if self.positions is None else self.positions,
+            splits=declared.splits,
+            test=self.held_out,
+            untrained=untrained_model(subject) if self.untrained else None,
+            seed=subject.seed,
+        ).frame
+        self.tables[str(subject.labels["ref"])] = table
+        return Measured(tidy_rows(table, untrained=self.untrained), {})
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns the notes below the table."""
+        first = next(iter(self.tables.values())).iloc[0]
+        of_untrained = "untrained: the same probe on a model of this architecture before any training."
+        return (
+            f"Probes: least squares, fitted on {int(first['fit_n'])} examples, scored on {int(first['n'])} others.",
+            "baseline: the same probe on targets exchanged between examples. effect: value − baseline, the "
+            "selectivity.",
+            *([of_untrained] if self.untrained else []),
+            "Intervals: 95%, bootstrap over held-out examples, differences paired. The other metrics: --format json or "
+            "csv, --out.",
+        )
+
+
+def targets_of(subject: LoadedCheckpoint) -> ProbeTargets:
+    """Returns the targets that the checkpoint's task declares.
+
+    Raises:
+        UserError: where it declares none.
+    """
+    task, batch = subject.task, subject.batch
+    assert task is not None
+    assert batch is not None
+    # Where a sign is the solver's, as of singular vectors, targets are the same for every device of the model.
+    declared = task.probe_targets(batch.to("cpu"))
+    if not declared.targets:
+        raise UserError(
+            f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"
+        )
+    return declared
+
+
+def choose(subject: LoadedCheckpoint, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
+    """Returns the chosen targets, in the given order; all where none are named.
+
+    Raises:
+        UserError: for one that the task does not declare.
+    """
+    for name in names:
+        if name not in declared.targets:
+            assert subject.task is not None
+            raise UserError(
+                f"--target {name}: task {subject.task.name!r} declares {', '.join(declared.targets)}"
+            )
+    return {name: declared.targets[name] for name in names or declared.targets}
+
+
+def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
+    """Returns rows of the tidy table, target by target: one per control, beside each other."""
+    import pandas
+
+    order = {target: number for number, target in enumerate(dict.fromkeys(table["target"]))}
+    table = table.sort_values("target", key=lambda names: names.map(order), kind="stable", ignore_index=True)
+    place = table["site"]
+    for column, mark in (("layer", "."), ("head", "."), ("position", "@")):
+        place = place + [
+            "" if pandas.isna(number) else f"{mark}{number}" for number in table[column].astype(object)
+        ]
+    split = table["split"].map(lambda split: "" if split == "all" else f" ({split})")
+    common = table[
+        ["site", "layer", "head", "position", "value", "value_ci_low", "value_ci_high", "n"]
+    ].assign(variant=table["target"] + " " + place, metric=table["metric"] + split, engine="streamed")
+    controls = [("shuffled", "selectivity", AGAINST_SHUFFLED)]
+    if untrained:
+        controls.append(("untrained", "over_untrained", AGAINST_UNTRAINED))
+    parts = [
+        common.assign(
+            intervention=against,
+            baseline=table[control],
+            effect=table[difference],
+            effect_ci_low=table[f"{difference}_ci_low"],
+            effect_ci_high=table[f"{difference}_ci_high"],
+        )
+        for control, difference, against in controls
+    ]
+    return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns rows against shuffled targets, the other row's control in a column ``untrained``."""
     frame = frame[~frame["metric"].str.split(" ").str[0].isin(NOT_SHOWN)]
-    other = frame["intervention"].str.endswith(AGAINST_UNTRAINED)
+    other = frame["intervention"] == AGAINST_UNTRAINED
     keys = ["ref", "variant", "metric"]
     untrained_rows = frame.loc[other, [*keys, "baseline"]].rename(columns={"baseline": "untrained"})
     return frame[~other].merge(untrained_rows, how="left", on=keys)
@@ -141,64 +280,6 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
     ]
 
 
-def tidy_rows(table: pandas.DataFrame, settings: ProbeSettings) -> pandas.DataFrame:
-    """Returns rows of the tidy table: one per control, beside each other."""
-    import pandas
-
-    # Target by target, however many places there are.
-    order = {target: number for number, target in enumerate(dict.fromkeys(table["target"]))}
-    table = table.sort_values("target", key=lambda names: names.map(order), kind="stable", ignore_index=True)
-    site = table["site"] + table["layer"].map(lambda layer: "" if pandas.isna(layer) else f".{layer}")
-    for column, mark in (("head", "."), ("position", "@")):
-        site += table[column].map(lambda number, mark=mark: "" if pandas.isna(number) else f"{mark}{number}")
-    split = table["split"].map(lambda split: "" if split == "all" else f" ({split})")
-    common = table[
-        ["site", "layer", "head", "position", "value", "value_ci_low", "value_ci_high", "n"]
-    ].assign(variant=table["target"] + " " + site, metric=table["metric"] + split, engine="streamed")
-    controls = [("shuffled", "selectivity", AGAINST_SHUFFLED)]
-    if settings.untrained:
-        controls.append(("untrained", "over_untrained", AGAINST_UNTRAINED))
-    parts = [
-        common.assign(
-            intervention=f"{settings.method}, {against}",
-            baseline=table[control],
-            effect=table[difference],
-            effect_ci_low=table[f"{difference}_ci_low"],
-            effect_ci_high=table[f"{difference}_ci_high"],
-        )
-        for control, difference, against in controls
-    ]
-    return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
-
-
-def notes(settings: ProbeSettings, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
-    """Returns the notes below the table."""
-    first = next(iter(tables.values()))
-    fitted, scored = int(first["fit_n"].iloc[0]), int(first["n"].iloc[0])
-    intercept = "with" if settings.intercept else "without"
-    texts = [
-        f"Probes: {settings.method} {intercept} intercept, fitted on {fitted} examples, scored on {scored} others.",
-        "baseline: the same probe on targets exchanged between examples. effect: value − baseline, the selectivity.",
-    ]
-    if settings.untrained:
-        texts.append("untrained: the same probe on a model of this architecture before any training.")
-    return [
-        *texts,
-        "Intervals: 95%, bootstrap over held-out examples, differences paired; how else fits could have come out "
-        "is not in them.",
-        *also_measured(tables),
-    ]
-
-
-def also_measured(tables: Mapping[str, pandas.DataFrame]) -> list[str]:
-    """Returns a note on the measured metrics that the printed table leaves out; none for classes."""
-    measured = {metric for table in tables.values() for metric in table["metric"]}
-    left_out = [metric for metric in NOT_SHOWN if metric in measured]
-    if not left_out:
-        return []
-    return [f"Also measured: {' and '.join(left_out)}; see --format json or csv, --out, --plot."]
-
-
 def figures(result: Result) -> list[Figure]:
     """Returns a row of panels per target, a panel per metric: values over layers, with both controls."""
     import pandas
@@ -210,6 +291,6 @@ def figures(result: Result) -> list[Figure]:
         "exchanged between examples. Dashed: the same on an untrained model. Of a single layer: points, crosses "
         "and open circles."
     )
-    tables = [table.assign(ref=ref) for ref, table in result.data["tables"].items()]
-    figure = probe_figure(pandas.concat(tables, ignore_index=True), by="ref")
-    return [Figure(figure, "Scores of probes on held-out examples, by layer", caption)]
+    tables: Mapping[str, pandas.DataFrame] = result.data["tables"]
+    every = pandas.concat([table.assign(ref=ref) for ref, table in tables.items()], ignore_index=True)
+    return [Figure(probe_figure(every, by="ref"), "Scores of probes on held-out examples, by layer", caption)]

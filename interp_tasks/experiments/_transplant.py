@@ -17,17 +17,19 @@ from circuits.figures.layout import Panel, draw
 from circuits.figures.panels import heat
 from circuits.model.components import COMPONENTS
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment, metrics_of_task
-from interp_tasks.measurement.model_parts import ModelParts
-from interp_tasks.measurement.options import EACH, called, check_components, check_layers
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import called, check_layers_below, check_positions, united
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.source_checkpoints import (
-    SourceCheckpoint,
+from interp_tasks.measurement.runner import Measured, measure, run_sweep
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    Refs,
     check_architecture,
-    source_checkpoints,
+    labelled,
+    resolve_refs,
 )
-from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, resolve_refs
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Unpack
 
+    from interp_tasks.checkpoints import ResolvedCheckpoint
 
+#: The word for a row per component.
+EACH = "each"
 SOURCE = typer.Option(
     "--source", metavar="REF", help="The checkpoint that weights come from. Repeat for several."
 )
@@ -45,9 +50,9 @@ COMPONENTS_OPTION = typer.Option(
 LAYERS = typer.Option("--layers", metavar="0,1", help="In these layers only.", show_default="all")
 
 
-@experiment("Intervene", says={"source": None, "components": None, "layers": None}, metrics=metrics_of_task)
+@experiment("Intervene", says={"source": None, "components": None, "layers": None}, judged_by_task=True)
 def transplant(
-    refs: str | Sequence[str],
+    refs: Refs,
     source: Annotated[str | Sequence[str], SOURCE, list[str]],
     components: Annotated[str | Sequence[str], COMPONENTS_OPTION, list[str]] = "qkv",
     layers: Annotated[str | Sequence[int] | None, LAYERS, str | None] = None,
@@ -65,82 +70,98 @@ def transplant(
         components: ``q k v qkv o attn (= qkv+o) mlp embed pos_embed unembed ln1 ln2 ln_embed ln_final ln``, with
             biases; ``"qkv+mlp"`` moves both; ``"each"``: a row for all that the source has; a list: a row each.
         layers: only in these layers (default: all).
-        options: see :class:`Options`.
+        options: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    given = [check_components(each) for each in ([components] if isinstance(components, str) else components)]
-    if not given:
+    rows = [parse_components(each) for each in ([components] if isinstance(components, str) else components)]
+    if not rows:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
-    chosen_layers = check_layers(layers, given)
-    sources = source_checkpoints(source)
-    refs = resolve_refs(refs, Examples.of(options))
-    check_architecture(sources, refs)
-    variants_of: dict[SourceCheckpoint, dict[str, Any]] = {}
+    chosen_layers = check_positions("--layers", layers) if isinstance(layers, str) else layers
+    sources, found = labelled(source), resolve_refs(refs, Examples.of(options))
+    check_architecture(sources, found)
+    device = options.get("device") or "cpu"
+    variants_of: dict[str, dict[str, Any]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint with each component of each source."""
-        variants, rows, names = {}, {}, {}
+        variants, components_of, names = {}, {}, {}
         for one in sources:
-            if one not in variants_of:
-                variants_of[one] = variants_from(one, given, chosen_layers, options.get("device", "cpu"))
-            for row, variant in variants_of[one].items():
+            if one.ref not in variants_of:
+                variants_of[one.ref] = variants_from(one, rows, chosen_layers, device)
+            for row, variant in variants_of[one.ref].items():
                 label = row if len(sources) == 1 else f"{row} of {one.label}"
-                variants[label], rows[label] = variant, row
+                variants[label], components_of[label] = variant, row
                 names[label] = called(row, {"layers": chosen_layers, "source": one.label})
-        measured = swept(subject, variants, names)
-        return replace(measured, frame=measured.frame.assign(variant=measured.frame["variant"].map(rows)))
+        measured = run_sweep(subject, variants, names)
+        return replace(
+            measured, frame=measured.frame.assign(variant=measured.frame["variant"].map(components_of))
+        )
 
-    limited = "" if chosen_layers is None else f", in layers {', '.join(map(str, chosen_layers))} only"
-    resolved = [one.resolved.ref for one in sources]
-    whose = str(sources[0]) if len(sources) == 1 else f"each of {len(sources)} checkpoints"
-    source = resolved if len(sources) > 1 else resolved[0]
-    config = {"source": source, "components": given, "layers": chosen_layers}
-    # Sources have the architecture of every REF.
-    parts = ModelParts(layers=chosen_layers or ())
-    result = measure("transplant", refs, options, measure_checkpoint, config=config, parts=parts)
-    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of[sources[0]].items())
-    notes = (
+    def check_sizes(sizes: Any, name: str) -> None:
+        check_layers_below("--layers", chosen_layers or (), sizes, name)
+
+    resolved = [one.ref for one in sources]
+    config = {
+        "source": resolved if len(sources) > 1 else resolved[0],
+        "components": rows,
+        "layers": chosen_layers,
+    }
+    result = measure("transplant", found, options, measure_checkpoint, config=config, check_sizes=check_sizes)
+    return replace(result, notes=(*result.notes, *notes(sources, chosen_layers, variants_of[resolved[0]])))
+
+
+def notes(sources: Sequence[ResolvedCheckpoint], layers: Any, variants: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns whose weights they are, and what moves."""
+    limited = "" if layers is None else f", in layers {', '.join(map(str, layers))} only"
+    whose = sources[0].label if len(sources) == 1 else f"each of {len(sources)} checkpoints"
+    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants.items())
+    return (
         f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",
         f"Moved, N being every such layer: {'; '.join(moved)}.",
     )
-    return replace(result, notes=(*result.notes, *notes))
+
+
+def parse_components(spec: str) -> str:
+    """Returns components of a model with ``+`` between them; or ``each``.
+
+    Raises:
+        UserError: for a component that there is not.
+    """
+    if spec.strip().lower() == EACH:
+        return EACH
+    for part in united(spec):
+        if part not in COMPONENTS:
+            raise UserError(
+                f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}, or {EACH}"
+            )
+    return "+".join(dict.fromkeys(united(spec)))
 
 
 def variants_from(
-    checkpoint: SourceCheckpoint, given: Sequence[str], layers: Any, device: str
+    source: ResolvedCheckpoint, rows: Sequence[str], layers: Any, device: str
 ) -> dict[str, Any]:
-    """Returns the intervention that gives each component the checkpoint's weights."""
+    """Returns the intervention that gives each component the source's weights; of ``each`` all that it has."""
     from circuits import transplant as transplants
-
-    model = checkpoint.load(device).model
-    rows: list[str] = []
-    for row in given:
-        rows += all_of(model, layers) if row == EACH else [row]
-    return {row: transplants.weights(model, row.split("+"), layers) for row in dict.fromkeys(rows)}
-
-
-def all_of(model: Any, layers: Any) -> list[str]:
-    """Returns every component that a model has, in these layers where they are given."""
     from circuits.model.hooked_model import HookedModel
-    from circuits.transplant import selected
+    from interp_tasks.checkpoints.load import load_resolved
 
+    model = load_resolved(source, device).model
     weights = HookedModel.of(model).named_weights()
 
     def is_there(component: str) -> bool:
-        chosen = selected(weights, (component,), layers)
+        chosen = transplants.selected(weights, (component,), layers)
         return bool(chosen) and (layers is None or any(layer is not None for _, layer in chosen.values()))
 
-    return [component for component in COMPONENTS if is_there(component)]
+    every = [component for component in COMPONENTS if is_there(component)]
+    named = [component for row in rows for component in (every if row == EACH else [row])]
+    return {row: transplants.weights(model, row.split("+"), layers) for row in dict.fromkeys(named)}
 
 
 def parameters(intervention: Any) -> list[str]:
     """Returns the state_dict names of what moves, those that differ by their layer alone as one."""
-    names: Mapping[str, None] = dict.fromkeys(
-        re.sub(r"\.\d+\.", ".N.", name) for name, _ in intervention.values
-    )
-    return list(names)
+    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name, _ in intervention.values))
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
@@ -157,54 +178,44 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
 
 
 def component_map(rows: pandas.DataFrame, title: str, of_metric: pandas.DataFrame) -> Panel:
-    """Returns one component's values, receivers down, sources across, both by step where steps differ."""
+    """Returns one component's values, receivers down, sources across."""
     import numpy as np
 
-    cells = rows.assign(source=rows["intervention"].map(source_of)).pivot_table(
+    sources = rows["intervention"].str.rpartition("source=")[2].str.removesuffix(")")
+    cells = rows.assign(source=sources).pivot_table(
         index="ref", columns="source", values="value", sort=False, dropna=False
     )
-    steps = rows.drop_duplicates("ref").set_index("ref")["step"]
-    refs = [str(ref) for ref in cells.index]
-    of_one_run = all("@" in ref for ref in refs) and len({ref.rpartition("@")[0] for ref in refs}) == 1
-    if of_one_run:
-        cells.index = [short(ref, refs) for ref in refs]
-    elif steps.is_unique:
-        cells.index = [str(steps[ref]) for ref in refs]
-    cells.columns = [short(source, list(cells.columns)) for source in cells.columns]
+    cells.index, cells.columns = (short(list(map(str, names))) for names in (cells.index, cells.columns))
     values = of_metric["value"].dropna()
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    text = cells.map("{:.3g}".format)
     # Colours of a metric that spans two powers of ten are those of its logarithm.
     log: Any = np.log10 if low > 0 and high > 100 * low else lambda number: number
-    axes: dict[str, Any] = {"across": "weights of", "down": "run", "text": text, "bar": False}
+    axes: dict[str, Any] = {
+        "across": "weights of",
+        "down": "run",
+        "text": cells.map("{:.3g}".format),
+        "bar": False,
+    }
     drawn = heat(log(cells), title, unit=title, start=float(log(low)), end=float(log(high)), **axes)
     hover = "run %{y}, weights of %{x}<br>%{text}<extra></extra>"
-    return Panel(
-        [{**drawn.traces[0], "hovertemplate": hover}], title, drawn.x, drawn.y, max(120, drawn.height), 180
-    )
+    traces = [{**drawn.traces[0], "hovertemplate": hover}]
+    return Panel(traces, title, drawn.x, drawn.y, max(120, drawn.height), 180)
 
 
-def source_of(intervention: str) -> str:
-    """Returns the source of the weights that a row's ``intervention`` names."""
-    return intervention.rpartition("source=")[2].removesuffix(")")
-
-
-def short(source: str, sources: list[str]) -> str:
-    """Returns a REF without its run, where all are of one run."""
-    runs = {each.rpartition("@")[0] for each in sources}
-    return source.rpartition("@")[2] if len(runs) == 1 else source
+def short(refs: list[str]) -> list[str]:
+    """Returns REFs without their run, where all are of one run."""
+    one_run = len({ref.rpartition("@")[0] for ref in refs}) == 1
+    return [ref.rpartition("@")[2] if one_run else ref for ref in refs]
 
 
 def figures(result: Result) -> list[Figure]:
     """Returns with several sources a map per component, receiver by source; else the usual figure."""
-    from interp_tasks.measurement.figure import figure as usual
+    from interp_tasks.measurement.figure import figures as usual
 
     if not isinstance(result.config["source"], list):
-        return [Figure(usual(result.frame), result.heading(), result.caption())]
-    runs = list(dict.fromkeys(result.frame["run"].dropna()))
-    of = f"All checkpoints are of {runs[0]}. " if len(runs) == 1 else ""
+        return usual(result.frame, result.examples())
     caption = (
-        f"{of}Down: the checkpoint that is run. Across: the one whose weights it gets. A cell that gets its own is "
+        "Down: the checkpoint that is run. Across: the one whose weights it gets. A cell that gets its own is "
         "the unedited model. Colours mean the same in every map of a metric; of one that spans two powers of ten "
         f"they are by its logarithm. {result.examples()}"
     ).strip()

@@ -17,7 +17,7 @@ from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import check_selector, resolve, select_steps
 from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, is_checkpoint, log_file, read_log
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.experiments import every_experiment
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.recipes.recipe import orders_of
 from interp_tasks.recipes.spec import ExperimentSpec, Spec, Training
@@ -126,7 +126,9 @@ def check_experiment(asked: ExperimentSpec) -> None:
     """Refuses an experiment that does not exist, and arguments that it does not take, by calling it on no run."""
     from interp_tasks import experiments
 
-    signatures = {each.function.__name__: inspect.signature(each.function) for each in EXPERIMENTS.values()}
+    signatures = {
+        each.function.__name__: inspect.signature(each.function) for each in every_experiment().values()
+    }
     names = sorted(name for name, each in signatures.items() if {"refs", "runs"} & {*each.parameters})
     if asked.name not in names:
         hint = did_you_mean(asked.name, names)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
-from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-from interp_tasks.errors import UserError
-
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: Every experiment that was imported, by the name that its command and its rows have.
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -25,9 +20,9 @@ class Experiment:
     Attributes:
         name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.
         place: the panel of ``interp-run --help`` that its command stands in, or the group it belongs to.
-        samples: how many examples it takes where nothing is said, if not as many as the others.
-        metrics: the metrics that its rows can have, of a task; ``None``: only rows tell.
         says: settings that the head of its table names -> the value that goes without saying (``None``: none does).
+        samples: how many examples it takes where nothing is said, if not as many as the others.
+        judged_by_task: whether the metrics of its rows are those of the task.
     """
 
     name: str
@@ -35,12 +30,12 @@ class Experiment:
     place: str
     says: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
-    metrics: Callable[[Any], Sequence[str]] | None = None
+    judged_by_task: bool = False
 
     @property
     def compares_metrics(self) -> bool:
-        """Whether its rows are metrics of a task, of which people see one if they do not ask for more."""
-        return self.metrics is not None or self.defined("view_columns") is None
+        """Whether its rows are of several metrics, of which people see one if they do not ask for more."""
+        return self.judged_by_task or self.defined("view_columns") is None
 
     def defined(self, name: str) -> Callable[..., Any] | None:
         """Returns a function that stands beside the experiment, such as ``view_rows``, where there is one."""
@@ -48,51 +43,17 @@ class Experiment:
         return found
 
 
-def metrics_of_task(task: Any) -> Sequence[str]:
-    """Returns the names of a task's own metrics: those it says, else those its metrics give zeros on two examples.
-
-    Nothing where they cannot be told without a model's output.
-    """
-    declared: Sequence[str] = task.metric_names
-    if declared:
-        return declared
-    import torch
-
-    try:
-        batch = task.sample(2, seed=0)
-        found = task.metrics(torch.zeros(len(batch), task.sequence_length, task.d_vocab_out), batch)
-        return [str(name) for name in found]
-    except Exception:
-        # What is wrong with a task of the user's own, if anything is, its measurement says.
-        return ()
-
-
 def experiment(
-    group: str = "Look",
+    place: str = "Look",
     says: Mapping[str, Any] | None = None,
     samples: int | None = None,
-    metrics: Callable[[Any], Sequence[str]] | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function, which it registers as an experiment."""
+    judged_by_task: bool = False,
+) -> Callable[[F], F]:
+    """Decorates a function, which it registers as an experiment; the arguments are those of :class:`Experiment`."""
 
-    def register(function: Callable[P, R]) -> Callable[P, R]:
+    def register(function: F) -> F:
         name = function.__name__.replace("_", "-")
-        function = _answers_queries(function)
-        EXPERIMENTS[name] = Experiment(name, function, group, says or {}, samples, metrics)
+        EXPERIMENTS[name] = Experiment(name, function, place, says or {}, samples, judged_by_task)
         return function
 
     return register
-
-
-def _answers_queries(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns the function; one that takes positions answers ``queries=``, their name in 0.2, with that of now."""
-    if "positions" not in signature(function).parameters:
-        return function
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "queries" in kwargs:
-            raise UserError(f"{function.__name__}: no argument queries=; it is positions= now")
-        return function(*args, **kwargs)
-
-    return call

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.figures.layout import Panel, draw, mark
 from circuits.figures.panels import Series, curve, heat, of_rows, points
-from interp_tasks.pages import signed
+from interp_tasks.pages import Figure, signed
 
 if TYPE_CHECKING:
     import pandas
@@ -14,9 +14,33 @@ if TYPE_CHECKING:
 
 #: The number of steps of a run from which values are lines over them.
 FEWEST_STEPS = 4
-#: The most lines of a panel beside the unedited model's, rows of a map over steps, columns of it with numbers, and
-#: lines that have bands: more of them hide each other.
-MOST_LINES, MOST_ROWS, NUMBERED, MOST_BANDS = 6, 32, 12, 3
+#: The most lines of a panel beside the unedited model's, rows of a map over steps, and lines that have bands: more of
+#: them hide each other.
+MOST_LINES, MOST_ROWS, MOST_BANDS = 6, 32, 3
+
+
+def figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
+    """Returns the figure of a table, with its heading and how to read it.
+
+    Args:
+        examples: on how many it was measured, a sentence.
+    """
+    lines, has_map = over_training(frame), in_map(frame).any()
+    heading = (
+        "Effect of each head alone, and of heads together" if has_map else "Every metric, edited and unedited"
+    )
+    if lines:
+        names = {str(name) for name in frame["run"].unique()}
+        caption = f"Steps{f' of {names.pop()}' if len(names) == 1 else ''}, edited and unedited. {shown_part(frame)}"
+    else:
+        caption = "Filled: edited, with the 95% interval. Open: the unedited model, the baseline."
+        caption += " Small: single draws." if frame["draw"].notna().any() else ""
+    if has_map:
+        caption += (
+            " Maps: the effect of one head alone, in colours that mean the same in every map of a metric."
+        )
+    title = heading + (" over training" if lines else "")
+    return [Figure(figure(frame), title, f"{caption} {examples}".strip())]
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
@@ -43,9 +67,8 @@ def effects_map(effects: pandas.DataFrame, title: str, of_metric: pandas.DataFra
     """Returns a map of effects, whose colours are the same in all maps of a metric."""
     largest = float(of_metric["effect"].abs().max())
     text = effects.map(lambda value: "" if value != value else signed(value))
-    shown = text if len(effects.columns) <= NUMBERED or not options else None
-    options = {"numbers": False, "end": 0.0 if largest != largest else largest} | options
-    return heat(effects, title, unit="effect", signed=True, text=shown, **options)
+    end = 0.0 if largest != largest else largest
+    return heat(effects, title, unit="effect", signed=True, text=text, end=end, **options)
 
 
 def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: str = "") -> Panel:
@@ -62,9 +85,10 @@ def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: st
         series[str(ref)] = of_rows(pooled, "named", hover=hover_texts(pooled), look=index)
         if len(draws):
             small = {"marker": {"size": 5, "opacity": 0.5}, "showlegend": False}
-            texts = [f"draw {at}: {text}" for at, text in zip(draws["draw"], hover_texts(draws), strict=True)]
             values = draws["named"].tolist(), draws["value"].tolist()
-            series[f"{ref}, single draws"] = Series(*values, hover=texts, style=small, look=index)
+            series[f"{ref}, single draws"] = Series(
+                *values, hover=hover_texts(draws), style=small, look=index
+            )
         # An open mark is larger than the filled one that may lie on it.
         opened = {"symbol": f"{mark(index)[1]}-open", "size": 15, "line": {"width": 2}}
         style = {"marker": opened, "offsetgroup": str(ref), "showlegend": False}
@@ -91,9 +115,8 @@ def is_log(rows: pandas.DataFrame) -> bool:
 
 def in_map(frame: pandas.DataFrame) -> pandas.Series:
     """Returns rows of the experiment ``heads`` that are about one head alone, and no group that happens to be one."""
-    return (frame["experiment"] == "heads") & (
-        frame["variant"] == frame["layer"].astype("string") + "." + frame["head"].astype("string")
-    ).fillna(False)
+    alone = frame["layer"].astype("string") + "." + frame["head"].astype("string")
+    return (frame["experiment"] == "heads") & (frame["variant"] == alone).fillna(False)
 
 
 def over_training(frame: pandas.DataFrame) -> bool:
@@ -108,33 +131,30 @@ def training_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     """Draws lines over steps, and maps of heads by step, a panel for each metric and run."""
     maps, lines = training_rows(frame)
     shown, rows = strongest(lines, MOST_LINES), strongest(maps, MOST_ROWS)
-    runs = list(dict.fromkeys(frame["run"]))
     panels: list[Panel] = []
-    for metric in dict.fromkeys(frame["metric"]):
+    for (metric, run), part in frame.groupby(["metric", "run"], sort=False):
         of_metric = maps[(maps["metric"] == metric) & maps["line"].isin(rows)]
-        for run in runs:
-            effects = of_metric[of_metric["run"] == run].pivot(index="line", columns="step", values="effect")
-            if len(effects):
-                effects = effects.loc[[row for row in rows if row in effects.index]]
-                title = f"{metric}: effect of each head alone<br>{run}"
-                panels.append(effects_map(effects, title, of_metric, across="step", down="head", row=22))
-            part = lines[(lines["metric"] == metric) & (lines["run"] == run)]
-            if len(part):
-                title = (
-                    f"{metric}: heads together<br>{run}"
-                    if len(maps)
-                    else f"{metric}<br>{run}"
-                    if len(runs) > 1
-                    else ""
-                )
-                panels.append(lines_panel(part, shown, str(metric), title))
+        effects = of_metric[of_metric["run"] == run].pivot(index="line", columns="step", values="effect")
+        if len(effects):
+            effects = effects.loc[[row for row in rows if row in effects.index]]
+            title = f"{metric}: effect of each head alone<br>{run}"
+            panels.append(effects_map(effects, title, of_metric, across="step", down="head", row=22))
+        part = lines[(lines["metric"] == metric) & (lines["run"] == run)]
+        if len(part):
+            title = f"{metric}: heads together<br>{run}" if len(maps) else f"{metric}<br>{run}"
+            panels.append(lines_panel(part, shown, str(metric), title))
     return draw(panels)
 
 
 def lines_panel(rows: pandas.DataFrame, names: list[str], metric: str, title: str) -> Panel:
-    """Returns a line over steps for the unedited model and for each variant of ``names``, with bands."""
+    """Returns a line over steps for the unedited model and for each variant of ``names``, with bands of a few."""
     chosen = rows[rows["line"].isin(names)].sort_values("step", kind="stable")
-    series = baselines(chosen)
+    known = chosen[chosen["baseline"].notna()]
+    if (known.groupby("step")["baseline"].nunique() <= 1).all():
+        unedited = {"unedited": known.drop_duplicates("step")} if len(known) else {}
+    else:
+        unedited = {f"{name}, unedited": part for name, part in known.groupby("line", sort=False)}
+    series = {name: of_rows(part, "step", "baseline") for name, part in unedited.items()}
     for name in names:
         part = chosen[chosen["line"] == name]
         one = of_rows(part, "step", hover=hover_texts(part))
@@ -162,30 +182,12 @@ def strongest(rows: pandas.DataFrame, most: int) -> list[str]:
     return [name for name in dict.fromkeys(rows["line"]) if name in chosen]
 
 
-def reading(frame: pandas.DataFrame) -> list[str]:
-    """Returns where the intervals of a figure over training are, and of how many variants it shows some only."""
+def shown_part(frame: pandas.DataFrame) -> str:
+    """Returns which lines and rows of maps a figure over training shows, where it has no room for all."""
     maps, lines = training_rows(frame)
-    banded = lines["line"].nunique() <= MOST_BANDS
-    found = [
-        "Bands: 95% intervals of the edited models."
-        if banded
-        else "Files and the table have the 95% intervals."
+    left = [
+        f"Of {rows['line'].nunique()} {kind} the {most} with the largest effects at any step; the table has all."
+        for rows, most, kind in ((maps, MOST_ROWS, "heads"), (lines, MOST_LINES, "variants"))
+        if rows["line"].nunique() > most
     ]
-    for rows, most, kind in ((maps, MOST_ROWS, "heads"), (lines, MOST_LINES, "variants")):
-        if (count := rows["line"].nunique()) > most:
-            found.append(
-                f"Of {count} {kind} the {most} with the largest effects at any step; the table has all."
-            )
-    return found
-
-
-def baselines(rows: pandas.DataFrame) -> dict[str, Series]:
-    """Returns the unedited model by step; by variant, where its value is another one for each."""
-    known = rows[rows["baseline"].notna()]
-    if known.empty:
-        return {}
-    if (known.groupby("step")["baseline"].nunique() == 1).all():
-        lines = {"unedited": known.drop_duplicates("step")}
-    else:
-        lines = {f"{name}, unedited": part for name, part in known.groupby("line", sort=False)}
-    return {name: of_rows(part, "step", "baseline") for name, part in lines.items()}
+    return " ".join(["Bands, of a few lines: 95% intervals.", *left])

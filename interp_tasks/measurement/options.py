@@ -1,4 +1,4 @@
-"""Readers of what users write for heads, positions, sites and so on; they import nothing slow."""
+"""Parsers and checks of what users write for positions, sites, draws and so on; they import nothing slow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from circuits.model.components import COMPONENTS, PARTS
 from circuits.model.sites import Site
 from interp_tasks.errors import UserError
 from interp_tasks.settings import SEED_END
@@ -19,12 +18,11 @@ MAX_COUNT = 2**40
 MAX_DRAWS = 100_000
 #: So many names are all listed in a refusal.
 FEW_NAMES = 8
-#: The word for one row per head.
-EACH = "each"
-#: The word for one row per layer, of all its heads.
-EACH_LAYER = "each-layer"
+#: Rules of key frequencies by name, with their usual number (a test holds them to those of ``circuits.fourier``).
+RULES = {"noise": 0.05, "of-largest": 0.25, "above-mean": 1.0, "preferred": 0.0}
+#: A neuron follows the frequency that explains more than this share of its variance.
+THRESHOLD = 0.85
 
-LAYER = re.compile(r"\d{1,6}", re.ASCII)
 POSITION = re.compile(r"-?\d{1,9}", re.ASCII)
 WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -55,63 +53,30 @@ def united(spec: str) -> list[str]:
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 
 
-def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """Parses ``NAME=SPEC`` texts, or a mapping, into named groups of heads."""
-    pairs = groups.items() if isinstance(groups, Mapping) else (spec.partition("=")[::2] for spec in groups)
-    by_name: dict[str, str] = {}
-    for name, heads in ((name.strip(), heads) for name, heads in pairs):
-        if not name or not heads:
-            raise UserError(f"--group {name + heads!r}: write NAME=HEADS, such as copying=0.1+2.3-5")
-        if name in by_name or name in ("all", EACH) or re.match(r"layer \d+$|\d+\.\d", name):
-            raise UserError(f"--group {name}={heads}: there is a row of that name already; choose another")
-        by_name[name] = heads
-    return by_name
-
-
-def check_components(spec: str) -> str:
-    """Normalises components of a model: no blanks, ``+`` between them; or ``each``."""
-    if spec.strip().lower() == EACH:
-        return EACH
-    parts = united(spec)
-    for part in parts:
-        if part not in COMPONENTS:
-            raise UserError(
-                f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}, or {EACH}"
-            )
-    return "+".join(dict.fromkeys(parts))
-
-
-def check_layers(
-    layers: str | Iterable[int] | None, components: Sequence[str] = ()
-) -> tuple[int, ...] | None:
-    """Parses layers such as ``0,1``; ``None`` for all.
-
-    Raises:
-        UserError: in one line; also where none of the parts of a row in ``components`` belongs to a layer.
-    """
-    if layers is None:
-        return None
-    for row in components:
-        parts = [part for name in row.split("+") if name != EACH for part in COMPONENTS[name]]
-        if parts and not any(PARTS[part][0] for part in parts):
-            raise UserError(f"--layers with --components {row}: it belongs to no layer; leave --layers out")
-    if not isinstance(layers, str):
-        return tuple(layers)
-    parts = united(layers)
-    if not all(LAYER.fullmatch(part) for part in parts):
-        raise UserError(f"--layers {layers!r}: write layers counted from 0, such as 0,1")
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
 def has_heads(site: str) -> bool:
     return Site.parse(site).kind.head_axis is not None
 
 
+def layer_of(site: str) -> int | None:
+    """Returns the layer that a site is named in: 1 of ``z.1``, ``None`` of ``z``."""
+    layer = site.partition(".")[2]
+    return int(layer) if layer else None
+
+
+def check_layers_below(option: str, layers: Iterable[int | None], sizes: Any, name: str) -> None:
+    """Refuses layers that a model of these sizes, called ``name``, does not have.
+
+    Raises:
+        UserError: in one line.
+    """
+    for layer in layers:
+        if layer is not None and layer >= sizes.n_layers:
+            raise UserError(f"{option}: no layer {layer}: {name} has layers 0-{sizes.n_layers - 1}")
+
+
 def check_draws(draws: int, option: str = "--draws") -> None:
-    if draws < 1:
-        raise UserError(f"{option} {draws}: at least one draw is needed")
-    if draws > MAX_DRAWS:
-        raise UserError(f"{option} {draws}: at most {MAX_DRAWS}")
+    if not 1 <= draws <= MAX_DRAWS:
+        raise UserError(f"{option} {draws}: at least one draw is needed, and at most {MAX_DRAWS}")
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
@@ -131,15 +96,6 @@ def parse_positions(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
     if WORD.fullmatch(spec.strip()):
         return spec.strip()
     return check_positions("--positions", spec)
-
-
-def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
-    """Parses key positions; only uniform attention is uniform *over* something."""
-    if spec is None:
-        return None
-    if mode != "uniform":
-        raise UserError(f"--keys goes with --mode uniform only, not with {mode}")
-    return check_positions("--keys", spec) if isinstance(spec, str) else tuple(spec)
 
 
 def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -176,13 +132,7 @@ def called(name: str, limits: Mapping[str, Any]) -> str:
     return f"{name}({'; '.join(parts)})" if parts else name
 
 
-#: Rules by name, with their usual number (a test holds them to those of ``circuits.fourier``).
-RULES = {"noise": 0.05, "of-largest": 0.25, "above-mean": 1.0, "preferred": 0.0}
-#: A neuron follows the frequency that explains more than this share of its variance.
-THRESHOLD = 0.85
-
-
-def read_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
+def parse_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
     """Returns a rule's name and number, from ``NAME`` or ``NAME=NUMBER``.
 
     Args:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.disk import atomic_write, write_together
-from interp_tasks.pages import (
-    Column,
-    Figure,
-    Page,
-    Table,
-    is_page,
-    versions,
-)
+from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.table import holm_note, of_metric, shown_columns, shown_rows, spread
+from interp_tasks.pages import Column, Figure, Page, Table, is_page, versions
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
     from typing_extensions import Self
-
-from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.measurement.table import holm_note, of_metric, shown_columns, shown_rows, spread
 
 #: Endings of the files that hold a result, and of its page.
 FILES = (".parquet", ".csv", ".json", ".config.json")
@@ -97,7 +89,7 @@ class Result:
         return atomic_write(Path(path), self.parquet())
 
     def parquet(self) -> bytes:
-        """Returns the bytes that :meth:`to_parquet` writes."""
+        """Returns what :meth:`to_parquet` writes."""
         import pyarrow
         import pyarrow.parquet
 
@@ -168,93 +160,29 @@ class Result:
 
     def page(self, title: str | None = None) -> Page:
         """Returns the figures and the table on one self-contained page."""
-        from circuits.figures.layout import LONGEST_SHORT, means, short_names
-
         rows = shown_rows(self.frame)
         columns, notes = shown_columns(rows), " ".join(self.notes)
-        refs = list(dict.fromkeys(map(str, rows["ref"])))
-        # A name that all rows share, or the part of it, is said once and takes no column.
-        short = short_names(refs) if len(refs) > 1 and max(map(len, refs)) > LONGEST_SHORT else {}
+        refs = rows["ref"].unique()
         if len(refs) == 1:
             notes = f"All rows: {refs[0]}. {notes}"
         else:
-            columns = [
-                Column("ref", "ref", lambda row: short.get(str(row["ref"]), str(row["ref"]))),
-                *columns,
-            ]
-        if short:
-            notes = f"{means(short)} {notes}"
+            columns = [Column("ref", "ref"), *columns]
         table = Table(rows, "Table", notes, columns, name=self.experiment, download=self.frame)
-        return Page(title or self.page_title(), [*self.figures(), table], self.config, self.versions)
-
-    def page_title(self) -> str:
-        """Returns the experiment's name, with the edit of the models where there are at most two."""
-        if self.own_figures is not None:
-            return self.experiment
-        names = [name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"]
-        return f"{self.experiment}: {', '.join(names)}" if 0 < len(names) < 3 else self.experiment
+        return Page(title or self.experiment, [*self.figures(), table], self.config, self.versions)
 
     def figures(self) -> list[Figure]:
-        """Returns the figures of the page, in order: those of the experiment, or every value beside its baseline.
+        """Returns the figures of the page: those of the experiment, or every value beside its baseline, by metric."""
+        from interp_tasks.measurement.figure import figures
 
-        The latter have a panel per metric, for ``heads`` also a map of effects; where a run has four steps or more,
-        these are lines over steps.
-        """
-        from interp_tasks.measurement.figure import figure
-
-        if self.own_figures is not None:
-            own: list[Figure] = self.own_figures(self)
-            return own
-        return [Figure(figure(self.frame), self.heading(), self.caption())]
-
-    @property
-    def own_figures(self) -> Callable[[Result], list[Figure]] | None:
-        """The function ``figures`` that stands beside the experiment, where it has one."""
         known = EXPERIMENTS.get(self.experiment)
-        return None if known is None else known.defined("figures")
-
-    def edits(self) -> str:
-        """Returns ", NAME" of the edit where there is one; else the table and the variants name them."""
-        names = [name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"]
-        return f", {names[0]}" if len(names) == 1 else ""
+        own = None if known is None else known.defined("figures")
+        drawn: list[Figure] = figures(self.frame, self.examples()) if own is None else own(self)
+        return drawn
 
     def examples(self) -> str:
         """Returns on how many examples the rows were measured, in a sentence, where all were on the same number."""
         numbers = self.frame["n"].dropna().unique()
         return f"n = {int(numbers[0]):,} examples." if len(numbers) == 1 else ""
-
-    def heading(self) -> str:
-        """Returns the figure's heading."""
-        from interp_tasks.measurement.figure import in_map, over_training
-
-        over = " over training" if over_training(self.frame) else ""
-        if in_map(self.frame).any():
-            return f"Effect of each head alone, and of heads together{over}"
-        return f"Every metric{over} under the edit and without it"
-
-    def caption(self) -> str:
-        """Returns how to read the figure."""
-        from interp_tasks.measurement.figure import in_map, over_training, reading
-
-        lines = over_training(self.frame)
-        names = self.frame["run"].dropna().unique()
-        of = f" of {names[0]}" if len(names) == 1 else ""
-        sentences = [
-            f"Steps{of}, under the edit{self.edits()} and unedited."
-            if lines
-            else f"Filled: under the edit{self.edits()}, with the 95% interval. Open: the unedited model, the baseline."
-        ]
-        if examples := self.examples():
-            sentences.append(examples)
-        if lines:
-            sentences += reading(self.frame)
-        elif self.frame["draw"].notna().any():
-            sentences.append("Small: single draws.")
-        if in_map(self.frame).any():
-            sentences.append(
-                "Maps: the effect of one head alone, in colours that mean the same in every map of a metric."
-            )
-        return " ".join(sentences)
 
 
 def join(results: Sequence[Result]) -> Result:

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from interp_tasks.checkpoints import Drop, detect_drop, read_run, resolve
-from interp_tasks.checkpoints.drop import final_level, why_no_drop
+from interp_tasks.checkpoints import Drop, read_run, resolve
+from interp_tasks.checkpoints.drop import drop_or_reason, final_level
 from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
 from interp_tasks.checkpoints.run_files import (
+    COMPRESSED,
     METRICS_FILE,
     RUN_FILE,
     is_checkpoint,
-    iterate_metrics,
     log_file,
+    read_log,
 )
 from interp_tasks.errors import UserError
+from interp_tasks.files import open_regular
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tasks import Task
+
+    Steps = NDArray[np.int64]
+    Values = NDArray[np.float64]
+
+#: Bytes of a log that are read at once.
+BLOCK = 2**23
 #: What is said of a curve, in order.
 QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "plateau", "final")
 
@@ -32,8 +45,8 @@ class Curve:
     """A logged metric: its finite values at ascending steps, and its drop, ``None`` where there is none, with why."""
 
     metric: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
+    steps: Steps
+    values: Values
     drop: Drop | None
     why_none: str = ""
 
@@ -44,33 +57,49 @@ class Run:
 
     Attributes:
         name: as one types it: a folder, or ``zoo:NAME``.
-        config: of ``run.json``.
-        drop_metric: the metric whose drop is the task's, and its direction.
-        columns: of ``metrics.jsonl``, by split and metric: the steps that log it, and its values, NaN for none.
+        described: the content of ``run.json``.
+        columns: of ``metrics.jsonl``, by split and metric: the steps that log the split, and its values, NaN for none.
         last_step: that was logged; ``None``: none.
-        validated_on: examples of the fixed validation sample; ``None`` where the run does not say.
-        plateau: of the drop metric, by theory; ``None`` where there is none.
     """
 
     name: str
     path: Path
-    config: Mapping[str, Any]
-    drop_metric: str
-    direction: str
-    columns: Mapping[tuple[str, str], tuple[array[int], array[float]]]
+    described: Mapping[str, Any]
+    columns: Mapping[tuple[str, str], tuple[Steps, Values]]
     last_step: int | None
-    validated_on: int | None = None
-    plateau: float | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that made it."""
+        config: Mapping[str, Any] = self.described["config"]
+        return config
+
+    @property
+    def drop_metric(self) -> str:
+        """The metric whose drop is the task's."""
+        return str(self.described["drop_metric"]["name"])
+
+    @property
+    def direction(self) -> str:
+        """Which way the drop metric goes, ``down`` or ``up``."""
+        return str(self.described["drop_metric"]["direction"])
 
     def logged(self, split: str = "validation") -> tuple[str, ...]:
         """Returns the metrics that it logs of a split."""
         return tuple(name for of, name in self.columns if of == split)
 
-    def points(self, metric: str, split: str = "validation") -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def finite(self, metric: str, split: str = "validation") -> tuple[Steps, Values]:
+        """Returns steps and finite values of a metric, as arrays."""
+        import numpy as np
+
+        steps, values = self.columns.get((split, metric), (np.empty(0, np.int64), np.empty(0)))
+        known = np.isfinite(values)
+        return steps[known], values[known]
+
+    def points(self, metric: str, split: str = "validation") -> tuple[list[int], list[float]]:
         """Returns steps and finite values of a metric."""
-        columns = self.columns.get((split, metric), ((), ()))
-        finite = [(step, value) for step, value in zip(*columns, strict=True) if math.isfinite(value)]
-        return tuple(step for step, _ in finite), tuple(value for _, value in finite)
+        steps, values = self.finite(metric, split)
+        return steps.tolist(), values.tolist()
 
     def curve(self, metric: str) -> Curve:
         """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does.
@@ -78,36 +107,36 @@ class Run:
         Raises:
             UserError: if the run does not log it, or has logged nothing of it.
         """
-        steps, values = self.points(metric)
-        if not values:
-            raise UserError(
-                f"{self.name} logs no validation {metric!r}: it has "
-                f"{', '.join(name for name in self.logged() if self.points(name)[1]) or 'nothing'}"
-            )
+        steps, values = self.finite(metric)
+        if not len(values):
+            has = ", ".join(name for name in self.logged() if len(self.finite(name)[1])) or "nothing"
+            raise UserError(f"{self.name} logs no validation {metric!r}: it has {has}")
         falls = self.direction == "down" if metric.startswith(self.drop_metric) else "accuracy" not in metric
-        theory = self.plateau if metric in self.own_metrics() else None
+        theory = theoretical_plateau(self.described) if metric in self.own_metrics() else None
         way: Literal["down", "up"] = "down" if falls else "up"
-        drop = detect_drop(steps, values, way, theory)
-        return Curve(metric, steps, values, drop, "" if drop else why_no_drop(steps, values, way, theory))
+        found = drop_or_reason(steps, values, way, theory)
+        drop, why_none = (found, "") if isinstance(found, Drop) else (None, found)
+        return Curve(metric, steps, values, drop, why_none)
 
     def own_metrics(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""
-        return tuple(
-            name
-            for name in self.logged()
-            if name == self.drop_metric or name.startswith(f"{self.drop_metric} (")
-        ) or (self.drop_metric,)
+        own = self.drop_metric
+        return tuple(n for n in self.logged() if n == own or n.startswith(f"{own} (")) or (own,)
 
     def labels(self) -> dict[str, Any]:
         """Returns the columns that all rows of the run share."""
         train = self.config.get("train", {})
+        # Of a mixture the examples of one of its kinds.
+        counts = self.described.get("validation_examples")
+        known = [whole(count) for count in counts.values()] if isinstance(counts, dict) else []
+        examples = max((count for count in known if count is not None), default=None)
         return {
             "run": self.name,
             "ref": self.name,
             "step": self.last_step,
             "seed": whole(train.get("seed")),
             "split": "validation",
-            "n": whole(train.get("eval_samples") if self.validated_on is None else self.validated_on),
+            "n": whole(train.get("eval_samples")) if examples is None else examples,
             "n_runs": 1,
         }
 
@@ -124,7 +153,14 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
         raise UserError("no run: name a run folder, a glob of some, or zoo:NAME")
     for name in names:
         check_run_name(name)
-        for run, path in with_logs(name):
+        if name.startswith(ZOO):
+            # They need no checkpoints, some being logs alone.
+            found: Mapping[str, Path | None] = {run: find_run(run) for run in shipped(name)}
+        else:
+            found = {str(each.run_name): each.run_path for each in resolve(f"{name}@last")}
+        for run, path in found.items():
+            if path is None:
+                raise UserError(f"{name!r} is a checkpoint: name its run")
             for file in (RUN_FILE, METRICS_FILE):
                 if not log_file(path, file).is_file():
                     raise UserError(f"{run} has no {file}: only runs of the trainer have curves")
@@ -138,17 +174,6 @@ def check_run_name(name: str) -> None:
         raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
     if not name.startswith(ZOO) and is_checkpoint(Path(name)):
         raise UserError(f"{name!r} is a checkpoint: name its run")
-
-
-def with_logs(name: str) -> Iterator[tuple[str, Path]]:
-    """Yields the runs that a name or glob means; shipped ones need no checkpoints, some being logs alone."""
-    if name.startswith(ZOO):
-        yield from ((run, find_run(run)) for run in shipped(name))
-        return
-    for checkpoint in resolve(f"{name}@last"):
-        if checkpoint.run_path is None or checkpoint.run_name is None:
-            raise UserError(f"{name!r} is a checkpoint: name its run")
-        yield checkpoint.run_name, checkpoint.run_path
 
 
 def read_runs(given: str | Sequence[str]) -> list[Run]:
@@ -168,59 +193,73 @@ def read_one(name: str, path: Path) -> Run:
     """
     described = read_run(path)
     metric, config = described.get("drop_metric"), described.get("config")
-    if (
-        not isinstance(metric, dict)
-        or not {"name", "direction"} <= set(metric)
-        or not isinstance(config, dict)
-    ):
+    if not (isinstance(metric, dict) and {"name", "direction"} <= set(metric) and isinstance(config, dict)):
         raise UserError(f"{path / RUN_FILE} declares no drop_metric or no config: its curve cannot be read")
     if not all(isinstance(section, dict) for section in config.values()):
         raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
-    columns, last_step = read_columns(path)
-    return Run(
-        name,
-        path,
-        config,
-        metric["name"],
-        metric["direction"],
-        columns,
-        last_step,
-        examples(described),
-        theoretical_plateau(described),
-    )
+    return Run(name, path, described, *read_columns(path))
 
 
-def read_columns(
-    path: Path,
-) -> tuple[dict[tuple[str, str], tuple[array[int], array[float]]], int | None]:
-    """Reads the metrics of a log, one column each, and the last step; a line at a time, however long the log is.
+def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
+    """Reads the metrics of a log, one column each, and the last step; a last line that is unfinished is left out.
 
     Raises:
         UserError: for a mangled log.
     """
-    columns: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
-    last = -1
-    for number, line in enumerate(iterate_metrics(path), start=1):
-        splits = {split: line.get(split) for split in ("train", "validation")}
-        if line["step"] <= last or not all(isinstance(metrics, dict | None) for metrics in splits.values()):
+    import numpy as np
+    import pyarrow as arrow
+    import pyarrow.json
+
+    file = log_file(path, METRICS_FILE)
+    parts: dict[tuple[str, str], list[tuple[Steps, Values]]] = {}
+    last, lines = -1, 0
+    for block in blocks_of(file):
+        try:
+            table = pyarrow.json.read_json(arrow.BufferReader(block))
+        except arrow.ArrowInvalid as error:
+            raise UserError(f"{file} is mangled after line {lines}: {str(error).splitlines()[0]}") from None
+        if "step" not in table.column_names or not arrow.types.is_integer(table["step"].type):
             raise UserError(
-                f"{log_file(path, METRICS_FILE)} is mangled: line {number} has no later step than the one before "
-                "it, or metrics that are not an object"
+                f"{file} is mangled after line {lines}: a line is not an object with an integer step"
             )
-        last = line["step"]
-        for split, metrics in splits.items():
-            for name, value in (metrics or {}).items():
-                steps, values = columns.setdefault((split, name), (array("q"), array("d")))
-                steps.append(last)
-                values.append(float(value) if isinstance(value, (int, float)) else math.nan)
-    return columns, None if last < 0 else last
+        steps = table["step"].to_numpy()
+        wrong = np.flatnonzero(np.diff(steps, prepend=last) <= 0)
+        if len(wrong) or table["step"].null_count:
+            line = lines + 1 + (int(wrong[0]) if len(wrong) else 0)
+            raise UserError(f"{file} is mangled: line {line} has no later step than the one before it")
+        last, lines = int(steps[-1]), lines + len(steps)
+        for split in {"train", "validation"} & {*table.column_names}:
+            column = table[split]
+            if arrow.types.is_null(column.type):
+                continue
+            if not arrow.types.is_struct(column.type):
+                raise UserError(f"{file} is mangled: a line has {split} metrics that are not an object")
+            has = column.is_valid()
+            of_split = steps[has.to_numpy()]
+            for name, values in zip(column.type.names, column.filter(has).flatten(), strict=True):
+                if values.type in (arrow.int64(), arrow.float64(), arrow.null()):
+                    numbers = np.asarray(values.cast(arrow.float64()).to_numpy(), dtype=np.float64)
+                    parts.setdefault((split, name), []).append((of_split, numbers))
+    columns = {
+        key: (np.concatenate([one for one, _ in several]), np.concatenate([one for _, one in several]))
+        for key, several in parts.items()
+    }
+    return columns, last if lines else None
 
 
-def examples(described: Mapping[str, Any]) -> int | None:
-    """Returns examples of the validation sample, of a mixture of one of its kinds."""
-    count = described.get("validation_examples")
-    numbers = list(count.values()) if isinstance(count, dict) else []
-    return max(numbers) if numbers and all(type(number) is int for number in numbers) else None
+def blocks_of(file: Path) -> Iterator[bytes]:
+    """Yields the finished lines of a log, some megabytes at a time."""
+    stream = (
+        io.BytesIO(read_log(file, "what the run has logged"))
+        if file.suffix == COMPRESSED
+        else open_regular(file)
+    )
+    with stream:
+        rest = b""
+        while block := stream.read(BLOCK):
+            lines, end, rest = (rest + block).rpartition(b"\n")
+            if end:
+                yield lines
 
 
 def whole(value: Any) -> int | None:
@@ -267,13 +306,19 @@ def measures(curve: Curve) -> dict[str, float]:
     return values
 
 
-def plateau_levels(run: Run) -> Mapping[str, float]:
-    """Returns the levels that the run's task declares for its plateau; none for a task that is not known here."""
+def task_of_run(run: Run) -> Task | None:
+    """Returns the task of a run; ``None`` for one that is not known here."""
     import tasks
 
     config = dict(run.config.get("task", {}))
     name = config.pop("name", None)
-    return tasks.get(name, **config).plateau_levels() if name in tasks.list() else {}
+    return tasks.get(name, **config) if name in tasks.list() else None
+
+
+def plateau_levels(run: Run) -> Mapping[str, float]:
+    """Returns the levels that the run's task declares for its plateau; none for a task that is not known here."""
+    task = task_of_run(run)
+    return {} if task is None else task.plateau_levels()
 
 
 def logged_drop(run: Path) -> Drop | None:

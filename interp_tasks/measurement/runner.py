@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.model_parts import ModelParts, check_parts
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
-    PendingCheckpoint,
+    Refs,
+    named_if_several,
     resolve_refs,
+    sizes_of,
     subjects,
 )
 from interp_tasks.measurement.table import RATIO, holm_note, tidy
@@ -39,35 +40,39 @@ class Measured:
 
 def measure(
     experiment: str,
-    refs: str | Sequence[str],
+    refs: Refs,
     options: Options,
     measure_checkpoint: Callable[[LoadedCheckpoint], Measured],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
-    parts: ModelParts | None = None,
-    check: Callable[[PendingCheckpoint], object] | None = None,
+    check_sizes: Callable[[Any, str], object] | None = None,
+    check: Callable[[LoadedCheckpoint], object] | None = None,
 ) -> Result:
     """Measures one checkpoint after the other on the same examples.
 
     Args:
         config: is recorded with the rows.
-        parts: what the options name of the models; refused where one lacks it, before anything slow is imported.
+        check_sizes: refuses what a model of these sizes, called so, lacks, before anything slow is imported.
         check: refuses what cannot be done with a checkpoint's examples; called on all before the first is loaded.
     """
-    examples, device = Examples.of(options), options.get("device", "cpu")
-    refs = resolve_refs(refs, examples)
-    if parts is not None:
-        check_parts(refs, parts)
+    examples = Examples.of(options)
+    found = resolve_refs(refs, examples)
+    if check_sizes is not None:
+        for each in found:
+            with named_if_several(each.label, len(found)):
+                check_sizes(sizes_of(each), each.ref)
 
     import pandas
 
+    from circuits.statistics import holm
+
     frames: list[pandas.DataFrame] = []
     done: list[dict[str, Any]] = []
-    own_notes: dict[str, None] = {}
-    for subject in subjects(refs, examples, device, options.get("progress"), check):
+    own_metrics: dict[str, None] = {}
+    for subject in subjects(found, examples, check):
         if subject.task is not None:
-            own_notes.setdefault(subject.task.drop_metric.name)
+            own_metrics.setdefault(subject.task.drop_metric.name)
         measured = measure_checkpoint(subject)
         frames.append(measured.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
         same = [group for group in done if group["interventions"] == measured.interventions]
@@ -76,26 +81,23 @@ def measure(
             done += same
         same[0]["refs"].append(subject.labels["ref"])
     recorded = {
-        "refs": list(refs),
-        "checkpoints": [each.resolved.ref for each in refs.named],
+        "refs": [each.label for each in found],
+        "checkpoints": [each.ref for each in found],
         **config,
         **examples.describe(),
-        "device": device,
-        "metrics of the tasks": list(own_notes),
+        "metrics of the tasks": list(own_metrics),
         "done": done,
     }
     table = pandas.concat(frames, ignore_index=True)
     tested = []
     if "p_value" in table:
-        from circuits.statistics import holm
-
         # The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
         table["p_adjusted"] = holm(table["p_value"].to_numpy(dtype=float))
         tested = [holm_note(table)]
     return Result(experiment, tidy(table), recorded, (INTERVALS, *tested, *notes))
 
 
-def swept(
+def run_sweep(
     subject: LoadedCheckpoint,
     variants: Mapping[str, Any],
     names: str | Mapping[str, str],

@@ -1,11 +1,12 @@
-"""Subjects of experiments: checkpoints, each with its task and the examples it is shown."""
+"""The checkpoints that an experiment examines, each with its task and the examples it is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
@@ -23,14 +24,35 @@ if TYPE_CHECKING:
 DEFAULT_SAMPLES = 256
 #: Called as progress(done, total, what is being done).
 Progress = Callable[[int, int, str], None]
+#: Fields of a model's config that checkpoints must share for one to have weights or activations of the other.
+ARCHITECTURE = (
+    *(
+        "n_layers",
+        "n_heads",
+        "n_key_value_heads",
+        "d_model",
+        "d_head",
+        "d_mlp",
+        "d_vocab",
+        "d_vocab_out",
+        "n_ctx",
+    ),
+    *("act_fn", "attn_only", "normalization_type", "attention_dir", "positional_embedding_type"),
+)
+#: Arguments of experiments that are gone, and what there is instead.
+GONE = {
+    "queries": "it is positions= now",
+    "each_position": "circuits.probe.linear has per_position=",
+    "intercept": "circuits.probe.linear has it",
+    "ridge": "circuits.probe.linear has it",
+    "folds": "circuits.probe.linear has it",
+    "shuffles": "circuits.probe.linear has it",
+    "rank_by": "metric= ranks, or the task's first metric that has a gradient",
+}
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments that every experiment takes.
-
-    ``samples, seed, split, task, task_config, tokens`` say which examples, see :class:`Examples`.
-    ``device``: where to run (default ``"cpu"``). ``progress``: called as progress(done, total, what).
-    """
+    """The keyword arguments that every experiment takes: the fields of :class:`Examples`."""
 
     samples: int | None
     seed: int
@@ -54,7 +76,7 @@ def check_has_task(experiment: str, options: Options) -> None:
 
 @dataclass(frozen=True)
 class Examples:
-    """Describes the examples that every checkpoint of one command sees.
+    """Which examples every checkpoint of one command sees, and where it is run.
 
     Attributes:
         samples: how many (``None``: 256 of a task, every row of ``tokens``).
@@ -62,6 +84,8 @@ class Examples:
         task: a task, or the name of one, for checkpoints that name none (or to use instead of theirs).
         task_config: settings of a task given by name.
         tokens: int array ``[batch pos]``, or the ``.npy`` file of one, to run on in place of a task's.
+        device: such as ``"cuda:1"``.
+        progress: called as progress(done, total, what).
     """
 
     samples: int | None = None
@@ -70,6 +94,8 @@ class Examples:
     task: str | Task | None = None
     task_config: Mapping[str, Any] = field(default_factory=dict)
     tokens: Any = None
+    device: str = "cpu"
+    progress: Progress | None = None
 
     @classmethod
     def of(cls, options: Options) -> Examples:
@@ -77,17 +103,18 @@ class Examples:
 
         Raises:
             TypeError: for an option there is not.
-            UserError: for a split of tokens.
+            UserError: for a split of tokens, and for an argument that is gone.
         """
-        for name in options:
-            if name not in Options.__annotations__:
-                raise TypeError(f"no option {name!r}: options are {', '.join(Options.__annotations__)}")
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        if "tokens" in given and "split" in given:
+        for name in given.keys() & GONE.keys():
+            raise UserError(f"no argument {name}=; {GONE[name]}")
+        if unknown := given.keys() - Options.__annotations__.keys():
+            raise TypeError(f"no option {unknown.pop()!r}: options are {', '.join(Options.__annotations__)}")
+        if {"tokens", "split"} <= given.keys():
             raise UserError(
                 "--split chooses among a task's examples, and --tokens are your own: leave one out"
             )
-        return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
+        return cls(**given)
 
     def __post_init__(self) -> None:
         """Refuses whatever can be refused without importing torch.
@@ -110,48 +137,66 @@ class Examples:
             raise UserError("--set here configures the task that --task NAME names: give --task too")
 
     def describe(self) -> dict[str, Any]:
-        task = self.task if isinstance(self.task, str) or self.task is None else self.task.name
-        tokens = self.tokens if isinstance(self.tokens, (str, type(None))) else type(self.tokens).__name__
-        if isinstance(self.tokens, Path):
-            tokens = str(self.tokens)
+        own = self.tokens is not None
+        tokens = str(self.tokens) if isinstance(self.tokens, (str, Path)) else type(self.tokens).__name__
         return {
-            "samples": self.samples or (DEFAULT_SAMPLES if self.tokens is None else None),
+            "samples": self.samples or (None if own else DEFAULT_SAMPLES),
             "seed": self.seed,
-            "split": self.split if self.tokens is None else None,
-            "task": task,
+            "split": None if own else self.split,
+            "task": getattr(self.task, "name", self.task),
             "task_config": dict(self.task_config),
-            "tokens": tokens,
+            "tokens": tokens if own else None,
+            "device": self.device,
         }
 
+    def own_task(self) -> Task | None:
+        """Returns the task that is used in place of the checkpoints' own; ``None`` where none was given."""
+        if not isinstance(self.task, str):
+            return self.task
+        from tasks import get
 
-@dataclass(frozen=True)
-class LabelledRef:
-    """A checkpoint that is not loaded, and the label of its rows: what the user called it."""
+        return get(self.task, **self.task_config)
 
-    label: str
-    resolved: ResolvedCheckpoint
+    def sample(self, task: Task) -> Batch:
+        """Returns the examples of a task, checked."""
+        from tasks.checks import checked_sample
 
-    def load(self, device: str) -> Checkpoint:
-        from interp_tasks.checkpoints.load import load_resolved
+        split: Any = self.split
+        return checked_sample(task, self.samples or DEFAULT_SAMPLES, self.seed, split)
 
-        return load_resolved(self.resolved, device)
+    def own_tokens(self) -> Tensor | None:
+        """Returns the first ``samples`` rows of the tokens ``[batch pos]`` that were given."""
+        if self.tokens is None:
+            return None
+        import numpy
+        import torch
 
-    def __str__(self) -> str:
-        return self.label if self.resolved.run_path is None else f"{self.label} (step {self.resolved.step})"
+        source, tokens = "tokens", self.tokens
+        if isinstance(tokens, (str, Path)):
+            source = str(tokens)
+            tokens = read_npy(source, "--tokens")
+        array = numpy.asarray(tokens)
+        if array.dtype.kind not in "iu" or array.ndim != 2 or 0 in array.shape:
+            raise UserError(
+                f"{source}: expected whole numbers [batch pos], got {array.dtype} {list(array.shape)}"
+            )
+        rows = numpy.ascontiguousarray(array[: self.samples], dtype=numpy.int64)
+        return torch.from_numpy(rows).to(self.device)
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens.
 
-    A checkpoint of a mixture is a subject for each of the task's ``parts()``, with that part as its task.
+    Of a mixture there is one for each of the task's ``parts()``, with that part as its task.
 
     Attributes:
         sizes: the configuration of its model, as ``model.cfg`` has it: ``n_layers``, ``n_heads`` and so on.
+        labels: the columns that all its rows share.
         loaded: the checkpoint; ``None`` until all are checked, before the first is measured.
     """
 
-    named: LabelledRef
+    stored: ResolvedCheckpoint
     sizes: Any
     task: Task | None
     batch: Batch | None
@@ -171,71 +216,94 @@ class LoadedCheckpoint:
     @property
     def name(self) -> str:
         """The REF of exactly this checkpoint."""
-        return self.named.resolved.ref
+        return self.stored.ref
 
     @property
     def seed(self) -> int:
         """The seed of the examples, which draws everything else as well."""
         return int(self.labels["seed"])
 
-
-#: One whose ``loaded`` is ``None``, which checks are given.
-PendingCheckpoint = LoadedCheckpoint
-
-
-class ResolvedRefs(tuple[str, ...]):
-    """REFs as written, with the checkpoints they resolve to, so that they are resolved only once.
-
-    Attributes:
-        named: the checkpoints, each once.
-    """
-
-    named: tuple[LabelledRef, ...]
-
-    def __new__(cls, given: Sequence[str], named: Sequence[LabelledRef]) -> ResolvedRefs:
-        made = super().__new__(cls, given)
-        made.named = tuple(named)
-        return made
+    def shown(self, batch: Batch) -> LoadedCheckpoint:
+        """Returns the checkpoint with other examples of its task."""
+        return replace(self, batch=batch, tokens=batch.tokens)
 
 
-def resolve_refs(refs: str | Sequence[str], examples: Examples) -> ResolvedRefs:
-    """Resolves REFs to every checkpoint that they name, unloaded; a resolved one is kept as it is.
+#: What experiments take: REFs, or checkpoints that are resolved already.
+Refs = str | Path | Sequence[str] | Sequence[ResolvedCheckpoint]
+
+
+def labelled(refs: Refs) -> list[ResolvedCheckpoint]:
+    """Returns every checkpoint that REFs name, each once; those that are resolved are kept as they are.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
 
     Raises:
-        UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is
-            needed.
+        UserError: for a REF that names nothing.
     """
-    if isinstance(refs, ResolvedRefs):
-        return refs
-    given = [str(refs)] if isinstance(refs, (str, Path)) else [str(ref) for ref in refs]
-    if not given:
+    found: dict[Path, ResolvedCheckpoint] = {}
+    for ref in [refs] if isinstance(refs, (str, Path)) else refs:
+        resolved = [ref] if isinstance(ref, ResolvedCheckpoint) else resolve(ref)
+        if len(resolved) == 1 and not isinstance(ref, ResolvedCheckpoint):
+            resolved = [replace(resolved[0], label=str(ref))]
+        for each in resolved:
+            found.setdefault(each.path, each)
+    return list(found.values())
+
+
+def resolve_refs(refs: Refs, examples: Examples) -> list[ResolvedCheckpoint]:
+    """Returns the checkpoints to examine, labelled and unloaded; see :func:`labelled`.
+
+    Raises:
+        UserError: for none, for a REF that names nothing, for a checkpoint without a task where one is needed.
+    """
+    found = labelled(refs)
+    if not found:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
-    named: dict[Path, LabelledRef] = {}
-    for ref in given:
-        resolved = resolve(ref)
-        for checkpoint in resolved:
-            named.setdefault(
-                checkpoint.path, LabelledRef(ref if len(resolved) == 1 else checkpoint.ref, checkpoint)
-            )
     if examples.task is None and examples.tokens is None:
-        for each in named.values():
-            if each.resolved.meta["task"] is None:
+        for each in found:
+            if each.meta["task"] is None:
                 raise UserError(
-                    f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array "
-                    "(batch, pos)"
+                    f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array (batch, pos)"
                 )
-    return ResolvedRefs(given, list(named.values()))
+    return found
+
+
+def one_source(source: str) -> ResolvedCheckpoint:
+    """Returns the one checkpoint that ``--source`` names, unloaded.
+
+    Raises:
+        UserError: where it names none or several.
+    """
+    found = labelled(source)
+    if len(found) > 1:
+        raise UserError(
+            f"--source {source} names {len(found)} checkpoints, from {found[0].ref} to {found[-1].ref}: name one"
+        )
+    return found[0]
+
+
+def check_architecture(
+    sources: Sequence[ResolvedCheckpoint], receivers: Sequence[ResolvedCheckpoint]
+) -> None:
+    """Refuses sources of weights or activations that are not of the architecture of every receiver.
+
+    Raises:
+        UserError: naming the first field in which they differ.
+    """
+    for source in sources:
+        for each in receivers:
+            theirs, own = source.meta["model"], each.meta["model"]
+            for name in ARCHITECTURE:
+                if theirs.get(name) != own.get(name):
+                    raise UserError(
+                        f"--source {source.label} is of another architecture than {each.label}: its {name} is "
+                        f"{theirs.get(name)}, not {own.get(name)}"
+                    )
 
 
 def subjects(
-    refs: str | Sequence[str],
-    examples: Examples,
-    device: str = "cpu",
-    progress: Progress | None = None,
-    check: Callable[[PendingCheckpoint], object] | None = None,
+    refs: Refs, examples: Examples, check: Callable[[LoadedCheckpoint], object] | None = None
 ) -> Iterator[LoadedCheckpoint]:
     """Loads the checkpoints one after the other, each with its examples.
 
@@ -248,91 +316,78 @@ def subjects(
         UserError: for a checkpoint without a task where none was given, or examples it cannot take.
         TaskError: for a task that does not fit the model.
     """
-    named = resolve_refs(refs, examples).named
-    planned = plan(named, examples, device)
-    for each in planned:
+    found = resolve_refs(refs, examples)
+    place = {each.path: at for at, each in enumerate(found)}
+    unloaded = with_examples(found, examples)
+    for each in unloaded:
         if check is not None:
-            with named_if_several(each.named.label, len(named)):
+            with named_if_several(each.stored.label, len(found)):
                 check(each)
-    own_task = read_task(examples)
+    from interp_tasks.checkpoints.load import load_resolved
+
+    own_task = examples.own_task()
     loaded: Checkpoint | None = None
-    for each in planned:
-        if loaded is None or loaded.path != each.named.resolved.path:
-            if progress is not None:
-                progress(named.index(each.named), len(named), each.named.label)
+    for each in unloaded:
+        if loaded is None or loaded.path != each.stored.path:
+            if examples.progress is not None:
+                examples.progress(place[each.stored.path], len(found), each.stored.label)
             loaded = None
-            loaded = each.named.load(device)
-            if own_task is not None and examples.tokens is None:
+            loaded = load_resolved(each.stored, examples.device)
+            if own_task is not None:
                 own_task.check_model(loaded.model)
         yield replace(each, loaded=loaded)
 
 
-def plan(named: Sequence[LabelledRef], examples: Examples, device: str = "cpu") -> list[PendingCheckpoint]:
-    """Returns every checkpoint with its task and its examples, none of them loaded; a mixture for each of its parts.
+def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> list[LoadedCheckpoint]:
+    """Returns every checkpoint with its task and examples, none of them loaded; a mixture for each of its parts.
 
     Raises:
         UserError, TaskError: for a checkpoint without a task, or whose model cannot take the examples.
     """
-    from types import SimpleNamespace
-
     from tasks import Task
 
-    check_device(device)
-    own_tokens = read_tokens(examples.tokens, examples.samples)
-    own_task = read_task(examples)
+    check_device(examples.device)
+    own_tokens, own_task = examples.own_tokens(), examples.own_task()
     batches: dict[Task, Batch] = {}
-    planned = []
-    for each in named:
-        sizes = SimpleNamespace(**each.resolved.meta["model"])
-        labels = {
-            "run": each.resolved.run_name,
-            "ref": each.label,
-            "step": each.resolved.step,
-            "seed": examples.seed,
-            "split": None if own_tokens is not None else examples.split,
-        }
+    unloaded = []
+    for each in found:
+        sizes = sizes_of(each)
+        labels = {"run": each.run_name, "ref": each.label, "step": each.step, "seed": examples.seed}
         if own_tokens is not None:
-            check_tokens_fit(own_tokens, sizes, each.resolved.ref)
-            planned.append(PendingCheckpoint(each, sizes, None, None, own_tokens.to(device), labels))
+            check_tokens_fit(own_tokens, sizes, each.ref)
+            unloaded.append(LoadedCheckpoint(each, sizes, None, None, own_tokens, labels | {"split": None}))
             continue
-        checkpoint_task = own_task or task_of(each)
-        if type(checkpoint_task).check_model is Task.check_model:
+        whole = own_task or task_of(each)
+        if type(whole).check_model is Task.check_model:
             # What a task of the user's own asks of a model shows when there is one.
-            checkpoint_task.check_model(SimpleNamespace(cfg=sizes))
-        for part, task in (checkpoint_task.parts() or {"": checkpoint_task}).items():
+            whole.check_model(SimpleNamespace(cfg=sizes))
+        for part, task in (whole.parts() or {"": whole}).items():
             if task not in batches:
-                batches[task] = sample(task, examples).to(device)
-            batch = batches[task]
-            ref = f"{each.label} ({part})" if part else each.label
-            planned.append(PendingCheckpoint(each, sizes, task, batch, batch.tokens, {**labels, "ref": ref}))
-    return planned
+                batches[task] = examples.sample(task).to(examples.device)
+            batch, ref = batches[task], f"{each.label} ({part})" if part else each.label
+            shared = {**labels, "ref": ref, "split": examples.split}
+            unloaded.append(LoadedCheckpoint(each, sizes, task, batch, batch.tokens, shared))
+    return unloaded
 
 
-def trained_on(named: LabelledRef, task: Task | None) -> bool:
+def sizes_of(stored: ResolvedCheckpoint) -> Any:
+    """Returns the configuration of a stored model, with attributes as ``model.cfg`` has them."""
+    return SimpleNamespace(**stored.meta["model"])
+
+
+def trained_on(stored: ResolvedCheckpoint, task: Task | None) -> bool:
     """Tells whether a checkpoint says that it was trained on a task, or on a mixture of which the task is a part.
 
     Of imported weights the task may be known, and which of its inputs they were trained on not.
     """
-    stored, run = named.resolved.task, named.resolved.run_path
-    if stored is None or task not in (stored, *stored.parts().values()):
+    own, run = stored.task, stored.run_path
+    if own is None or task not in (own, *own.parts().values()):
         return False
     imported = {} if run is None else read_run(run).get("imported", {})
     return not imported or bool(imported["own_split"])
 
 
-def tasks_of(named: Sequence[LabelledRef], examples: Examples) -> list[Task]:
-    """Returns the tasks that checkpoints are examined on, each once, made without any model.
-
-    Raises:
-        UserError, TaskError: for a checkpoint without a task, or a configuration that a task refuses.
-    """
-    own_task = read_task(examples)
-    wholes = [own_task] if own_task is not None else [task_of(each) for each in named]
-    parts = [part for whole in wholes for part in (whole.parts() or {"": whole}).values()]
-    return list(dict.fromkeys(parts))
-
-
-def task_of(named: LabelledRef) -> Task:
+def task_of(stored: ResolvedCheckpoint) -> Task:
     """Returns the task that a checkpoint names.
 
     Raises:
@@ -340,9 +395,9 @@ def task_of(named: LabelledRef) -> Task:
     """
     from interp_tasks.checkpoints.meta import no_task
 
-    if named.resolved.task is None:
-        raise no_task(named.resolved.meta, named.resolved.ref)
-    return named.resolved.task
+    if stored.task is None:
+        raise no_task(stored.meta, stored.ref)
+    return stored.task
 
 
 @contextmanager
@@ -361,41 +416,6 @@ def named_if_several(label: str, count: int) -> Iterator[None]:
         if count == 1:
             raise
         raise UserError(f"{label}: {error}") from None
-
-
-def sample(task: Task, examples: Examples) -> Batch:
-    """Returns the examples of a task, checked."""
-    from tasks.checks import checked_sample
-
-    split: Any = examples.split
-    return checked_sample(task, examples.samples or DEFAULT_SAMPLES, examples.seed, split)
-
-
-def read_task(examples: Examples) -> Task | None:
-    if not isinstance(examples.task, str):
-        return examples.task
-    from tasks import get
-
-    return get(examples.task, **examples.task_config)
-
-
-def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
-    """Returns the first ``samples`` rows of tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file."""
-    if tokens is None:
-        return None
-    import numpy
-    import torch
-
-    source = "tokens"
-    if isinstance(tokens, (str, Path)):
-        source = str(tokens)
-        tokens = read_npy(source, "--tokens")
-    array = numpy.asarray(tokens)
-    if array.dtype.kind not in "iu" or array.ndim != 2 or 0 in array.shape:
-        raise UserError(
-            f"{source}: expected whole numbers [batch pos], got {array.dtype} {list(array.shape)}"
-        )
-    return torch.from_numpy(numpy.ascontiguousarray(array[:samples], dtype=numpy.int64))
 
 
 def read_npy(source: str, option: str) -> Any:
@@ -423,22 +443,19 @@ def check_tokens_fit(tokens: Tensor, sizes: Any, ref: str) -> None:
         raise UserError(f"token ids run from {low} to {high}, {ref} knows 0 to {sizes.d_vocab - 1}")
 
 
-def by_run(named: Sequence[LabelledRef]) -> dict[str, list[LabelledRef]]:
+def by_run(found: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
     """Returns the checkpoints of each run by ascending step; one outside any run counts as a run."""
-    runs: dict[str, list[LabelledRef]] = {}
-    for one in named:
-        runs.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)
-    for several in runs.values():
-        several.sort(key=lambda one: one.resolved.step)
-    return runs
+    runs: dict[str, list[ResolvedCheckpoint]] = {}
+    for one in found:
+        runs.setdefault(str(one.run_path or one.path), []).append(one)
+    return {run: sorted(several, key=lambda one: one.step) for run, several in runs.items()}
 
 
-def in_runs(runs: Mapping[str, Sequence[LabelledRef]]) -> ResolvedRefs:
+def in_runs(runs: Mapping[str, Sequence[ResolvedCheckpoint]]) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints of some runs, run by run, each labelled with the REF of exactly it."""
-    named = [LabelledRef(one.resolved.ref, one.resolved) for several in runs.values() for one in several]
-    return ResolvedRefs([one.label for one in named], named)
+    return [replace(one, label=one.ref) for several in runs.values() for one in several]
 
 
 def run_of(subject: LoadedCheckpoint) -> str:
-    """Returns the name of a subject's run, as in :func:`by_run`."""
-    return str(subject.checkpoint.path.parent.parent if subject.checkpoint.run else subject.checkpoint.path)
+    """Returns the name of a checkpoint's run, as in :func:`by_run`."""
+    return str(subject.stored.run_path or subject.stored.path)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.options import unknown
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
@@ -17,33 +17,18 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 COLUMNS = (
-    "experiment",
-    "run",
-    "ref",
-    "step",
-    "seed",
-    "split",
-    "draw",
-    "variant",
-    "intervention",
-    "site",
-    "layer",
-    "head",
-    "position",
-    "metric",
-    "value",
-    "value_ci_low",
-    "value_ci_high",
-    "n",
-    "n_runs",
-    "baseline",
-    "effect",
-    "effect_ci_low",
-    "effect_ci_high",
-    "p_value",
-    "p_adjusted",
-    "engine",
-    "null_effect",
+    *("experiment", "run", "ref", "step", "seed", "split", "draw", "variant", "intervention"),
+    *("site", "layer", "head", "position", "metric", "value", "value_ci_low", "value_ci_high", "n", "n_runs"),
+    *(
+        "baseline",
+        "effect",
+        "effect_ci_low",
+        "effect_ci_high",
+        "p_value",
+        "p_adjusted",
+        "engine",
+        "null_effect",
+    ),
 )
 #: Columns by their names up to 0.2.
 OLD_NAMES = {"ci_low": "value_ci_low", "ci_high": "value_ci_high"}
@@ -99,8 +84,12 @@ def value_text(row: Mapping[str, Any]) -> str:
     return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
 
 
+def sd_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
+
+
 def effect_text(row: Mapping[str, Any]) -> str:
-    """Returns the effect with its interval; an edit that fired and changed nothing says so."""
+    """Returns the effect with its interval, or that not one example changed."""
     if row["null_effect"] is True:
         return "0, no example changed"
     return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
@@ -126,14 +115,11 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns the rows that people see; several draws become one row with their mean and spread."""
-    view = view_of(frame, "view_rows")
-    if view is not None:
+    if (view := view_of(frame, "view_rows")) is not None:
         rows: pandas.DataFrame = view(frame)
         return rows
     table = spread(frame)
-    if table.empty:
-        return frame
-    return frame[frame["draw"].isna()].merge(table, how="left")
+    return frame if table.empty else frame[frame["draw"].isna()].merge(table, how="left")
 
 
 def tests(frame: pandas.DataFrame) -> int:
@@ -149,12 +135,6 @@ def holm_note(frame: pandas.DataFrame) -> str:
     least = least_adjusted(tests(frame), int(examples.max()), FLIPS) if len(examples) else 0.0
     limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
     return HOLM.format(tests(frame)) + limit
-
-
-def own_metrics(config: Mapping[str, Any]) -> list[str]:
-    """Returns the metrics that the tasks of a result call their own, each once."""
-    parts = config.get("parts", [config])
-    return list(dict.fromkeys(name for part in parts for name in part.get("metrics of the tasks", ())))
 
 
 def plain_metric(name: Any) -> str:
@@ -176,7 +156,10 @@ def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, 
         return frame
     names = frame["metric"].map(plain_metric)
     if metric is None:
-        chosen = frame[names.isin(own_metrics(config))]
+        own = {
+            name for part in config.get("parts", [config]) for name in part.get("metrics of the tasks", ())
+        }
+        chosen = frame[names.isin(own)]
         return frame if chosen.empty else chosen
     chosen = frame[(names == metric) | (frame["metric"] == metric)]
     if chosen.empty:
@@ -184,14 +167,9 @@ def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, 
     return chosen
 
 
-def spread_text(row: Mapping[str, Any]) -> str:
-    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
-
-
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns in which readers see ``shown_rows``; the intervention only where it tells rows apart."""
-    view = view_of(frame, "view_columns")
-    if view is not None:
+    if (view := view_of(frame, "view_columns")) is not None:
         columns: list[Column] = view(frame)
         return columns
     columns = [Column("variant", "variant")]
@@ -205,7 +183,7 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     if "sd" in frame:
         # One variant, as a rule, and what it is stands in the notes: the room goes to the spread.
         columns = columns[1:] if frame["variant"].nunique() == 1 else columns
-        columns.append(Column("sd of draws [range]", "sd", spread_text))
+        columns.append(Column("sd of draws [range]", "sd", sd_text))
     if compared:
         columns.append(Column("effect [95% CI]", "effect", effect_text))
     if frame["p_value"].notna().any():
@@ -225,19 +203,13 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
     return cell
 
 
-def experiment_of(frame: pandas.DataFrame) -> Experiment | None:
-    """Returns the experiment that rows are of; ``None`` where they are of several, or of none that is registered."""
-    experiments = set(frame["experiment"])
-    return EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
-
-
 def view_of(frame: pandas.DataFrame, name: str) -> Callable[..., Any] | None:
     """Returns ``view_rows`` or ``view_columns`` of the experiment that rows are of, where it has its own."""
-    known = experiment_of(frame)
+    known = EXPERIMENTS.get(frame["experiment"].iloc[0]) if frame["experiment"].nunique() == 1 else None
     return None if known is None else known.defined(name)
 
 
 def compares_metrics(frame: pandas.DataFrame) -> bool:
     """Tells whether people see one metric of these rows if they do not ask for more."""
-    known = experiment_of(frame)
+    known = EXPERIMENTS.get(frame["experiment"].iloc[0]) if frame["experiment"].nunique() == 1 else None
     return known is None or known.compares_metrics

@@ -52,16 +52,12 @@ def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
     except ValidationError as error:
         first = error.errors()[0]
         raise refusal(subject, task, f"{'.'.join(map(str, first['loc']))} = {first['input']!r}") from None
-    trained_parameters, untrained_parameters = (
-        dict(one.named_parameters()) for one in (subject.model, model)
-    )
-    for name in {**trained_parameters, **untrained_parameters}:
-        shapes = [
-            list(parameters[name].shape) if name in parameters else "no"
-            for parameters in (trained_parameters, untrained_parameters)
-        ]
-        if shapes[0] != shapes[1]:
-            raise refusal(subject, task, f"{shapes[0]} {name}, where the task's own has {shapes[1]}")
+    own, built = ({name: [*p.shape] for name, p in one.named_parameters()} for one in (subject.model, model))
+    for name in {**own, **built}:
+        if own.get(name) != built.get(name):
+            raise refusal(
+                subject, task, f"{own.get(name, 'no')} {name}, where its own has {built.get(name, 'no')}"
+            )
     return model.to(subject.tokens.device, print_details=False)
 
 

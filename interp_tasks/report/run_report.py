@@ -200,7 +200,7 @@ def report(
         compare: another, shown beside it.
         circuit: find the smallest circuit of faithfulness 0.9 at each checkpoint, too: half a minute each of a model
             of 4 layers of 8 heads.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`. All
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`. All
             checkpoints of equal tasks see the same examples.
 
     Returns:
@@ -218,7 +218,7 @@ def report(
         views += measured_views(source, options, progress, circuit=circuit)
         before += len(source.checkpoints)
     config = {"run": run, "compare": compare, "circuit": circuit, **Examples.of(options).describe()}
-    config |= {"device": options.get("device", "cpu"), "checkpoints": [source.refs for source in sources]}
+    config["checkpoints"] = [source.refs for source in sources]
     config["trained with"] = {
         source.name: dict(source.run.config) for source in sources if source.run is not None
     }

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.heads.edits import HeadEdit, by_layer
-from interp_tasks.measurement.runner import swept
+from interp_tasks.measurement.head_edits import HeadEdit, by_layer
+from interp_tasks.measurement.runner import run_sweep
 from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, Progress, subjects
 
 if TYPE_CHECKING:
@@ -118,9 +118,8 @@ def measured_views(
     """
     views: dict[str, View] = {}
     latest: dict[str, LoadedCheckpoint] = {}
-    examples = Examples.of(options)
-    for subject in subjects(source.refs, examples, options.get("device", "cpu"), progress):
-        part = str(subject.labels["ref"]).removeprefix(subject.checkpoint.ref).strip(" ()")
+    for subject in subjects(source.refs, replace(Examples.of(options), progress=progress)):
+        part = str(subject.labels["ref"]).removeprefix(subject.stored.label).strip(" ()")
         view = views.setdefault(part, View(source, part, subject.task))
         view.snapshots.append(snapshot(subject, view, circuit=circuit))
         view.model = subject.model.cfg
@@ -224,7 +223,7 @@ def effects_of(subject: LoadedCheckpoint, view: View, measured: Sequence[str]) -
     variants: dict[str, Any] = {}
     called: dict[str, tuple[str, str]] = {}
     for mode in MODES:
-        for label, edit in HeadEdit.read(mode, None, "all").on(subject, chosen).items():
+        for label, edit in HeadEdit.parse(mode).on(subject, chosen).items():
             variants[f"{mode} {label}"] = edit
             called[f"{mode} {label}"] = (mode, label)
     task, metric = subject.task, None
@@ -238,7 +237,7 @@ def effects_of(subject: LoadedCheckpoint, view: View, measured: Sequence[str]) -
             metrics = task.metrics(output, batch)
             return {name: metrics[name] for name in view.metrics}
 
-    frame = swept(
+    frame = run_sweep(
         subject, variants, {name: mode for name, (mode, _) in called.items()}, metric, subject.batch
     ).frame
     view.metrics = view.metrics or shown_metrics(frame["metric"], "")

@@ -14,13 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from circuits.figures.layout import draw
-from circuits.figures.panels import curve, of_rows
+from circuits.figures.panels import curve as lines
+from circuits.figures.panels import of_rows
 from interp_tasks.errors import UserError
 from interp_tasks.experiments._circuit.search import (
     CIRCUIT,
@@ -33,15 +33,14 @@ from interp_tasks.experiments._circuit.search import (
     FoundCircuit,
     Search,
     find_circuit,
-    how_found,
 )
 from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, resolve_refs
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, Refs, resolve_refs
 from interp_tasks.measurement.table import filled
-from interp_tasks.pages import Column, Figure, check_writable_file, number, with_interval
+from interp_tasks.pages import Column, Figure, check_writable_file, number, signed, with_interval
 
 if TYPE_CHECKING:
     import pandas
@@ -49,9 +48,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from circuits.circuit import Circuit
-    from circuits.circuit._graph import Graph
+    from interp_tasks.checkpoints import ResolvedCheckpoint
 
-#: Examples where nothing is place: half of them find, half test.
+#: Examples where nothing is said: half of them find, half test.
 SAMPLES = 128
 #: Checkpoints whose circuits are drawn.
 DRAWN = 2
@@ -63,8 +62,6 @@ OVER_STEPS = (
 GROWING = "Kept on the half of the examples that did not find it, beside as many members at random."
 #: Members that the notes name.
 LISTED = 5
-#: What stands beside the smallest circuit that is faithful enough.
-MARK = "the circuit"
 SOURCE = typer.Option(
     "--source",
     metavar="SOURCE",
@@ -74,23 +71,12 @@ SOURCE = typer.Option(
 METRIC = typer.Option(
     "--metric", metavar="NAME", help="What is to be faithful.", show_default="the task's own"
 )
-RANK_BY = typer.Option(
-    "--rank-by", metavar="NAME", help="Metric that ranks; has a gradient.", show_default="as --metric"
-)
-KIND = typer.Option("--kind", metavar="KIND", help="edges or nodes.", show_default="edges")
-METHOD = typer.Option(
-    "--method", metavar="METHOD", help="Ranking: gradient, integrated or exact.", show_default="integrated"
-)
-RANK = typer.Option(
-    "--rank", metavar="RANK", help="By the mean effect, or by the mean size of effects.", show_default="mean"
-)
-FAITHFULNESS_OPTION = typer.Option(
-    "--faithfulness", metavar="SHARE", help="What the circuit has at least.", show_default="0.9"
-)
+KIND = typer.Option("--kind", metavar="KIND", help="edges or nodes.")
+METHOD = typer.Option("--method", metavar="METHOD", help="Ranking: gradient, integrated or exact.")
+RANK = typer.Option("--rank", metavar="RANK", help="By the mean effect, or by the mean size of effects.")
+FAITHFULNESS_OPTION = typer.Option("--faithfulness", metavar="SHARE", help="What the circuit has at least.")
 RANDOM = typer.Option("--random", help="Random circuits of its size to compare with.")
-CURVE_OPTION = typer.Option(
-    "--curve/--no-curve", help="Measure faithfulness over sizes too.", show_default="curve"
-)
+CURVE_OPTION = typer.Option("--curve/--no-curve", help="Measure faithfulness over sizes too.")
 KEEP = typer.Option("--keep", metavar="FILE.json", help="Test this circuit instead of finding one.")
 WRITE = typer.Option(
     "--write", metavar="FILE.json", help="Write the circuit there, for --keep and circuit.read."
@@ -102,7 +88,6 @@ WRITE = typer.Option(
     says={
         "source": None,
         "metric": None,
-        "rank_by": None,
         "kind": "edges",
         "method": None,
         "rank": "mean",
@@ -111,16 +96,15 @@ WRITE = typer.Option(
     samples=SAMPLES,
 )
 def circuit(
-    refs: str | Sequence[str],
+    refs: Refs,
     source: Annotated[str | None, SOURCE] = None,
     metric: Annotated[str | None, METRIC] = None,
-    rank_by: Annotated[str | None, RANK_BY] = None,
-    kind: Annotated[str | None, KIND] = None,
-    method: Annotated[str | None, METHOD] = None,
-    rank: Annotated[str | None, RANK] = None,
-    faithfulness: Annotated[float | None, FAITHFULNESS_OPTION] = None,
+    kind: Annotated[str, KIND] = "edges",
+    method: Annotated[str, METHOD] = "integrated",
+    rank: Annotated[str, RANK] = "mean",
+    faithfulness: Annotated[float, FAITHFULNESS_OPTION] = 0.9,
     random: Annotated[int, RANDOM] = 20,
-    curve: Annotated[bool | None, CURVE_OPTION] = None,
+    curve: Annotated[bool, CURVE_OPTION] = True,
     keep: Annotated[str | Path | None, KEEP, str | None] = None,
     write: Annotated[str | Path | None, WRITE, str | None] = None,
     **options: Unpack[Options],
@@ -132,76 +116,50 @@ def circuit(
     as on the source, 1 as the whole model.
 
     Args:
-        refs: one or several REFs; all see the same examples.
         source: what edges outside a circuit hear: ``"resample"`` (another example of the same half), or a name that the
             task declares in ``attention_moves(batch, seed)`` (``"values"``, of matrix completion: another matrix under
             the same mask; ``"mask"``) or ``patch_sources(batch)`` (``"negated"``; of modular arithmetic ``"shifted"``,
             ``"swapped"``). Default: ``"values"`` where there is one, else ``"resample"``.
-        metric: the metric that faithfulness is of.
-        rank_by: the metric whose effects rank members. Default: the same, or the task's first that has a gradient.
-        kind: ``"edges"`` (default) or ``"nodes"``.
-        method: members are ranked by estimates of their effects, from the ``"gradient"`` or ``"integrated"`` gradients
-            (default), or by ``"exact"`` effects, one forward pass each.
-        rank: by the size of the ``"mean"`` effect over examples (default), or by the mean ``"size"``, where signs
-            differ between examples.
-        faithfulness: what the circuit has at least, on the half it is found on. Default: 0.9.
-        random: random circuits of its size.
+        metric: the metric that faithfulness is of, and that ranks; for one without a gradient, such as an accuracy, the
+            task's first that has one ranks.
+        kind: ``"edges"`` or ``"nodes"``.
+        method: what ranks members: effects estimated from the ``"gradient"`` or from ``"integrated"`` gradients, or
+            ``"exact"`` ones, a forward pass each.
+        rank: by the size of the ``"mean"`` effect over examples, or by their mean ``"size"``, where signs differ.
+        faithfulness: what the circuit has at least, on the half it is found on.
+        random: how many random circuits of its size.
         curve: whether faithfulness over about 20 sizes is measured, on the half that tests, beside a random order.
-            Default: yes.
-        keep: the file of a circuit that is tested instead, on the half that tests; options that say how one is found
-            are refused beside it.
+        keep: the file of a circuit that is tested instead, on the half that tests; how one is found plays no part then.
         write: a file for the circuit of the one checkpoint, as ``circuits.circuit.read`` reads it.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    finding = {"rank_by": rank_by, "kind": kind, "method": method, "rank": rank, "curve": curve}
-    search = read_search(source, metric, random, finding | {"faithfulness": faithfulness}, keep, write)
+    search = Search(source, metric, kind, method, rank, faithfulness, random, curve)
+    if keep is not None:
+        kept = read_circuit(Path(keep))
+        search = replace(search, kind=kept.kind, keep=kept)
     examples = Examples.of(options)
     refs = resolve_refs(refs, examples)
-    if write is not None and len(refs.named) > 1:
-        raise UserError(
-            f"--write {write}: one circuit, and --ckpt names {len(refs.named)} checkpoints; name one"
-        )
-    if search.keep is not None:
-        for named in refs.named:
-            sizes = SimpleNamespace(**named.resolved.meta["model"])
-            check_circuit(search.keep, sizes, f"--keep {keep} on {named.resolved.ref}")
-    samples = options.get("samples") or (SAMPLES if examples.tokens is None else None)
-    return found_circuits(refs, search, write, {**options, "samples": samples})
-
-
-def read_search(
-    source: str | None,
-    metric: str | None,
-    random: int,
-    finding: Mapping[str, Any],
-    keep: str | Path | None,
-    write: str | Path | None,
-) -> Search:
-    """Returns what is sought, or tested where a circuit is given; refuses what does not go together.
-
-    Raises:
-        UserError: in one line.
-    """
-    finding = {name: value for name, value in finding.items() if value is not None}
-    if keep is not None:
-        check_given(keep, finding, write)
-    search = Search(source, metric, random=random, **finding)
-    search.check()
     if write is not None:
         check_writable_file(Path(write))
-    if keep is None:
-        return search
-    kept = read_circuit(Path(keep))
-    return replace(search, kind=kept.kind, keep=kept)
+        if len(refs) > 1 or keep is not None:
+            raise UserError(f"--write {write}: the circuit found at one checkpoint; name one, without --keep")
+    samples = options.get("samples") or (SAMPLES if examples.tokens is None else None)
+    result = find_circuits(refs, search, {**options, "samples": samples})
+    if write is not None:
+        if not result.data["circuits"]:
+            raise UserError(f"--write {write}: there is no circuit, since clean and source run do not differ")
+        Path(write).parent.mkdir(parents=True, exist_ok=True)
+        next(iter(result.data["circuits"].values())).write(write)
+    return result
 
 
-def found_circuits(refs: Any, search: Search, write: str | Path | None, options: Options) -> Result:
-    """Finds, or tests, the circuit of each checkpoint, and writes it to a file where one is named."""
+def find_circuits(refs: Sequence[ResolvedCheckpoint], search: Search, options: Options) -> Result:
+    """Finds, or tests, the circuit of each checkpoint."""
     found: dict[str, FoundCircuit] = {}
-    progress, total = options.get("progress"), len(refs.named)
+    progress, total = options.get("progress"), len(refs)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
@@ -212,45 +170,37 @@ def found_circuits(refs: Any, search: Search, write: str | Path | None, options:
             if progress is not None:
                 progress(min(len(found), total - 1), total, f"{ref}: {stage}")
 
-        found[ref] = find_circuit(subject, search, report_stage)
-        circuit = found[ref].circuit
-        done = {} if circuit is None else {"circuit": {"size": len(circuit), "sha256": circuit.sha256}}
-        return Measured(pandas.DataFrame(found[ref].rows), done)
+        one = found[ref] = find_circuit(subject, search, report_stage)
+        done = {} if one.circuit is None else {"size": len(one.circuit), "sha256": one.circuit.sha256}
+        return Measured(pandas.DataFrame(one.rows), {"circuit": done} if done else {})
 
-    config = search.describe() | {"method": how_found(search)}
-    result = measure("circuit", refs, options, measure_checkpoint, config=config, check=search.check_planned)
-    circuits = {ref: each.circuit for ref, each in found.items() if each.circuit is not None}
-    if write is not None:
-        for each in circuits.values():
-            # As for the files of --out; what could not be made was refused before anything was measured.
-            Path(write).parent.mkdir(parents=True, exist_ok=True)
-            each.write(write)
-        if not circuits:
-            raise UserError(f"--write {write}: there is no circuit, since clean and source run do not differ")
+    result = measure(
+        "circuit", refs, options, measure_checkpoint, config=search.describe(), check=search.check
+    )
     data = {
-        "circuits": circuits,
+        "circuits": {ref: each.circuit for ref, each in found.items() if each.circuit is not None},
         "curves": {ref: each.curve for ref, each in found.items() if each.curve is not None},
         "metrics": {ref: each.metric for ref, each in found.items()},
     }
     return replace(result, notes=notes(found, search), data=data)
 
 
-def check_given(keep: str | Path, finding: Mapping[str, Any], write: str | Path | None) -> None:
-    """Refuses what says how a circuit is found, or where to write it, beside one that is given.
+def read_circuit(file: Path) -> Circuit:
+    """Returns the circuit of a file.
 
     Raises:
-        UserError: in one line.
+        UserError, CircuitsError: for a file that cannot be read, or holds none.
     """
-    # Of a circuit that is given there is no curve anyway.
-    options = [f"--{name.replace('_', '-')}" for name, value in finding.items() if value is not False]
-    if options:
-        raise UserError(
-            f"{', '.join(options)} with --keep {keep}: the circuit is given, and none is sought; leave out one "
-            "or the other"
-        )
-    if write is not None:
-        raise UserError(f"--write {write} with --keep: nothing is found that could be written")
-    check_file(Path(keep), "--keep")
+    check_file(file, "--keep")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict) or "members" not in content:
+        raise UserError(f"--keep {file} is no circuit; give a file that circuit --write has written")
+    from circuits import circuit as circuits
+
+    return circuits.read(file)
 
 
 def notes(found: Mapping[str, FoundCircuit], search: Search) -> tuple[str, ...]:
@@ -269,25 +219,21 @@ def notes(found: Mapping[str, FoundCircuit], search: Search) -> tuple[str, ...]:
             "no gap: clean and source run do not surely differ on the finding half, so that there is nothing to "
             "be faithful to."
         )
-    if len(found) == 1 and search.keep is None:
-        (only,) = found.values()
-        if only.circuit is not None:
-            sentences.append(largest(only))
+    members = [
+        row
+        for each in found.values()
+        for row in each.rows
+        if not str(row["variant"]).startswith((TOP, CIRCUIT, CURVE))
+    ]
+    if len(found) == 1 and members:
+        # A ranking by estimates is not in the order of the effects that were measured.
+        largest = sorted(members, key=lambda row: -abs(row["effect"]))[:LISTED]
+        texts = ", ".join(f"{row['variant']} {signed(row['effect'])}" for row in largest)
+        sentences.append(f"Largest effects on {members[0]['metric']} of taking one from the source: {texts}.")
     sentences += dict.fromkeys(
         note.replace('rank="size"', "--rank size") for each in found.values() for note in each.notes
     )
     return tuple(sentences)
-
-
-def largest(found: FoundCircuit) -> str:
-    """Names the members with the largest effects."""
-    from interp_tasks.pages import signed
-
-    rows = [row for row in found.rows if not str(row["variant"]).startswith((TOP, CIRCUIT, CURVE))]
-    # A ranking by estimates is not in the order of the effects that were measured.
-    rows.sort(key=lambda row: -abs(row["effect"]))
-    texts = [f"{row['variant']} {signed(row['effect'])}" for row in rows[:LISTED]]
-    return f"Largest effects on {rows[0]['metric']} of taking one from the source: {', '.join(texts)}."
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -297,112 +243,75 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     import pandas
 
     refs = list(dict.fromkeys(frame["ref"]))
-    rows = [row for ref in refs for row in of_checkpoint(frame[frame["ref"] == ref], alone=len(refs) == 1)]
-    shown = pandas.DataFrame(rows)
     if len(refs) == 1:
-        return shown
-    steps = [str(step) for step in dict.fromkeys(shown["step"])]
-    return shown.assign(
-        checkpoint=shown["ref"],
-        ref=f"{len(refs)} checkpoints",
-        step=f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else steps[0],
-    )
+        return pandas.DataFrame(of_checkpoint(frame, alone=True))
+    rows = [row for ref in refs for row in of_checkpoint(frame[frame["ref"] == ref], alone=False)]
+    shown = pandas.DataFrame(rows)
+    steps = " to ".join(str(step) for step in dict.fromkeys([shown["step"].iloc[0], shown["step"].iloc[-1]]))
+    return shown.assign(checkpoint=shown["ref"], ref=f"{len(refs)} checkpoints", step=steps)
 
 
 def of_checkpoint(frame: pandas.DataFrame, *, alone: bool) -> list[dict[str, Any]]:
     """Returns one checkpoint's rows for people: its circuit, and where it is alone other sizes of its ranking."""
     own = frame[frame["variant"] == CIRCUIT].set_index("metric")
-    total = own.loc[SIZE, "baseline"]
+    total, gap = own.loc[SIZE, "baseline"], own.loc[GAP]
     first: dict[Any, Any] = frame.iloc[0].to_dict()
-    row = {
-        **first,
-        **numbers(own),
-        "size": own.loc[SIZE, "value"],
-        "total": total,
-        "beside": at_random(own, alone=alone),
-        "gap": own.loc[GAP].to_dict(),
-        "mark": MARK,
-    }
-    row["share"] = row["size"] / total
-    sizes = frame[frame["variant"].str.startswith(TOP)]
-    if not alone or sizes.empty:
-        return [row]
-    rows = [row]
-    for variant, part in sizes.groupby("variant", sort=False):
-        size = int(str(variant).removeprefix(TOP))
-        if size != row["size"] and 0 < size < total:
-            of_size = part.set_index("metric")
-            about = {
-                "size": size,
-                "share": size / total,
-                "beside": at_random(of_size, alone=alone),
-                "mark": "",
-            }
-            rows.append({**first, **numbers(of_size), **about})
-    return sorted(rows, key=lambda one: one["size"])
 
+    def row_of(rows: pandas.DataFrame, size: float, mark: str) -> dict[str, Any]:
+        (metric,) = (
+            name for name in rows.index if name not in (SIZE, GAP) and not name.startswith(FAITHFULNESS)
+        )
+        # Beside it random circuits of the same size: their mean, or of several checkpoints the best.
+        column, beside = ("baseline", FAITHFULNESS) if alone else ("value", LARGEST_RANDOM)
+        row = {**first, "metric": metric, "clean": rows.loc[metric, "baseline"], "size": size, "mark": mark}
+        row |= {"total": total, "share": size / total, "gap": gap.to_dict()}
+        row["beside"] = float(rows[column].get(beside, float("nan")))
+        for end in ("", "_ci_low", "_ci_high"):
+            row[f"value{end}"] = rows.loc[metric, f"value{end}"]
+            row[f"{FAITHFULNESS}{end}"] = rows[f"value{end}"].get(FAITHFULNESS, float("nan"))
+        return row
 
-def at_random(rows: pandas.DataFrame, *, alone: bool) -> float:
-    """Returns the faithfulness of random circuits of the same size: their mean, or of several checkpoints the best."""
-    column, metric = ("baseline", FAITHFULNESS) if alone else ("value", LARGEST_RANDOM)
-    return float(rows[column].get(metric, float("nan")))
-
-
-def numbers(rows: pandas.DataFrame) -> dict[str, Any]:
-    """Returns faithfulness and the metric of a circuit that is kept, from its rows by metric."""
-    (metric,) = (name for name in rows.index if name not in (SIZE, GAP) and not name.startswith(FAITHFULNESS))
-    of_metric = rows.loc[metric]
-    faithfulness = (
-        rows.loc[FAITHFULNESS] if FAITHFULNESS in rows.index else of_metric.map(lambda _: float("nan"))
-    )
-    return {
-        "metric": metric,
-        "clean": of_metric["baseline"],
-        "value": of_metric["value"],
-        "value_ci_low": of_metric["value_ci_low"],
-        "value_ci_high": of_metric["value_ci_high"],
-        "faithfulness": faithfulness["value"],
-        "faithfulness_ci_low": faithfulness["value_ci_low"],
-        "faithfulness_ci_high": faithfulness["value_ci_high"],
-    }
+    found = [row_of(own, own.loc[SIZE, "value"], "the circuit")]
+    for variant, part in frame.groupby("variant", sort=False) if alone else ():
+        if str(variant).startswith(TOP):
+            size = int(str(variant).removeprefix(TOP))
+            if size != found[0]["size"] and 0 < size < total:
+                found.append(row_of(part.set_index("metric"), size, ""))
+    return sorted(found, key=lambda one: one["size"])
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
     """Returns the columns that people see: of one circuit and its sizes, or of the circuits of several checkpoints."""
     metric = str(rows["metric"].iloc[0]) if rows["metric"].nunique() == 1 else "metric"
-    size = Column("size", "size", lambda row: "–" if row["size"] != row["size"] else f"{row['size']:.0f}")
     shared = [
-        size,
+        Column("size", "size", lambda row: "–" if row["size"] != row["size"] else f"{row['size']:.0f}"),
         Column("share", "share", filled("share", ".1%")),
         Column("faithfulness [95% CI]", "faithfulness", faithfulness_text),
     ]
-    if "checkpoint" in rows or rows["size"].isna().any():
-        several = [Column("checkpoint", "checkpoint")] if "checkpoint" in rows else []
-        several += [Column("metric", "metric")] if metric == "metric" else []
-        gap = Column("gap [95% CI]", "clean", gap_text)
-        best = Column("best of random", "beside", filled("beside", share))
-        return [
-            *several,
-            Column(f"{metric}, clean", "clean"),
-            *shared,
-            *([best] if rows["beside"].notna().any() else []),
-            *([gap] if rows["size"].isna().any() else []),
-        ]
+    if "checkpoint" not in rows and rows["size"].notna().all():
+        value = Column(f"{metric} [95% CI]", "value", interval_text)
+        return [*shared, Column("random", "beside", filled("beside", share)), value, Column("", "mark")]
+    several = [Column("checkpoint", "checkpoint")] if "checkpoint" in rows else []
+    several += [Column("metric", "metric")] if metric == "metric" else []
+    best = Column("best of random", "beside", filled("beside", share))
+    gap = Column("gap [95% CI]", "clean", lambda row: interval_text(row["gap"]))
     return [
+        *several,
+        Column(f"{metric}, clean", "clean"),
         *shared,
-        Column("random", "beside", filled("beside", share)),
-        Column(
-            f"{metric} [95% CI]",
-            "value",
-            lambda row: with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"]),
-        ),
-        Column("", "mark"),
+        *([best] if rows["beside"].notna().any() else []),
+        *([gap] if rows["size"].isna().any() else []),
     ]
+
+
+def interval_text(row: Mapping[str, Any]) -> str:
+    """Returns a value with its interval."""
+    return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
 
 
 def faithfulness_text(row: Mapping[str, Any]) -> str:
     """Returns faithfulness with its interval; says where there is nothing to be faithful to."""
-    values = [row[name] for name in ("faithfulness", "faithfulness_ci_low", "faithfulness_ci_high")]
+    values = [row[f"{FAITHFULNESS}{end}"] for end in ("", "_ci_low", "_ci_high")]
     if values[0] != values[0]:
         return "no gap"
     value, low, high = map(share, values)
@@ -412,11 +321,6 @@ def faithfulness_text(row: Mapping[str, Any]) -> str:
 def share(value: float) -> str:
     """Returns a faithfulness to three decimals: of a circuit that does nothing only rounding is left."""
     return "–" if value != value else f"{round(value, 3) + 0.0:.3f}"
-
-
-def gap_text(row: Mapping[str, Any]) -> str:
-    gap = row["gap"]
-    return with_interval(number(gap["value"]), gap["value_ci_low"], gap["value_ci_high"])
 
 
 def over_steps(frame: pandas.DataFrame, metric: str) -> plotly.graph_objects.Figure:
@@ -432,58 +336,11 @@ def over_steps(frame: pandas.DataFrame, metric: str) -> plotly.graph_objects.Fig
     for name, (rows, column) in shown.items():
         groups = rows.groupby("run", sort=False, dropna=False)
         series = {str(run): of_rows(part, "step", column) for run, part in groups}
-        panels.append(curve(series, y=name, bars=True, height=200))
+        panels.append(lines(series, y=name, bars=True, height=200))
     return draw(panels)
 
 
-def read_circuit(file: Path) -> Circuit:
-    """Returns the circuit of a file.
-
-    Raises:
-        UserError, CircuitsError: for a file that cannot be read, or holds none.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        content = None
-    if not isinstance(content, dict) or "members" not in content:
-        raise UserError(f"--keep {file} is no circuit; give a file that circuit --write has written")
-    from circuits import circuit as circuits
-
-    return circuits.read(file)
-
-
-def check_circuit(circuit: Circuit, sizes: Any, place: str) -> None:
-    """Refuses a circuit of a model of another shape, or with members that this one lacks, by its configuration alone.
-
-    Args:
-        sizes: as in :class:`PendingCheckpoint`.
-        place: names the file and the model.
-
-    Raises:
-        CircuitsError: in one line.
-    """
-    graph = graph_of(sizes)
-    graph.check_same(circuit.graph, place)
-    graph.fitted(circuit.where, circuit.kind, place)
-
-
-def graph_of(sizes: Any) -> Graph:
-    """Returns the graph of a HookedTransformer of this configuration."""
-    from circuits.circuit._graph import Graph
-
-    grouped = sizes.n_key_value_heads is not None and not sizes.ungroup_grouped_query_attention
-    return Graph(
-        sizes.n_layers,
-        sizes.n_heads,
-        sizes.n_key_value_heads if grouped else sizes.n_heads,
-        mlps=not sizes.attn_only,
-        parallel=sizes.parallel_attn_mlp,
-        positions=sizes.positional_embedding_type != "rotary",
-    )
-
-
-def drawn_circuit(circuit: Circuit) -> str:
+def caption_of(circuit: Circuit) -> str:
     """Returns the caption of a circuit's picture."""
     from circuits.figures.circuit_graph import DRAWN as EDGES
 
@@ -506,5 +363,5 @@ def figures(result: Result) -> list[Figure]:
     for ref in list(circuits)[-DRAWN:]:
         if ref in curves:
             drawn.append(Figure(curves[ref].plot(), f"Faithfulness of growing circuits, {ref}", GROWING))
-        drawn.append(Figure(circuits[ref].plot(), f"The circuit, {ref}", drawn_circuit(circuits[ref])))
+        drawn.append(Figure(circuits[ref].plot(), f"The circuit, {ref}", caption_of(circuits[ref])))
     return drawn

@@ -54,14 +54,10 @@ def reaches_of(run: Run, level: float) -> list[Reach]:
         for name in named(run, ACCURACY, split):
             steps, values = run.points(name, split)
             # Step 0 has no batch that was trained on.
-            logged = [
-                (step, value)
-                for step, value in zip(steps, values, strict=True)
-                if step or split == "validation"
-            ]
-            if not logged:
+            if split == "train" and steps[:1] == [0]:
+                steps, values = steps[1:], values[1:]
+            if not steps:
                 continue
-            steps, values = zip(*logged, strict=True)
             reaches.append(
                 Reach(run, name, split, *reached(steps, values, level), float(steps[-1]), final_level(values))
             )

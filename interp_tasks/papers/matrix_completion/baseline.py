@@ -23,9 +23,7 @@ from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
-    PendingCheckpoint,
     check_has_task,
-    read_task,
 )
 from interp_tasks.measurement.table import tidy
 from interp_tasks.pages import Figure
@@ -38,7 +36,6 @@ from interp_tasks.papers.matrix_completion.comparison import (
     comparison_figures,
     declared,
     forward,
-    metrics_and_properties,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ VARIANTS = typer.Option("--variant", metavar="NAME", help="Only this of them; re
 @experiment(
     "matrix",
     says={"methods": [], "vary": VARY, "variants": [], "solver": BATCHED},
-    metrics=metrics_and_properties,
+    judged_by_task=True,
 )
 def baseline(
     refs: str | Sequence[str] = (),
@@ -106,10 +103,10 @@ def baseline(
             )
         return methods_alone(methods, solver, options)
     used: dict[str, None] = {}
-    comparison = Comparison(Examples.of(options), options.get("progress"), solver)
+    comparison = Comparison(Examples.of(options), solver)
 
-    def check(planned: PendingCheckpoint) -> None:
-        going_through(planned.task, methods, vary, variants)
+    def check(subject: LoadedCheckpoint) -> None:
+        going_through(subject.task, methods, vary, variants)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
@@ -151,10 +148,10 @@ def methods_alone(methods: Sequence[str], solver: str, options: Options) -> Resu
     import pandas
 
     examples = Examples.of(options)
-    task = read_task(examples)
+    task = examples.own_task()
     if task is None:
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
-    comparison = Comparison(examples, options.get("progress"), solver)
+    comparison = Comparison(examples, solver)
     known = declared(task, "baselines")
     rows = []
     for name in chosen(known, methods, "--method", task) or list(known):

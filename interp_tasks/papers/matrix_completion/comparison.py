@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,8 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve, of_rows
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import in_passes
-from interp_tasks.measurement.experiment import metrics_of_task
 from interp_tasks.measurement.paired import paired
-from interp_tasks.measurement.subjects import Examples, sample
+from interp_tasks.measurement.subjects import Examples
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -44,14 +43,13 @@ class Comparison:
     """Examples of each variation, and what methods make of them: worked out once for all checkpoints."""
 
     examples: Examples
-    progress: Callable[[int, int, str], None] | None = None
     solver: str = BATCHED
     batches: dict[Task, Batch] = field(default_factory=dict)
     outputs: dict[tuple[Task, str], dict[str, Any]] = field(default_factory=dict)
 
     def batch(self, task: Task) -> Batch:
         if task not in self.batches:
-            self.batches[task] = sample(task, self.examples)
+            self.batches[task] = self.examples.sample(task)
         return self.batches[task]
 
     def measured(self, task: Task, output: Tensor) -> dict[str, Any]:
@@ -63,8 +61,8 @@ class Comparison:
     def by_method(self, task: Task, name: str) -> dict[str, Any]:
         """Returns the metrics of a method on a task, worked out once."""
         if (task, name) not in self.outputs:
-            if self.progress is not None:
-                self.progress(len(self.outputs), 0, name)
+            if self.examples.progress is not None:
+                self.examples.progress(len(self.outputs), 0, name)
             examples = self.examples
             output = output_of_method(
                 task, name, examples.samples, examples.seed, examples.split, self.solver
@@ -93,19 +91,13 @@ class Comparison:
         ]
 
 
-def metrics_and_properties(task: Any) -> Sequence[str]:
-    """Returns the names of a task's metrics, and of the properties of its outputs."""
-    own = metrics_of_task(task)
-    return [*own, *getattr(task, "property_names", ())] if own else ()
-
-
 @lru_cache(maxsize=64)
 def output_of_method(
     task: Task, name: str, samples: int | None, seed: int, split: str, solver: str = BATCHED
 ) -> Tensor:
     """Returns what a method makes of a task's examples, solved once per process: all models have the same ones."""
     given = {} if solver == BATCHED else {"solver": solver}
-    output: Tensor = declared(task, "baselines", **given)[name](sample(task, Examples(samples, seed, split)))
+    output: Tensor = declared(task, "baselines", **given)[name](Examples(samples, seed, split).sample(task))
     return output
 
 

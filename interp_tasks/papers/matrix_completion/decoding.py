@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment, metrics_of_task
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORCED, GREEDY = "teacher forcing", "greedy"
 
 
-@experiment("matrix", metrics=metrics_of_task)
+@experiment("matrix", judged_by_task=True)
 def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
 

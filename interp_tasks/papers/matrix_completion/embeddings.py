@@ -7,7 +7,7 @@ permuted labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,7 @@ from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
-    PendingCheckpoint,
+    Refs,
     by_run,
     check_has_task,
     resolve_refs,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.subjects import LabelledRef
+    from interp_tasks.checkpoints import ResolvedCheckpoint
 
 #: Width of the bins that values are coloured by, as in figure 7 of the paper.
 BIN = 0.5
@@ -58,7 +58,7 @@ UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with an unt
 
 @experiment("matrix", says={"largest": None})
 def embeddings(
-    refs: str | Sequence[str],
+    refs: Refs,
     largest: Annotated[float | None, LARGEST] = None,
     *,
     untrained: Annotated[bool, UNTRAINED] = True,
@@ -89,15 +89,15 @@ def embeddings(
     if largest is not None and not 0 < largest < 1e9:
         raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
     check_has_task("embeddings", options)
-    refs = resolve_refs(refs, Examples.of(options))
-    last = {run: several[-1] for run, several in by_run(refs.named).items() if len(several) > 1}
+    found = resolve_refs(refs, Examples.of(options))
+    last = {run: several[-1] for run, several in by_run(found).items() if len(several) > 1}
     measures = Measures(largest, untrained, last, options.get("device", "cpu"))
 
-    def check(planned: PendingCheckpoint) -> None:
-        EmbeddingTargets.of(planned.task, largest)
+    def check(subject: LoadedCheckpoint) -> None:
+        EmbeddingTargets.of(subject.task, largest)
 
     config = {"largest": largest}
-    result = measure("embeddings", refs, options, measures.measured, config=config, check=check)
+    result = measure("embeddings", found, options, measures.measured, config=config, check=check)
     return replace(
         result,
         frame=result.frame.assign(split=WEIGHTS),
@@ -116,7 +116,7 @@ class Measures:
 
     largest: float | None
     untrained: bool
-    last: Mapping[str, LabelledRef]
+    last: Mapping[str, ResolvedCheckpoint]
     device: str
     ends: dict[str, Tables] = field(default_factory=dict)
     tokens: dict[str, pandas.DataFrame] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Measures:
         if run not in self.last:
             return None
         if run not in self.ends:
-            self.ends = {run: Tables.of(load_resolved(self.last[run].resolved, self.device).model)}
+            self.ends = {run: Tables.of(load_resolved(self.last[run], self.device).model)}
         return self.ends[run]
 
 

@@ -29,7 +29,6 @@ from interp_tasks.papers.matrix_completion.comparison import (
     comparison_figures,
     declared,
     forward,
-    metrics_and_properties,
 )
 
 if TYPE_CHECKING:
@@ -47,13 +46,7 @@ VARY = typer.Option(
 METHOD = typer.Option("--method", metavar="NAME", help="The method.", show_default="the first")
 
 
-def metrics_of_ood(task: Any) -> Sequence[str]:
-    """Returns the names of the metrics that rows can have: the task's, its outputs' properties, and the count."""
-    own = metrics_and_properties(task)
-    return [*own, UNTRAINED] if own else ()
-
-
-@experiment("matrix", says={"vary": list(GROUPS), "method": None}, metrics=metrics_of_ood)
+@experiment("matrix", says={"vary": list(GROUPS), "method": None}, judged_by_task=True)
 def ood(
     refs: str | Sequence[str],
     vary: Annotated[str | Sequence[str], VARY, list[str]] = GROUPS,
@@ -78,7 +71,7 @@ def ood(
     """
     names = [vary] if isinstance(vary, str) else list(vary)
     check_has_task("ood", options)
-    variations = Variations(names, method, Comparison(Examples.of(options), options.get("progress")))
+    variations = Variations(names, method, Comparison(Examples.of(options)))
     config = {"vary": names, "method": method}
     result = measure("ood", refs, options, variations.measured, config=config)
     notes = (

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.subjects import LabelledRef
+    from interp_tasks.checkpoints import ResolvedCheckpoint
 
 SHARES = (0.1, 0.5, 0.9)
 STARTS = ("plateau", "first")
@@ -93,7 +93,7 @@ def order(
     check_choice("--start", start, STARTS)
     check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
-    runs = checked_runs(found.named)
+    runs = checked_runs(found)
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
     device = options.get("device", "cpu")
     followed = {run: RunQuantities(named, device) for run, named in runs.items()}
@@ -103,13 +103,13 @@ def order(
 
         run = run_of(subject)
         rows = followed[run].add(subject, chosen_kinds)
-        if subject.checkpoint.path == followed[run].last.resolved.path:
+        if subject.checkpoint.path == followed[run].last.path:
             rows += followed[run].steps(subject, plateaus[run])
         return Measured(pandas.DataFrame(rows), {})
 
     config = {"kinds": list(chosen_kinds), "start": start}
     result = measure("order", in_runs(runs), options, measure_checkpoint, config=config)
-    config = {**result.config, "refs": list(found)}
+    config = {**result.config, "refs": [one.label for one in found]}
     notes = (
         f"step at 50%: of the way from {'the plateau' if start == 'plateau' else 'the first checkpoint'} to the last "
         "checkpoint, made for good, interpolated between stored steps.",
@@ -121,29 +121,29 @@ def order(
     return replace(result, config=config, notes=notes, data={"curves": curves})
 
 
-def checked_runs(named: Sequence[LabelledRef]) -> dict[str, list[LabelledRef]]:
+def checked_runs(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
     """Returns the checkpoints of each run, by ascending step.
 
     Raises:
         UserError: for a checkpoint outside a run, and for too few of one.
     """
     for one in named:
-        if one.resolved.run_path is None:
+        if one.run_path is None:
             raise UserError(f"{one.label} is in no run, so nothing comes before or after it")
     runs = by_run(named)
     for several in runs.values():
         if len(several) < 4:
-            run = several[0].resolved.run_name
+            run = several[0].run_name
             raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
     return runs
 
 
-def plateau_step(run: str, named: Sequence[LabelledRef]) -> int:
+def plateau_step(run: str, named: Sequence[ResolvedCheckpoint]) -> int:
     """Returns the chosen step that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.marks import find_marks
 
-    pre = find_marks(run, named[0].resolved.run_name)["pre"]
-    return min((one.resolved.step for one in named), key=lambda step: abs(step - pre))
+    pre = find_marks(run, named[0].run_name)["pre"]
+    return min((one.step for one in named), key=lambda step: abs(step - pre))
 
 
 @dataclass
@@ -154,13 +154,13 @@ class RunQuantities:
         curves: quantity -> step -> ``[1 + draws]``: the value, then its resamples; ``[1]`` where there are none.
     """
 
-    named: Sequence[LabelledRef]
+    named: Sequence[ResolvedCheckpoint]
     device: str
     curves: dict[str, dict[int, Array]] = field(default_factory=dict)
     drop: str = ""
 
     @property
-    def last(self) -> LabelledRef:
+    def last(self) -> ResolvedCheckpoint:
         return self.named[-1]
 
     @cached_property
@@ -168,7 +168,7 @@ class RunQuantities:
         """The embeddings of the last checkpoint."""
         from interp_tasks.checkpoints.load import load_resolved
 
-        return Tables.of(load_resolved(self.last.resolved, self.device).model)
+        return Tables.of(load_resolved(self.last, self.device).model)
 
     def add(self, subject: LoadedCheckpoint, kinds: Sequence[str]) -> list[Row]:
         """Measures one checkpoint; its rows."""

@@ -14,32 +14,22 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, PendingCheckpoint
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
 from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from tasks import ModularAnswer, Task
+    from tasks import ModularAnswer
 
 RESAMPLES = 2000
 #: What a number may be, and what it is called together with precision and recall.
 ROUGH, PRIME = "rough numbers", "primes"
 EVERY = "all"
-METRICS = (
-    *(f"{measure_of} for {numbers}" for numbers in (ROUGH, PRIME) for measure_of in ("precision", "recall")),
-    *("right in all remainders", "called prime", PRIME, ROUGH),
-)
 
 
-def metrics_of_detector(task: Task) -> Sequence[str]:
-    """Returns the metrics of the rows; refuses a task whose answers are not the remainders of one number."""
-    answers_of(task)
-    return METRICS
-
-
-@experiment("modular", metrics=metrics_of_detector)
+@experiment("modular")
 def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Read the remainders of a number together, and call it prime where none is 0: precision and recall.
 
@@ -61,8 +51,8 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         if options.get(name) is not None:
             raise UserError(f"detector looks at all inputs of every split: leave --{name} out")
 
-    def check(planned: PendingCheckpoint) -> None:
-        answers_of(planned.task)
+    def check(subject: LoadedCheckpoint) -> None:
+        answers_of(subject.task)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of, recorded
 from interp_tasks.measurement.options import THRESHOLD
-from interp_tasks.measurement.subjects import LoadedCheckpoint, PendingCheckpoint
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +104,7 @@ class MeasuredFeatures:
     pairs_relabelled: Tensor
 
 
-def input_axes(subject: LoadedCheckpoint | PendingCheckpoint) -> tuple[GridAxis, GridAxis]:
+def input_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, GridAxis]:
     """Returns the two digits of a checkpoint's task.
 
     Raises:

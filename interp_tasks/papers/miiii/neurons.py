@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -22,8 +23,7 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.model_parts import ModelParts
-from interp_tasks.measurement.options import THRESHOLD, check_choice
+from interp_tasks.measurement.options import THRESHOLD, check_choice, check_layers_below, layer_of
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import logged_drop
 from interp_tasks.measurement.runner import Measured, measure
@@ -164,13 +164,21 @@ def neurons(
         return Measured(pandas.DataFrame(rows), {})
 
     config = {"neurons": list(chosen), "site": site, "draws": draws}
-    parts = ModelParts(sites=[site], neurons=() if site == "pattern" else chosen)
+    check_sizes = partial(check_neurons, site, chosen)
     result = measure(
-        "neurons", refs, options, measure_checkpoint, config=config, parts=parts, check=input_axes
+        "neurons", refs, options, measure_checkpoint, config=config, check_sizes=check_sizes, check=input_axes
     )
     later = [row for (run, _), entries in history.items() for row in rows_of_run(run, entries, chosen)]
     note_texts = tuple(notes(site, draws, bool(later)))
     return replace(result, frame=joined(result.frame, later), notes=note_texts, data={"images": images})
+
+
+def check_neurons(site: str, chosen: Sequence[int], sizes: Any, name: str) -> None:
+    """Refuses a layer and neurons that a model of these sizes, called ``name``, lacks."""
+    check_layers_below("--site", [layer_of(site)], sizes, name)
+    neurons = sizes.d_model if site == "mlp_out" else sizes.d_mlp
+    if site != "pattern" and max(chosen, default=0) >= neurons:
+        raise UserError(f"--neurons {max(chosen)}: {site} of {name} has neurons 0-{neurons - 1}")
 
 
 def joined(frame: pandas.DataFrame, later: Sequence[Row]) -> pandas.DataFrame:

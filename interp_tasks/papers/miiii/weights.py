@@ -31,7 +31,6 @@ from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
-    ResolvedRefs,
     check_has_task,
     resolve_refs,
     run_of,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
+    from interp_tasks.checkpoints import ResolvedCheckpoint
     from interp_tasks.measurement.embeddings import Array
     from interp_tasks.papers.miiii.singular import Relabelled, Singular
     from tasks import Task
@@ -98,17 +98,16 @@ def weights(
     check_has_task("weights", options)
     examples = Examples.of(options)
     examined = resolve_refs(refs, examples)
-    controls = resolve_refs(control, examples) if control else ResolvedRefs([], [])
+    controls = resolve_refs(control, examples) if control else []
     check_control(examined, controls)
-    every_ref = ResolvedRefs([*examined, *controls], [*examined.named, *controls.named])
     measures = Measures(untrained)
-    config = {"control": list(controls), "untrained": untrained}
-    result = measure("weights", every_ref, options, measures.measured, config=config)
+    config = {"control": [one.label for one in controls], "untrained": untrained}
+    result = measure("weights", [*examined, *controls], options, measures.measured, config=config)
     frame = result.frame.assign(split=WEIGHTS)
     # No run trained these.
     frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
     has_order = bool((frame["intervention"] == SPECTRUM).any())
-    note_texts = tuple(notes(controls, untrained, has_order))
+    note_texts = tuple(notes([one.label for one in controls], untrained, has_order))
     return replace(result, frame=frame, notes=note_texts, data={"panels": measures.panels})
 
 
@@ -217,11 +216,11 @@ def notes(controls: Sequence[str], untrained: bool, ordered: bool) -> Iterator[s
         yield f"untrained: mean of {MODELS} untrained models of the architecture, with the range of 95% of them."
 
 
-def check_control(refs: ResolvedRefs, controls: ResolvedRefs) -> None:
+def check_control(refs: Sequence[ResolvedCheckpoint], controls: Sequence[ResolvedCheckpoint]) -> None:
     """Refuses a control that is the checkpoint itself."""
-    named = {each.resolved.path for each in refs.named}
-    for each in controls.named:
-        if each.resolved.path in named:
+    named = {each.path for each in refs}
+    for each in controls:
+        if each.path in named:
             raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
 
 

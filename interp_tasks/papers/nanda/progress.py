@@ -21,14 +21,13 @@ from circuits.figures.layout import Panel, draw
 from circuits.figures.panels import Series, curve, spectrum
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import RULES, check_kinds, read_rule
+from interp_tasks.measurement.options import RULES, check_kinds, parse_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
-    PendingCheckpoint,
     by_run,
     check_has_task,
     in_runs,
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.subjects import LabelledRef
+    from interp_tasks.checkpoints import ResolvedCheckpoint
     from interp_tasks.papers.nanda.inputs import Answer, Inputs
     from tasks import Task
 
@@ -134,7 +133,7 @@ def progress(
     wanted = [answers] if isinstance(answers, str) else list(answers)
     check_has_task("progress", options)
     found = resolve_refs(refs, Examples.of(options))
-    runs = by_run(found.named)
+    runs = by_run(found)
     grids = Grids(wanted, chosen_keys, train)
     device = options.get("device", "cpu")
     followed = {run: RunMeasures(named, chosen_keys, device) for run, named in runs.items()}
@@ -153,7 +152,7 @@ def progress(
     return replace(
         result,
         frame=frame,
-        config={**result.config, "refs": list(found)},
+        config={**result.config, "refs": [one.label for one in found]},
         notes=tuple(notes(followed.values(), chosen_keys, grids.unknown)),
         data={"runs": followed},
     )
@@ -174,7 +173,7 @@ class KeyRule:
         Raises:
             UserError: for a rule there is not, for no number; for a rule beside keys, which it would not decide.
         """
-        name, number = read_rule(rule)
+        name, number = parse_rule(rule)
         if keys is not None and rule != USUAL:
             raise UserError(
                 f"--keys are the key frequencies whatever --rule {rule} says: leave one of the two out"
@@ -235,23 +234,23 @@ class Grids:
     read: dict[tuple[Task | None, bool], Inputs] = field(default_factory=dict)
     own_split: dict[Any, bool] = field(default_factory=dict)
 
-    def check(self, planned: PendingCheckpoint) -> None:
+    def check(self, subject: LoadedCheckpoint) -> None:
         """Reads the inputs of a checkpoint; refuses several answers where keys are given."""
         from interp_tasks.papers.nanda.inputs import read_inputs
 
-        own_split = self.train is None and trained_on(planned.named, planned.task)
+        own_split = self.train is None and trained_on(subject.stored, subject.task)
         if self.train is None and not own_split:
-            self.unknown.append(planned.named.label)
-        self.own_split[planned.named.resolved.path, planned.task] = own_split
-        if (planned.task, own_split) in self.read:
+            self.unknown.append(subject.stored.label)
+        self.own_split[subject.stored.path, subject.task] = own_split
+        if (subject.task, own_split) in self.read:
             return
-        inputs = read_inputs(planned.task, self.answers, self.train, own_split=own_split)
+        inputs = read_inputs(subject.task, self.answers, self.train, own_split=own_split)
         if self.rule.chosen is not None and len(inputs.answers) > 1:
             raise UserError(
                 f"--keys are of one answer, this task has {len(inputs.answers)}: choose one by --answer, such as "
                 f"{inputs.answers[0].name}"
             )
-        self.read[planned.task, own_split] = inputs
+        self.read[subject.task, own_split] = inputs
 
     def of(self, subject: LoadedCheckpoint) -> Inputs:
         return self.read[subject.task, self.own_split[subject.checkpoint.path, subject.task]]
@@ -268,7 +267,7 @@ class RunMeasures:
         splits: which inputs each row is of.
     """
 
-    named: Sequence[LabelledRef]
+    named: Sequence[ResolvedCheckpoint]
     rule: KeyRule
     device: str
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -281,7 +280,7 @@ class RunMeasures:
         import pandas
 
         if not self.keys:
-            last = self.named[-1].resolved
+            last = self.named[-1]
             ref = last.ref if last.run_name is None else f"{last.run_name}@last"
             self.keys = self.rule.keys(ref, self.device, inputs)
         rows = self.rows(subject, inputs, kinds)
@@ -298,7 +297,7 @@ class RunMeasures:
         from interp_tasks.papers.nanda.logits import rows_of_losses, rows_of_weights
         from interp_tasks.papers.nanda.neurons import rows_of_concentration
 
-        last = subject.checkpoint.path == self.named[-1].resolved.path
+        last = subject.checkpoint.path == self.named[-1].path
         sites = [site for kind, site in SITES.items() if kind in kinds and last]
         logits, seen = activations(subject.model, inputs, sites)
         rows: list[Row] = []
@@ -415,7 +414,7 @@ def notes(followed: Iterable[RunMeasures], rule: KeyRule, unknown: Sequence[str]
 
     yield "Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."
     for one in followed:
-        run = one.named[-1].resolved.run_name or one.named[-1].label
+        run = one.named[-1].run_name or one.named[-1].label
         listed = "; ".join(f"{name} {', '.join(map(str, keys)) or 'none'}" for name, keys in one.keys.items())
         yield f"Key frequencies of {run}: {listed}."
     if rule.chosen is None:

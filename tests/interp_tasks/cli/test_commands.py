@@ -17,7 +17,7 @@ from interp_tasks.cli.app import every_command, program
 from interp_tasks.cli.command import help_text
 from interp_tasks.cli.failures import exit_code_of
 from interp_tasks.errors import UserError
-from interp_tasks.experiments import COLUMNS
+from interp_tasks.experiments import COLUMNS, every_experiment, experiment_named
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.pages import versions
 from interp_tasks.published import papers
@@ -105,7 +105,7 @@ def test_interruption_within_a_command(call, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=interrupted))
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(experiment_named("ablation"), function=interrupted))
     assert call("ablation", "--ckpt", "run") == (130, "", "interp-run: interrupted\n")
 
 
@@ -119,7 +119,7 @@ def test_warnings_of_libraries_stay_inside(call, monkeypatch):
         logging.getLogger("transformer_lens").warning("loud")
         return ablation(*arguments, **options)
 
-    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=noisy))
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(experiment_named("ablation"), function=noisy))
     code, _, err = call("ablation", "--ckpt", "run", *SMALL)
     assert (code, err) == (0, "")
     assert logging.root.manager.disable == logging.NOTSET
@@ -286,9 +286,9 @@ HEADS = {
     "lens": "",
     "attention --positions hidden --threshold 0.25": "positions hidden · threshold 0.25",
     "attention": "",
-    "probe --held-out 4 --intercept --target true_element": ("method least squares · intercept · held-out 4"),
-    "probe --ridge 0.1,1 --site z --heads all --positions 0,1 --held-out 4": (
-        "method ridge(0.1,1) · site z · heads all · positions 0, 1 · held-out 4"
+    "probe --held-out 4 --target true_element": "held-out 4",
+    "probe --site z --heads all --positions 0,1 --held-out 4": (
+        "site z · heads all · positions 0, 1 · held-out 4"
     ),
 }
 
@@ -458,33 +458,10 @@ def test_imported_task_gets_every_command(call, tmp_path, monkeypatch):
     assert len(records(call, "--ckpt", f"{tmp_path / 'run'}@last", *arguments)) == 3
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_metric_of_a_task_that_does_not_say_its_metrics(call, monkeypatch, fails):
-    """Its names are those of its metrics on two examples; where that fails, measuring says what is wrong."""
-    from tasks.matrix_completion.task import MatrixCompletion
-
-    sizes = []
-
-    def metrics(self, output, batch, real=MatrixCompletion.metrics):
-        sizes.append(len(batch))
-        if fails and len(batch) == 2:
-            raise ValueError("no such output")
-        return real(self, output, batch)
-
-    monkeypatch.setattr(MatrixCompletion, "metric_names", ())
-    monkeypatch.setattr(MatrixCompletion, "metrics", metrics)
-    code, out, err = call("ablation", "--ckpt", "run@40", "--metric", "mse_maskd", *SMALL)
-    assert (code, out) == (2, "")
-    assert "metric 'mse_maskd': did you mean mse_masked? the metrics" in err
-    assert err.count("\n") == 1
-    assert (sizes == [2]) is not fails, "before anything is measured"
-    assert call("ablation", "--ckpt", "run@40", "--metric", "mse_masked", *SMALL)[0] == 0
-
-
 def test_the_list_of_experiments_is_what_they_say():
     """``--help`` imports none of them."""
     said = {}
-    for name, each in EXPERIMENTS.items():
+    for name, each in every_experiment().items():
         if name not in commands.FUNCTIONS:
             said.setdefault(each.place, {})[name] = help_text(each.function).partition("\n\n")[0]
     listed = {

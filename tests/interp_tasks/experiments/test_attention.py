@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import Head, ablate, intervene, patterns
+from circuits import Head, patterns
 from circuits.interventions.replacements import derangement
-from interp_tasks import load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import attention
 from interp_tasks.experiments._attention import FOLLOWS, MOVED
@@ -146,35 +145,6 @@ def test_a_resample_without_a_template_says_nothing_of_it(folders):
     assert np.isfinite(largest[["value", "value_ci_low", "value_ci_high"]].to_numpy(dtype=float)).all()
 
 
-def test_the_line_of_a_head_is_about_its_own_template(folders):
-    from interp_tasks.experiments._attention import view_columns, view_rows
-
-    result = attention(folders, samples=N, seed=SEED, threshold=0.02)
-    rows = view_rows(result.frame)
-    assert list(rows["variant"]) == ["0.0", "0.1", "1.0", "1.1"] * 2
-    for row in rows.to_dict("records"):
-        mine = result.frame[(result.frame["ref"] == row["ref"]) & (result.frame["variant"] == row["variant"])]
-        of_templates = mine[mine["metric"].isin([*TEMPLATES[:9], "observed_copy"])]
-        if row["intervention"] in TEMPLATES:
-            assert row["metric"] == row["intervention"]
-        else:
-            corrected = of_templates["effect"] / (1 - of_templates["baseline"])
-            assert row["metric"] == of_templates["metric"][corrected.idxmax()]
-        moved = mine[mine["metric"] == f"{MOVED}mask"].iloc[0]
-        assert row[f"{MOVED}mask"] == (moved["value"], moved["value_ci_low"], moved["value_ci_high"])
-    headers = [column.header for column in view_columns(rows)]
-    assert headers == [
-        "head",
-        "class",
-        "template",
-        "chance",
-        "score [95% CI]",
-        "moved by\nmask",
-        "moved by\nvalues",
-        "follows\nlongest\ncolumn",
-    ]
-
-
 def test_a_checkpoint_without_a_task(call, models, bare):
     folder, tokens = bare
     options = ["--ckpt", folder, "--tokens", tokens, "--quiet"]
@@ -214,16 +184,3 @@ def test_heads_of_the_shipped_model_get_their_classes_with_the_drop(completion):
     assert row["value_ci_high"] < 0.1, "the row head of layer 0 does not look at the mask"
     moved = frame[(frame["layer"] > 0) & (frame["metric"] == f"{MOVED}mask")]
     assert (moved["value_ci_low"] > 0.3).all(), "all later heads do"
-
-
-def test_groups_of_a_result_can_be_ablated(completion):
-    checkpoint = load_checkpoint("zoo:matrix-completion-4x4@post")
-    groups = completion.data["classes"]["zoo:matrix-completion-4x4@post"].groups
-    batch = checkpoint.task.sample(64)
-    with torch.no_grad():
-        clean = checkpoint.model(batch.tokens)
-        with intervene(checkpoint.model, ablate.uniform(groups["row"])):
-            edited = checkpoint.model(batch.tokens)
-    hidden = batch.extras["hidden"]
-    errors = [(out[..., 0] - batch.targets)[hidden].square().mean() for out in (clean, edited)]
-    assert errors[1] > 2 * errors[0]

@@ -15,7 +15,6 @@ from interp_tasks import UserError, load_checkpoint, train
 from interp_tasks.checkpoints import detect_drop
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
-from interp_tasks.experiments._curve import between_points
 from interp_tasks.experiments._drops import plateau_until, view_columns, view_rows
 from interp_tasks.measurement.run_logs import read_runs
 
@@ -165,18 +164,6 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
             drops(runs_given, against=key)
 
 
-def test_a_setting_that_no_run_has_is_said_to_be_none(tmp_path):
-    """Of a slip of the pen the answer was that no three runs have different numbers there."""
-    runs = [
-        write(tmp_path / f"w{width}", {"accuracy": [1.0] * len(STEPS)}, model__d_model=width)
-        for width in (1, 2, 3)
-    ]
-    for key, hint in (("model.d_modl", ": did you mean model.d_model?"), ("train.zzzzzz", "")):
-        with pytest.raises(UserError) as refused:
-            drops(runs, metric="accuracy", against=key)
-        assert str(refused.value) == f"--against {key}: no run has such a setting{hint}"
-
-
 def test_the_plateau_ends_where_the_metric_stays_below():
     dip = [0.5, 0.11, 0.09, 0.11, 0.11, 0.11, 0.09, 0.08, 0.08, 0.08]
     assert plateau_until(range(0, 100, 10), dip, 1 / 9) == (60, True)
@@ -192,23 +179,17 @@ def test_a_run_that_leaves_at_its_last_step_is_none_that_never_leaves(tmp_path, 
     said = capsys.readouterr().out
     cells = [line.split()[-2:] for line in said.splitlines() if " no  " in line]
     assert cells == [["never", "left"], ["never", "left"], ["0.11", "4000"]]
-    assert "2 of 3 never left it: in files they have their last step, a lower bound (≥)." in " ".join(
-        said.split()
-    )
+    assert "2 of 3 never left it: files have their last step." in " ".join(said.split())
     frame = drops(f"{tmp_path}/seed-*").frame
     left = frame[frame["metric"] == "plateau left"]
     assert left["value"].tolist() == pytest.approx([0, 0, 1, 1 / 3])
     assert left["n_runs"].tolist() == [1, 1, 1, 3]
 
 
-def test_what_falls_in_the_drop_and_what_the_loss_is_above_fresh_examples(tmp_path):
+def test_what_falls_in_the_drop(tmp_path):
     masked, observed = sigmoid(1500), sigmoid(1500, 12, 0.002, 0.001)
     both = {"mse_masked": masked, "mse_observed": observed}
-    gap = {
-        "mse_masked": [value - 0.001 for value in masked],
-        "mse_observed": [value - 0.0002 for value in observed],
-    }
-    run = write(tmp_path / "run", both, train=gap)
+    run = write(tmp_path / "run", both)
     with pytest.raises(UserError, match="meta"):
         curve(run)  # its checkpoint is no checkpoint
     rows = by_rows(run)
@@ -217,8 +198,6 @@ def test_what_falls_in_the_drop_and_what_the_loss_is_above_fresh_examples(tmp_pa
         0.3 * fell["mse_masked"] / (0.3 * fell["mse_masked"] + 0.7 * fell["mse_observed"])
     )
     assert rows["plateau", "mse_masked"] == pytest.approx(1 / 9, rel=1e-3)
-    for variant in ("plateau", "final"):
-        assert rows[variant, "loss, train minus fresh"] == pytest.approx(-0.3 * 0.001 - 0.7 * 0.0002)
 
 
 def by_rows(run):
@@ -227,19 +206,8 @@ def by_rows(run):
 
     [read] = read_runs(run)
     own = read.curve("mse_masked")
-    found = [*levels(read, own, {name: read.curve(name) for name in read.logged()}), *fall(read, own)]
+    found = [*levels(read, {name: read.curve(name) for name in read.logged()}, own), *fall(read, own)]
     return {(row["variant"], row["metric"]): row["value"] for row in found}
-
-
-def test_sharpness_between_stored_steps_by_hand():
-    """From 1 at step 1000 straight to 0 at 2000: 0.7 at 1300, 0.3 at 1700, half at 1500."""
-    points = [(0, 3.0), (1000, 1.0), (2000, 0.0), (3000, 0.0)]
-    assert between_points(points, onset=1100) == pytest.approx(0.4 * 1500 / 400)
-    assert between_points([(step, 1 - value) for step, value in points], 1100) == pytest.approx(
-        0.4 * 1500 / 400
-    )
-    assert math.isnan(between_points(points[1:], onset=500))
-    assert math.isnan(between_points(points, onset=3000))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.measurement.heads.edits import ABLATIONS
+from interp_tasks.measurement.head_edits import MODES
 
 MODULAR = {"loss", "accuracy"}
 #: Shipped run -> (metrics, layers, what its task declares to patch from).
@@ -34,7 +34,7 @@ def commands(run: str) -> dict[str, tuple[list[str], int, bool]]:
                 1,
                 False,
             )
-            for mode in ABLATIONS
+            for mode in MODES
         },
         "heads": (["heads", "--group", "pair=0.0-1"], layers * HEADS + layers + 1 + 1, False),
         "transplant": (
@@ -50,7 +50,14 @@ def commands(run: str) -> dict[str, tuple[list[str], int, bool]]:
     }
 
 
-@pytest.mark.parametrize(("run", "what"), [(run, what) for run in RUNS for what in commands(run)])
+#: What depends on the task; the rest is shown on the first run alone.
+ON_ALL = ("ablation uniform", "heads", "patch resample", "lens")
+
+
+@pytest.mark.parametrize(
+    ("run", "what"),
+    [(run, what) for at, run in enumerate(RUNS) for what in commands(run) if not at or what in ON_ALL],
+)
 def test_every_intervention_on_every_task(run, what, capsys):
     arguments, rows_per_metric, judged_twice = commands(run)[what]
     code = main([*arguments, "--ckpt", f"{run}@post", "--samples", "8", "--quiet", "--format", "json"])

@@ -4,7 +4,7 @@ import pytest
 
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.experiments import ablation, patch, transplant
+from interp_tasks.experiments import patch, transplant
 from interp_tasks.experiments._transplant import figure
 
 N, SEED = 16, 3
@@ -62,18 +62,6 @@ def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, cap
     )
     trace = figure(result.frame).data[0]
     assert list(trace.x) == ["256", "10000"]
-
-
-@pytest.mark.parametrize("experiment", ["ablation", "patch"])
-def test_each_layer_is_a_row_for_all_heads_of_each(folders, experiment):
-    def frame(specs):
-        if experiment == "patch":
-            return patch(folders[0], "negated", heads=specs, **SHARED).frame
-        return ablation(folders[0], specs, **SHARED).frame
-
-    mine, same = frame("each-layer"), frame(["0.0-1", "1.0-1"])
-    assert list(dict.fromkeys(mine["variant"])) == ["layer 0", "layer 1"]
-    assert mine["value"].tolist() == same["value"].tolist()
 
 
 def test_each_layer_at_the_site_of_one_layer(folders):

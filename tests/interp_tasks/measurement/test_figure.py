@@ -1,10 +1,11 @@
-"""Figures of experiments over many steps of one run: lines over steps, with bands, beside the unedited model."""
+"""The figure of the table: points beside baselines, lines over the steps of a run, maps of heads with a scale."""
 
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 
-from interp_tasks.measurement.figure import FEWEST_STEPS, MOST_LINES
+from interp_tasks.measurement.figure import FEWEST_STEPS, MOST_LINES, figure
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.table import tidy
 
@@ -52,8 +53,8 @@ def test_values_of_a_run_are_lines_over_steps_with_bands_beside_the_unedited_mod
     assert list(bands[0].y) == [3, 4, 5, 6, 4.5, 3.5, 2.5, 1.5]
     # A name stands in the legend once.
     assert [line.showlegend for line in lines(figure)] == [True] * 3 + [False] * 3
-    assert found.heading() == "Every metric over training under the edit and without it"
-    assert "Bands: 95% intervals of the edited models." in found.caption()
+    [shown] = found.figures()
+    assert shown.title == "Every metric, edited and unedited over training"
     assert "step" in [axis.title.text for axis in figure.select_xaxes()]
 
 
@@ -63,7 +64,7 @@ def test_few_steps_and_checkpoints_without_a_step_are_points() -> None:
         Result("ablation", result().frame.assign(step=pd.array([None] * 16, dtype="Int64"))),
     ):
         assert {trace.mode for trace in found.plot().data} == {"markers"}
-        assert "Filled" in found.caption()
+        assert "Filled" in found.figures()[0].caption
 
 
 def test_of_many_variants_those_with_the_largest_effects_are_drawn_and_the_subtitle_says_so() -> None:
@@ -72,16 +73,10 @@ def test_of_many_variants_those_with_the_largest_effects_are_drawn_and_the_subti
     figure = found.plot()
     assert [line.name for line in lines(figure)] == ["unedited", *names] * 2
     assert not [trace for trace in figure.data if trace.fill == "toself"]
-    assert f"Of {MOST_LINES + 3} variants the {MOST_LINES} with the largest effects" in found.caption()
-    assert "Files and the table have the 95% intervals." in found.caption()
-
-
-def test_each_run_has_a_panel_with_its_own_unedited_model() -> None:
-    figure = result(runs=2).plot()
-    assert [note.text for note in figure.layout.annotations] == [
-        f"{metric}<br>runs/{run}" for metric in ("loss", "other") for run in (0, 1)
-    ]
-    assert [line.y[0] for line in lines(figure) if line.name == "unedited"] == [1, 2, 1, 2]
+    assert (
+        f"Of {MOST_LINES + 3} variants the {MOST_LINES} with the largest effects"
+        in found.figures()[0].caption
+    )
 
 
 def test_heads_edited_one_by_one_are_a_map_by_step() -> None:
@@ -90,4 +85,54 @@ def test_heads_edited_one_by_one_are_a_map_by_step() -> None:
     assert len(maps) == 2
     assert (list(maps[0].x), list(maps[0].y)) == (["1", "2", "3", "4"], ["0.0", "0.1"])
     assert [list(row) for row in maps[0].z] == [[1, 2, 3, 4], [2, 4, 6, 8]]
-    assert found.heading() == "Effect of each head alone, and of heads together over training"
+    assert found.figures()[0].title == "Effect of each head alone, and of heads together over training"
+
+
+EFFECTS = [[-0.5, 0.25], [0.1, -2.0], [0.0, 1.0]]
+
+
+def table(effects, steps=(4,)):
+    """Rows of `heads`: a head of each layer alone, and all of them together."""
+    shared = {
+        "experiment": "heads",
+        "run": "runs/a",
+        "intervention": "uniform",
+        "metric": "loss",
+        "baseline": 1.0,
+    }
+    rows = []
+    for step in steps:
+        at = shared | {"ref": f"runs/a@{step}", "step": step}
+        for layer, row in enumerate(effects):
+            for head, effect in enumerate(row):
+                name = {"variant": f"{layer}.{head}", "layer": layer, "head": head}
+                rows.append(at | name | {"effect": effect, "value": 1 + effect})
+        rows.append(at | {"variant": "all", "effect": 3.0, "value": 4.0})
+    return tidy(pd.DataFrame(rows).assign(value_ci_low=0.5, value_ci_high=5.0))
+
+
+@pytest.mark.parametrize("steps", [(4,), (1, 2, 3, 4)])
+def test_a_map_of_heads_has_a_scale_with_the_ends_of_its_colours(steps) -> None:
+    drawn = figure(table(EFFECTS, steps))
+    (trace,) = drawn.select_traces({"type": "heatmap"})
+    bar = trace.colorbar
+    assert trace.showscale is not False
+    assert bar.title.text == "effect"
+    assert [trace.zmin, trace.zmax] == [-2, 2]
+    # It stands beside its map, in a margin that has room for it and for its numbers.
+    low, high = drawn.layout.yaxis.domain
+    assert bar.y == pytest.approx((low + high) / 2)
+    assert drawn.layout.margin.r >= 60
+
+
+def test_a_scale_of_one_layer_has_room_for_its_numbers() -> None:
+    drawn = figure(table(EFFECTS[:1]))
+    (trace,) = drawn.select_traces({"type": "heatmap"})
+    panels = drawn.layout.height - drawn.layout.margin.t - drawn.layout.margin.b
+    assert trace.colorbar.len * panels >= 100
+
+
+def test_marks_on_the_edge_of_a_panel_are_whole() -> None:
+    marks = list(figure(table(EFFECTS)).select_traces({"mode": "markers"}))
+    assert marks
+    assert all(trace.cliponaxis is False for trace in marks)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads.edits import check_within, select_positions
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, PendingCheckpoint
+from interp_tasks.measurement.head_edits import check_positions_below, select_positions
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint
 
 if TYPE_CHECKING:
-    import numpy
-    from jaxtyping import Float
     from torch import Tensor
 
+    from circuits.model.heads import Head
     from circuits.patterns import Classes, Following, Movement, Scores
     from tasks.base import Split
 
@@ -48,27 +47,20 @@ class HeadClasses:
     followed: Mapping[str, Following]
     positions: Any
 
-    def best(self) -> Float[numpy.ndarray, " head"]:
-        """Returns each head's score, corrected for chance, for its best template; no threshold is used."""
-        import numpy as np
-
+    def least(self, number: int) -> tuple[Head, ...]:
+        """Returns the ``number`` heads whose best template, corrected for chance, fits worst; no threshold is used."""
         frame = self.scores.frame
         possible = frame[frame["template"].isin(self.possible)]
-        best_scores = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
-        return np.array([best_scores[head.layer, head.head] for head in self.scores.heads])
+        best = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
+        return tuple(sorted(sorted(self.scores.heads, key=lambda head: (best[head], head))[:number]))
 
-    def least(self, number: int) -> tuple[Any, ...]:
-        """Returns the ``number`` heads whose best template fits worst."""
-        order = sorted(zip(self.best().tolist(), self.scores.heads, strict=True))
-        return tuple(sorted(head for _, head in order[:number]))
-
-    def groups(self) -> dict[str, tuple[Any, ...]]:
+    def groups(self) -> dict[str, tuple[Head, ...]]:
         """Returns the heads of each class; heads without a class are in ``uninterpretable``."""
         from circuits.patterns._scores import OTHER, UNCLEAR
 
-        groups = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
-        rest = [head for name in (OTHER, UNCLEAR) for head in self.classes.groups.get(name, ())]
-        return groups | ({UNINTERPRETABLE: tuple(sorted(rest))} if rest else {})
+        groups: dict[str, Any] = dict(self.classes.groups)
+        rest = sorted([*groups.pop(OTHER, ()), *groups.pop(UNCLEAR, ())])
+        return groups | ({UNINTERPRETABLE: tuple(rest)} if rest else {})
 
 
 def classify_heads(
@@ -79,13 +71,13 @@ def classify_heads(
     recorded: Any = None,
     moving: bool = True,
 ) -> HeadClasses:
-    """Scores and classifies the heads on a subject's examples, and measures how their attention moves.
+    """Scores and classifies the heads on a checkpoint's examples, and measures how their attention moves.
 
     A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
     for.
 
     Args:
-        recorded: what :func:`run_once` returns of the subject's examples.
+        recorded: what :func:`record_patterns` returns of the examples.
         moving: whether to measure how attention moves; without it no head is in a class of heads that must not.
     """
     from circuits import patterns
@@ -93,13 +85,14 @@ def classify_heads(
     chosen = scored_positions(subject, positions)
     shared = {"positions": chosen, "seed": subject.seed}
     templates = chosen_templates(subject, names)
-    own = run_once(subject, subject.tokens) if recorded is None else recorded
+    own = record_patterns(subject, subject.tokens) if recorded is None else recorded
     scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
+    paired = declared(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
     moves = {
-        change: patterns.movement(subject.model, own, run_once(subject, other.tokens), **shared)
-        for change, other in (changed_examples(subject) if moving else {}).items()
+        change: patterns.movement(subject.model, own, record_patterns(subject, other.tokens), **shared)
+        for change, other in paired.items()
     }
-    rules = {name: rule for name, rule in declared_rules(subject).items() if name in templates}
+    rules = {name: rule for name, rule in declared(subject, "attention_rules").items() if name in templates}
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
     among = {name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves}
     if not moving:
@@ -110,7 +103,17 @@ def classify_heads(
     return HeadClasses(scores, classes, possible, moves, followed, chosen)
 
 
-def run_once(subject: LoadedCheckpoint, tokens: Tensor) -> Any:
+def declared(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, Any]:
+    """Returns what a checkpoint's task declares; nothing where it declares none, or there are no pairs of examples.
+
+    Args:
+        given: the examples that are paired, and the seed.
+    """
+    declare = getattr(subject.task, name, None)
+    return {} if declare is None or (given and len(subject.tokens) < 2) else dict(declare(*given))
+
+
+def record_patterns(subject: LoadedCheckpoint, tokens: Tensor) -> Any:
     """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
     memory, so that each runs them anew.
     """
@@ -130,27 +133,24 @@ def head_classes_held_out(subject: LoadedCheckpoint, threshold: float = THRESHOL
         raise UserError(NO_CLASSES)
     split: Split = "validation" if subject.labels["split"] != "validation" else "test"
     size = max(DEFAULT_SAMPLES, len(subject.tokens))
-    device = str(subject.tokens.device)
-    files = tuple(sorted((file, file.stat().st_mtime_ns) for file in subject.checkpoint.path.iterdir()))
-    key = (files, subject.task, size, subject.seed, split, device, threshold)
+    weights = str(subject.stored.meta["weights"])
+    key = (subject.name, weights, subject.task, size, subject.seed, split, subject.tokens.device, threshold)
     if key not in FOUND:
-        batch = subject.task.sample(size, seed=subject.seed, split=split).to(device)
-        held_out = replace(subject, batch=batch, tokens=batch.tokens)
+        batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
         while len(FOUND) >= MOST_FOUND:
             del FOUND[next(iter(FOUND))]
-        FOUND[key] = classify_heads(held_out, threshold=threshold)
+        FOUND[key] = classify_heads(subject.shown(batch), threshold=threshold)
     return FOUND[key]
 
 
-def declared_rules(subject: LoadedCheckpoint) -> dict[str, Any]:
-    declare = getattr(subject.task, "attention_rules", None)
-    return {} if declare is None else dict(declare())
-
-
 def chosen_templates(
-    subject: LoadedCheckpoint | PendingCheckpoint, names: Sequence[str]
+    subject: LoadedCheckpoint, names: Sequence[str]
 ) -> dict[str, Tensor | Callable[[Any], Tensor]]:
-    """Returns the chosen templates by name."""
+    """Returns the chosen templates by name; by default those of the task, or without a task five that need none.
+
+    Raises:
+        UserError: for a name that there is not.
+    """
     from circuits import patterns
 
     length = subject.tokens.shape[1]
@@ -161,20 +161,17 @@ def chosen_templates(
         "duplicate": lambda rows: patterns.duplicate(getattr(rows, "tokens", rows)),
         "induction": lambda rows: patterns.induction(getattr(rows, "tokens", rows)),
     }
-    declare = getattr(subject.task, "attention_templates", None)
-    declared: dict[str, Any] = known if declare is None else dict(declare())
-    known |= declared
+    own = declared(subject, "attention_templates") or known
+    known |= own
     for name in names:
         if name not in known:
             raise UserError(
                 f"--template {name!r}: {subject.name} has no such template; write {', '.join(known)}"
             )
-    return {name: known[name] for name in dict.fromkeys(names or declared)}
+    return {name: known[name] for name in dict.fromkeys(names or own)}
 
 
-def scored_positions(
-    subject: LoadedCheckpoint | PendingCheckpoint, positions: str | tuple[int, ...] | None
-) -> Any:
+def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:
     """Returns the queries to score, as ``circuits`` takes them."""
     if positions != READ:
         return select_positions(subject, positions)
@@ -182,24 +179,17 @@ def scored_positions(
 
 
 def check_scored(
-    planned: PendingCheckpoint, names: Sequence[str], positions: str | tuple[int, ...] | None
+    subject: LoadedCheckpoint, names: Sequence[str], positions: str | tuple[int, ...] | None
 ) -> None:
     """Refuses templates and queries that a checkpoint's examples do not have.
 
     Raises:
         UserError: in one line.
     """
-    chosen_templates(planned, names)
-    scored_positions(planned, positions)
-    check_within(planned, "--positions", positions)
-
-
-def changed_examples(subject: LoadedCheckpoint) -> dict[str, Any]:
-    """Returns the named changes that the task declares: examples paired with the subject's, one thing changed."""
-    declare = getattr(subject.task, "attention_moves", None)
-    if declare is None or len(subject.tokens) < 2:
-        return {}
-    return dict(declare(subject.batch, subject.seed))
+    chosen_templates(subject, names)
+    scored_positions(subject, positions)
+    whose = f"the examples of {subject.name} have"
+    check_positions_below(subject.tokens.shape[1], "--positions", positions, whose)
 
 
 def measure_relocations(
@@ -208,20 +198,16 @@ def measure_relocations(
     """Measures whether attention follows the things that the task moves; a mask of queries is that before the move."""
     from circuits import patterns
 
-    declare = getattr(subject.task, "attention_relocations", None)
-    if declare is None or len(subject.tokens) < 2:
-        return {}
-    shares = {}
-    for name, pairs in declare(subject.batch, subject.seed).items():
-        before = replace(subject, batch=pairs.before, tokens=pairs.before.tokens)
-        shares[name] = patterns.follow(
+    return {
+        name: patterns.follow(
             subject.model,
             pairs.before.tokens,
             pairs.after.tokens,
             pairs.groups,
             pairs.source,
             pairs.target,
-            positions=scored_positions(before, positions),
+            positions=scored_positions(subject.shown(pairs.before), positions),
             seed=subject.seed,
         )
-    return shares
+        for name, pairs in declared(subject, "attention_relocations", subject.batch, subject.seed).items()
+    }
