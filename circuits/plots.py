@@ -14,12 +14,11 @@ Every result has a `plot()` of its own. Colours are told apart by colour-blind r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures import panels
@@ -30,7 +29,9 @@ from circuits.figures.results import ABREAST, attention_figure
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
 from circuits.patterns import Maps
-from circuits.tensors import as_dense_tensor
+from circuits.tables import chosen_metrics
+from circuits.tensors import read_numbers
+from circuits.validate import by_text
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]
 
@@ -54,16 +55,13 @@ def attention(
     """
     if isinstance(maps, Maps):
         return maps.plot(labels, titles, title=title)
-    if not isinstance(maps, Tensor):
-        maps = torch.as_tensor(
-            _read_numbers(maps, "plots.attention", "attention [layer head query key] is needed")
-        )
-    if not 2 <= maps.ndim <= 4 or not maps.is_floating_point() or not maps.numel():
+    mean = torch.as_tensor(_read_numbers(maps, "plots.attention"))
+    if not 2 <= mean.ndim <= 4 or not mean.numel():
         raise CircuitsError(
-            f"plots.attention: attention [layer head query key], [head query key] or [query key] is needed; got "
-            f"{list(maps.shape)} of {str(maps.dtype).removeprefix('torch.')}"
+            "plots.attention: attention [layer head query key], [head query key] or [query key] is needed; got "
+            f"{list(mean.shape)}"
         )
-    mean = maps.detach().cpu().double()[(None,) * (4 - maps.ndim)]
+    mean = mean[(None,) * (4 - mean.ndim)]
     return attention_figure(mean, range(len(mean)), labels, titles or {}, title or "Attention")
 
 
@@ -93,89 +91,60 @@ def heads(
     """
     table = getattr(values, "frame", values)
     if isinstance(table, pd.DataFrame):
-        drawn = _heads_of_table(table, metric, column, unit)
+        column = column or ("effect" if "effect" in table else "value")
+        maps = _maps_of_table(table, metric, column)
     else:
-        named = values if isinstance(values, Mapping) else {"": values}
-        if not named:
-            raise CircuitsError("plots.heads: there is nothing to draw")
-        drawn = [_heads_of_array(str(name), array, unit, layers) for name, array in named.items()]
-    quantity = unit or drawn[0].unit
-    maps = [
+        maps = {
+            str(name): _map_of_array(array, layers)
+            for name, array in (values if isinstance(values, Mapping) else {"": values}).items()
+        }
+    if not maps:
+        raise CircuitsError("plots.heads: there is nothing to draw")
+    # The colours of an array among several are called by its name.
+    units = {name: unit or column or name or "value" for name in maps}
+    quantity = next(iter(units.values()))
+    drawn = [
         panels.heat(
-            each.values, each.title, unit=quantity if len(drawn) == 1 else each.unit, signed=each.signed
+            grid, name, unit=units[name], signed=column == "effect" or bool((grid < 0).any(axis=None))
         )
-        for each in drawn
+        for name, grid in maps.items()
     ]
-    return draw(
-        maps, title or f"{quantity[:1].upper()}{quantity[1:]} of each head", columns=min(ABREAST, len(maps))
-    )
+    title = title or f"{quantity[:1].upper()}{quantity[1:]} of each head"
+    return draw(drawn, title, columns=min(ABREAST, len(drawn)))
 
 
-class _HeadMap(NamedTuple):
-    """The values of one map, layers down and heads across; `unit` names the colours, whose middle is 0 if `signed`."""
-
-    title: str
-    values: pd.DataFrame
-    unit: str
-    signed: bool
-
-
-def _heads_of_table(
-    table: pd.DataFrame, metric: str | Sequence[str] | None, column: str | None, unit: str | None
-) -> list[_HeadMap]:
-    """Returns a panel for each metric and checkpoint of a table, from its rows about one head alone."""
-    drawn_column = column or ("effect" if "effect" in table else "value")
-    missing = [name for name in ("layer", "head", drawn_column) if name not in table]
-    if missing:
-        raise CircuitsError(
-            f"plots.heads: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
-        )
-    rows = table[table["layer"].notna() & table["head"].notna()]
+def _maps_of_table(
+    table: pd.DataFrame, metric: str | Sequence[str] | None, column: str
+) -> dict[str, pd.DataFrame]:
+    """Returns the values [layer head] of each metric and checkpoint of a table, from its rows about one head alone."""
+    _check_columns(table, ("layer", "head"), column, "plots.heads")
+    rows = table.dropna(subset=["layer", "head"])
     if "draw" in rows:
         rows = rows[rows["draw"].isna()]
-    if metric is not None:
-        metrics = [metric] if isinstance(metric, str) else list(metric)
-        if not metrics:
-            raise CircuitsError("plots.heads: metric= names none; leave it out for all")
-        known = list(dict.fromkeys(rows["metric"])) if "metric" in rows else []
-        if unknown := [name for name in metrics if name not in known]:
-            raise CircuitsError(
-                f"plots.heads: no metric {unknown[0]!r}; there are {', '.join(map(str, known))}"
-            )
-        rows = rows[rows["metric"].isin(metrics)]
+    if "metric" in rows:
+        rows = rows[rows["metric"].isin(chosen_metrics(table, metric))]
+        # Panels of one metric are drawn beside each other; metrics keep the order of the table.
+        rows = rows.iloc[np.argsort(pd.factorize(rows["metric"])[0], kind="stable")]
     if rows.empty:
         raise CircuitsError("plots.heads: the table has no row about one head alone")
-    if not pd.api.types.is_numeric_dtype(rows[drawn_column]):
-        raise CircuitsError(
-            f"plots.heads: column {drawn_column} holds {rows[drawn_column].dtype}, and no numbers"
-        )
     by = [name for name in ("metric", "checkpoint", "ref") if name in rows and rows[name].notna().any()]
-    found: list[_HeadMap] = []
+    maps: dict[str, pd.DataFrame] = {}
     for name, part in rows.groupby(by, sort=False, dropna=False) if by else [((), rows)]:
         if part.duplicated(["layer", "head"]).any():
             raise CircuitsError(
                 "plots.heads: a head has several rows in the table; keep one per head, metric and checkpoint"
             )
-        signed = bool((part[drawn_column] < 0).any()) or drawn_column == "effect"
-        grid = part.pivot(index="layer", columns="head", values=drawn_column)
-        found.append(_HeadMap("<br>".join(map(str, name)), grid, unit or drawn_column, signed))
-    # Panels of one metric are drawn beside each other; metrics keep the order of the table.
-    order = {
-        title: index
-        for index, title in enumerate(dict.fromkeys(panel.title.split("<br>")[0] for panel in found))
-    }
-    found.sort(key=lambda panel: order[panel.title.split("<br>")[0]])
-    return found
+        maps["<br>".join(map(str, name))] = part.pivot(index="layer", columns="head", values=column)
+    return maps
 
 
-def _heads_of_array(name: str, values: Any, unit: str | None, layers: Sequence[int] | None) -> _HeadMap:
-    array = _read_numbers(values, "plots.heads", "an array [layer head] is needed")
-    if array.ndim != 2 or not array.size:
-        raise CircuitsError(f"plots.heads: an array [layer head] is needed; got {list(array.shape)}")
-    if layers is not None and len(layers) != len(array):
-        raise CircuitsError(f"plots.heads: {len(layers)} names of layers for {len(array)} rows")
-    grid = pd.DataFrame(array, index=None if layers is None else list(layers))
-    return _HeadMap(name, grid, unit or name or "value", bool((array < 0).any()))
+def _map_of_array(values: Any, layers: Sequence[int] | None) -> pd.DataFrame:
+    array = _read_numbers(values, "plots.heads")
+    if array.ndim != 2 or not array.size or (layers is not None and len(layers) != len(array)):
+        raise CircuitsError(
+            f"plots.heads: an array [layer head] is needed, and layers= names each row; got {list(array.shape)}"
+        )
+    return pd.DataFrame(array, index=None if layers is None else list(layers))
 
 
 def spectrum(
@@ -230,58 +199,31 @@ def curve(
     """
     if isinstance(data, pd.DataFrame):
         series = _curves_of_table(data, x, y, by, low, high)
-    elif not isinstance(data, Mapping):
-        raise CircuitsError(f"plots.curve: a table, or name -> numbers, is needed; got {type(data).__name__}")
+    elif isinstance(data, Mapping):
+        named = by_text(data, "plots.curve", "curves")
+        series = {name: _curve_of_arrays(name, values) for name, values in named.items()}
     else:
-        series = {str(name): _curve_of_arrays(str(name), values) for name, values in data.items()}
-        if len(series) < len(data):
-            raise CircuitsError("plots.curve: two curves have one name as text; give them different names")
+        raise CircuitsError(f"plots.curve: a table, or name -> numbers, is needed; got {type(data).__name__}")
     if not series:
         raise CircuitsError("plots.curve: there is nothing to draw")
-    for text, log, parts in (
-        (x_title or x, log_x, [one.x for one in series.values()]),
-        (y_title or y, log_y, [each for one in series.values() for each in (one.y, one.low, one.high)]),
-    ):
-        if log:
-            _check_logarithm(text, [np.asarray(part) for part in parts if part is not None])
-    panel = panels.curve(series, x=x_title or x, y=y_title or y, log_x=log_x, log_y=log_y, height=310)
+    x, y = x_title or x, y_title or y
+    panel = panels.curve(series, x=x, y=y, log_x=log_x, log_y=log_y, height=310)
     bands = any(one.low is not None for one in series.values())
     subtitle = "Bands: from the lower to the upper bound." if bands else ""
-    return draw([panel], title or f"{y_title or y} over {x_title or x}", subtitle)
-
-
-def _check_logarithm(text: str, parts: Sequence[Any]) -> None:
-    values = np.concatenate(parts)
-    if values.dtype.kind not in "biuf":
-        raise CircuitsError(f"plots.curve: {text} holds {values.dtype}, which has no logarithm")
-    if not (values[np.isfinite(values)] > 0).any():
-        raise CircuitsError(f"plots.curve: no value of {text} is above 0, where a logarithm is")
+    return draw([panel], title or f"{y} over {x}", subtitle)
 
 
 def _curves_of_table(
-    table: pd.DataFrame,
-    x: str,
-    y: str,
-    by: str | Sequence[str] | None,
-    low: str | None,
-    high: str | None,
+    table: pd.DataFrame, x: str, y: str, by: str | Sequence[str] | None, low: str | None, high: str | None
 ) -> dict[str, Series]:
-    """Returns the series of a table as (x, y, low, high) by name, told apart by the columns `by`."""
+    """Returns the series of a table by name, told apart by the columns `by`."""
     columns = [] if by is None else [by] if isinstance(by, str) else list(by)
-    if missing := [name for name in (x, y, *columns) if name not in table]:
-        raise CircuitsError(
-            f"plots.curve: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
-        )
-    if not pd.api.types.is_numeric_dtype(table[y]):
-        raise CircuitsError(f"plots.curve: column {y} holds {table[y].dtype}, and no numbers")
+    _check_columns(table, (x, *columns), y, "plots.curve")
     rows = table[table[y].notna()]
     # As text, step 100 comes before step 16.
     if not pd.api.types.is_string_dtype(table[x]):
         rows = rows.sort_values(x, kind="stable")
-    low, high = (
-        f"{y}_ci_{end}" if named == "auto" else named for named, end in ((low, "low"), (high, "high"))
-    )
-    bounded = low in table and high in table
+    bounds = [f"{y}_ci_{end}" if name == "auto" else name for name, end in ((low, "low"), (high, "high"))]
     series: dict[str, Series] = {}
     for names, part in rows.groupby(columns, sort=False, dropna=False) if columns else [((y,), rows)]:
         name = ", ".join(map(str, names))
@@ -289,54 +231,46 @@ def _curves_of_table(
             raise CircuitsError(
                 f"plots.curve: {name!r} has several rows at one {x}; say with by= which columns tell its series apart"
             )
-        bounds: list[Any] = [None, None]
-        if bounded and not part[[low, high]].isna().any(axis=None):
-            bounds = [part[bound].to_numpy(dtype=float) for bound in (low, high)]
-        series[name] = Series(part[x].to_numpy(), part[y].to_numpy(dtype=float), *bounds)
+        known = {*bounds} <= {*part} and not part[bounds].isna().any(axis=None)
+        ends = [part[bound].to_numpy(dtype=float) for bound in bounds] if known else []
+        series[name] = Series(part[x].to_numpy(), part[y].to_numpy(dtype=float), *ends)
     return series
 
 
 def _curve_of_arrays(name: str, given: Any) -> Series:
-    """Returns a series given as arrays as (x, y), with bounds where they are given or several runs make them."""
-    parts = list(given) if isinstance(given, tuple) else [given]
-    needed = f"{name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high)"
-    numbers = [_read_numbers(part, "plots.curve", needed) for part in parts[min(1, len(parts) - 1) :]]
+    """Returns a series given as arrays, with bounds where they are given or several runs make them."""
+    first, *rest = given if isinstance(given, tuple) else (None, given)
+    ys: Any
+    ys, *bounds = (_read_numbers(part, f"plots.curve: {name!r}") for part in rest)
     # x may be names or dates: only its order is used.
-    first = parts[0] if len(parts) > 1 else np.arange(numbers[0].shape[-1] if numbers[0].ndim else 0)
-    arrays = [
-        np.asarray(first if isinstance(first, np.ndarray) else as_dense_tensor(first, "plots.curve")),
-        *numbers,
-    ]
-    xs, ys, *rest = arrays
-    bounds: list[Any] = rest
+    xs: Any = np.arange(ys.shape[-1] if ys.ndim else 0) if first is None else np.asarray(first)
+    shapes = [list(part.shape) for part in (xs, ys, *bounds)]
     if ys.ndim == 2 and not bounds:
         ys, bounds = np.median(ys, axis=0), [ys.min(axis=0), ys.max(axis=0)]
-    if (
-        len(bounds) not in (0, 2)
-        or any(values.shape != (len(xs),) for values in (ys, *bounds))
-        or not len(xs)
-    ):
-        shapes = ", ".join(str(list(values.shape)) for values in arrays)
+    if len(bounds) not in (0, 2) or {part.shape for part in (ys, *bounds)} != {(len(xs),)}:
         raise CircuitsError(
             f"plots.curve: {name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high), of one length; got {shapes}"
         )
-    return Series(xs, ys, *(bounds or [None, None]))
+    ends: Any = bounds or (None, None)
+    return Series(xs, ys, ends[0], ends[1])
 
 
-def _read_numbers(values: Any, caller: str, needed: str) -> Any:
+def _check_columns(table: pd.DataFrame, needed: Sequence[str], numbers: str, caller: str) -> None:
+    """Refuses a table that lacks columns, or in which that of numbers holds none."""
+    if missing := [name for name in (*needed, numbers) if name not in table]:
+        raise CircuitsError(
+            f"{caller}: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
+        )
+    if not pd.api.types.is_numeric_dtype(table[numbers]):
+        raise CircuitsError(f"{caller}: column {numbers} holds {table[numbers].dtype}, and no numbers")
+
+
+def _read_numbers(values: Any, caller: str) -> np.ndarray:
     """Returns the values as an array of floats.
 
-    Raises:
-        CircuitsError: with the text `needed`, for values that are no real numbers, or rows of several lengths.
+    Raises `CircuitsError` for values that are no real numbers, or rows of several lengths.
     """
-    tensor = as_dense_tensor(values, caller)
-    try:
-        array = np.asarray(tensor.detach().cpu() if isinstance(tensor, Tensor) else tensor)
-        numbers = array if np.iscomplexobj(array) else array.astype(float)
-    except (TypeError, ValueError):
-        raise CircuitsError(
-            f"{caller}: {needed}; got {type(values).__name__} without numbers in rows of one length"
-        ) from None
-    if np.iscomplexobj(numbers):
-        raise CircuitsError(f"{caller}: {needed}; got complex numbers: choose their real, imag or abs")
-    return numbers
+    numbers = read_numbers(values, caller)
+    if numbers.is_complex():
+        raise CircuitsError(f"{caller}: got complex numbers: choose their real, imag or abs")
+    return numbers.detach().cpu().double().numpy()

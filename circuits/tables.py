@@ -1,22 +1,24 @@
-"""Shortens the table of a result to what fits a screen."""
+"""Prints the table of a result in the width of a screen, and reads which of its metrics are meant."""
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import pandas as pd
 
+from circuits.errors import CircuitsError
 from circuits.statistics import LEVEL
 
 #: The most rows that `print` shows of a result.
 MOST_SHOWN = 40
 #: The width of a terminal of which it is not known.
 WIDTH = 80
-#: Blanks between columns, and where room is short.
-GAP, TIGHT = 2, 1
+
+
+def bounded(name: str) -> tuple[str, str, str]:
+    """Returns the columns of a number and of the bounds of its interval."""
+    return name, f"{name}_ci_low", f"{name}_ci_high"
 
 
 def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
@@ -56,89 +58,39 @@ def interval_text(value: float, low: float, high: float) -> str:
 
 
 def in_width(frame: pd.DataFrame, width: int) -> str:
-    """Returns a table as text, a line a row, in no wider lines than this where its texts have room.
+    """Returns a table as text, a line a row.
 
-    Where it is too wide, the names of columns take several lines; else the columns stand in several tables below each
-    other, in each of which the first ones tell the rows apart.
+    One that is too wide stands in several tables below each other, which all begin with the columns that tell its rows
+    apart.
     """
-    text = as_text(frame)
-    if frame.columns.empty or max(map(len, text.split("\n"))) <= width:
-        return text
-    columns = [Printed.of(frame, at) for at in range(len(frame.columns))]
-    for gap in (GAP, TIGHT):
-        if total(columns, gap) <= width:
-            return joined(columns, gap, width)
-    rows = list(zip(*(column.cells for column in columns), strict=True))
-    labels = next(
-        at for at in range(1, len(columns) + 1) if len({row[:at] for row in rows}) == len(set(rows))
-    )
-    parts = list(divided(columns[:labels], columns[labels:], width))
-    gaps = (GAP if total(part, GAP) <= width else TIGHT for part in parts)
-    return "\n\n".join(joined(part, gap, width) for part, gap in zip(parts, gaps, strict=True))
+
+    def text(columns: list[str]) -> str:
+        shown: str = frame[columns].to_string(index=False, max_rows=MOST_SHOWN, float_format="{:.4g}".format)
+        return shown
+
+    def fits(columns: list[str]) -> bool:
+        return max(map(len, text(columns).split("\n"))) <= width
+
+    columns = list(frame.columns)
+    if not columns or fits(columns):
+        return text(columns)
+    labels = next((at for at in range(1, len(columns)) if not frame.duplicated(columns[:at]).any()), 1)
+    parts = [columns[:labels]]
+    for column in columns[labels:]:
+        if len(parts[-1]) > labels and not fits([*parts[-1], column]):
+            parts.append(columns[:labels])
+        parts[-1].append(column)
+    return "\n\n".join(map(text, parts))
 
 
-def as_text(frame: pd.DataFrame) -> str:
-    text: str = frame.to_string(index=False, max_rows=MOST_SHOWN, float_format="{:.4g}".format)
-    return text
+def chosen_metrics(frame: pd.DataFrame, metric: str | Sequence[str] | None) -> list[str]:
+    """Returns the metrics of a table that are asked for; None: all.
 
-
-@dataclass(frozen=True)
-class Printed:
-    """A column as text: the parts of its name, which may stand below each other, and its cells."""
-
-    name: tuple[str, ...]
-    cells: tuple[str, ...]
-
-    @classmethod
-    def of(cls, frame: pd.DataFrame, at: int) -> Printed:
-        name, *cells = (line.strip() for line in as_text(frame.iloc[:, [at]]).split("\n"))
-        return cls(tuple(re.findall("[_ ]*[^_ ]+[_ ]*|[_ ]+", name)), tuple(cells))
-
-    @property
-    def least(self) -> int:
-        return max(map(len, (*self.name, *self.cells)))
-
-    def lines(self, width: int) -> list[str]:
-        """Returns the name in as few lines as the width allows."""
-        lines = [""]
-        for part in self.name:
-            if lines[-1] and len(lines[-1] + part) > width:
-                lines.append("")
-            lines[-1] += part
-        return lines
-
-
-def total(columns: Sequence[Printed], gap: int) -> int:
-    return sum(column.least for column in columns) + gap * (len(columns) - 1)
-
-
-def divided(labels: Sequence[Printed], others: Sequence[Printed], width: int) -> Iterator[list[Printed]]:
-    """Yields the columns of each of several tables, as many of the others as there is room for beside the labels."""
-    part = list(labels)
-    for column in others:
-        if len(part) > len(labels) and total([*part, column], TIGHT) > width:
-            yield part
-            part = list(labels)
-        part.append(column)
-    yield part
-
-
-def joined(columns: Sequence[Printed], gap: int, width: int) -> str:
-    """Returns the lines of a table; the room that is left goes to names, so that they take fewer lines."""
-    room = width - total(columns, gap)
-    names, widths = [], []
-    for column in columns:
-        more = max(0, len("".join(column.name)) - column.least)
-        more = more if more <= room else 0
-        room -= more
-        widths.append(column.least + more)
-        names.append(column.lines(column.least + more))
-    height = max(map(len, names))
-    rows = [
-        *zip(*([""] * (height - len(lines)) + lines for lines in names), strict=True),
-        *zip(*(column.cells for column in columns), strict=True),
-    ]
-    return "\n".join(
-        (" " * gap).join(text.rjust(wide) for text, wide in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    Raises `CircuitsError` for one that the table does not have.
+    """
+    known = list(dict.fromkeys(frame["metric"]))
+    chosen = known if metric is None else [metric] if isinstance(metric, str) else list(metric)
+    for name in chosen:
+        if name not in known:
+            raise CircuitsError(f"plot: no metric {name!r}; it has {', '.join(map(str, known))}")
+    return chosen

@@ -27,7 +27,12 @@ def is_whole(number: Any, least: int | None = None) -> bool:
 #: Of arguments that are gone, by name, what serves instead.
 BOUND = "batch_size= bounds the rows (examples × variants) in a forward"
 RENAMED = {"chunk": BOUND}
-_OF_EDGES = {"line": "gradients are integrated along the input, and exact= measures the largest"}
+_LINE = {"line": "gradients are integrated along the input, and exact= measures the largest"}
+_OF_VERB = {
+    "patch.edges": _LINE,
+    "patch.screen": _LINE | {"source_positions": "patch.activations takes it, in a sweep"},
+    "circuit.evaluate": {"greedy": "subsets= are drawn at random"},
+}
 
 
 def refuse_removed(caller: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
@@ -43,7 +48,7 @@ def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
     folder = function.__module__.split(".")[1]
     caller = function.__name__ if folder == "interventions" else f"{folder}.{function.__name__}"
     former = RENAMED | ({"queries": "it is positions= now"} if "positions" in parameters else {})
-    former |= _OF_EDGES if caller == "patch.edges" else {}
+    former |= _OF_VERB.get(caller, {})
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -51,7 +51,7 @@ LONG = {
         *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("induction", "pair_balance")),
     ),
     "circuits/fourier/test_fourier": ("noise_",),
-    "circuits/patch/test_screen": (
+    "circuits/patch/test_edges": (
         *(
             f"edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones[{kind}"
             for kind in ("bi", "post")

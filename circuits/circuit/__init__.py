@@ -15,7 +15,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from circuits.circuit._graph import Graph
-from circuits.circuit._value import Circuit, circuit_of_names, full_of, read_parts
+from circuits.circuit._value import Circuit, circuit_of_names, full_of, read_file
 
 if TYPE_CHECKING:
     from circuits.circuit._curve import MIB_SHARES, Curve, curve
@@ -86,7 +86,7 @@ def read(path: str | PathLike[str]) -> Circuit:
 
     Raises `CircuitsError` for a file that cannot be read, is no circuit, or names what no model can have.
     """
-    return Circuit.of(*read_parts(path))
+    return read_file(path)
 
 
 def full(model: Any, kind: str = "edges") -> Circuit:

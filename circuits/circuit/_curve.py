@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,31 +10,22 @@ import numpy as np
 import pandas as pd
 
 from circuits.circuit._evaluation import baseline
-from circuits.circuit._graph import EVERYWHERE, NOWHERE, Member, Where, parse_member
+from circuits.circuit._graph import EVERYWHERE, NOWHERE, Graph, Member, Where, parse_member
 from circuits.circuit._measurement import Faithfulness, Measurement, with_interval
-from circuits.circuit._rankings import parse_ranking
 from circuits.circuit._value import Circuit
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, said
+from circuits.figures.layout import draw
+from circuits.figures.panels import curve as lines
+from circuits.figures.panels import of_rows
 from circuits.statistics import LEVEL
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.tables import short_table
+from circuits.tables import bounded, chosen_metrics, short_table
 from circuits.validate import by_text, is_whole, read_seed
 
 _CALLER = "circuit.curve"
 #: The columns that a curve shows of itself.
-AREAS_SHOWN = (
-    "ranking",
-    "metric",
-    "sizes",
-    "of",
-    "CPR",
-    "CPR_ci_low",
-    "CPR_ci_high",
-    "CMD",
-    "CMD_ci_low",
-    "CMD_ci_high",
-)
+AREAS_SHOWN = ("ranking", "metric", "sizes", "of", *bounded("CPR"), *bounded("CMD"))
 #: The sizes of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151), as shares of all edges.
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 #: Number of sizes where none are given.
@@ -69,14 +60,7 @@ class Curve:
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure: faithfulness over the number of members kept, a line per ranking."""
-        from circuits.figures.layout import draw
-        from circuits.figures.panels import curve as lines
-        from circuits.figures.panels import of_rows
-
-        names = list(dict.fromkeys(self.frame["metric"]))
-        metric = names[0] if metric is None else metric
-        if metric not in names:
-            raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(names)}")
+        metric, *_ = chosen_metrics(self.frame, metric)
         rows = self.frame[self.frame["metric"] == metric].sort_values("size", kind="stable")
         series = {
             str(name): of_rows(part, "size", "faithfulness")
@@ -132,7 +116,7 @@ def curve(
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
     given = {
-        name: parse_ranking(ranking, f"{_CALLER}: {name}")
+        name: _parse_ranking(ranking, f"{_CALLER}: {name}")
         for name, ranking in by_text(rankings, _CALLER, "rankings").items()
     }
     asked = None if sizes is None else _parse_sizes(sizes)
@@ -209,6 +193,24 @@ class _Growing:
 def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Returns the area under values [... point] over shares [point], by the trapezoidal rule."""
     return np.asarray(((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1))
+
+
+def _parse_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph | None]:
+    """Returns the names of members in the order of a ranking, their kind, and the graph of a screening.
+
+    Args:
+        given: a screening, or a list of names with the largest first.
+    """
+    graph = None
+    if hasattr(given, "ranking"):
+        given, graph = given.ranking(), given.graph
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise CircuitsError(
+            f"{caller}: a ranking is a screening or a list of names, largest first; got {said(given)}"
+        )
+    if len(set(given)) < len(given):
+        raise CircuitsError(f"{caller}: a ranking names a member twice")
+    return given, "edges" if "->" in str(given[0]) else "nodes", graph
 
 
 def _entries(measurement: Measurement, names: Iterable[str], kind: str) -> list[tuple[Member, Where]]:

@@ -14,26 +14,18 @@ from circuits.circuit._graph import Member
 from circuits.circuit._measurement import Faithfulness, Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, said
-from circuits.statistics import holm, ratio, sign_flip, unreachable
+from circuits.figures import results
+from circuits.statistics import holm, sign_flip, unreachable
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.tables import short_table
-from circuits.validate import by_text, is_whole, read_seed
+from circuits.tables import bounded, chosen_metrics, short_table
+from circuits.validate import answers_former_names, by_text, is_whole, read_seed
 
 _CALLER = "circuit.evaluate"
 #: The columns that an evaluation shows of itself.
-SHOWN = (
-    "circuit",
-    "metric",
-    "size",
-    "faithfulness",
-    "faithfulness_ci_low",
-    "faithfulness_ci_high",
-    "random_high",
-    "p_random",
-)
-#: Members that one step of the greedy search tries.
-_CANDIDATES_PER_STEP = 10
+SHOWN = ("circuit", "metric", "size", *bounded("faithfulness"), "random_high", "p_random")
+COMPLETENESS = ("circuit", "metric", "size", "without", "model_without", *bounded("difference"), "removed")
+MINIMALITY = ("circuit", "metric", "member", *bounded("share"), "p_value", "p_adjusted")
 
 
 @dataclass(frozen=True)
@@ -48,8 +40,7 @@ class Evaluation:
             (1 + random); without a gap between clean and source run there is neither.
         completeness: a row per circuit, subset K and metric: `removed` members of the circuit, `without`, the
             faithfulness of the circuit without K, `model_without`, that of the whole model without K, and their
-            `difference` with its interval: 0 for a circuit that has all there is. `subset` is "random", or "greedy" for
-            subsets that were sought, on the same examples, for a large difference.
+            `difference` with its interval: 0 for a circuit that has all there is.
         minimality: a row per circuit, member and metric: its own `share`, faithfulness of the circuit minus that
             without it, with an interval; `p_value`, a paired sign-flip test of the metric, and `p_adjusted`, Holm's
             adjustment over a circuit's members. Members that can stand in for each other have a share of 0 each.
@@ -89,8 +80,6 @@ class Evaluation:
             kind: "faithfulness", each circuit and random ones; "completeness", each subset taken out of the circuit
                 and of the model; "minimality", each member's own share.
         """
-        from circuits.figures import results
-
         kinds = {
             "faithfulness": (self.frame, results.faithfulness_figure),
             "completeness": (self.completeness, results.completeness_figure),
@@ -98,10 +87,7 @@ class Evaluation:
         }
         if kind not in kinds:
             raise CircuitsError(f"plot: kind={kind!r}; it is {', '.join(map(repr, kinds))}")
-        names = list(dict.fromkeys(self.frame["metric"]))
-        metric = names[0] if metric is None else metric
-        if metric not in names:
-            raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(names)}")
+        metric, *_ = chosen_metrics(self.frame, metric)
         table, draw = kinds[kind]
         rows = table[table["metric"] == metric]
         if rows.empty:
@@ -109,6 +95,7 @@ class Evaluation:
         return draw(rows, metric)
 
 
+@answers_former_names
 def evaluate(
     model: Any,
     circuits: Mapping[str, Circuit] | Circuit,
@@ -121,7 +108,6 @@ def evaluate(
     batch_size: int | None = None,
     random: int = 99,
     subsets: int = 10,
-    greedy: int = 5,
     minimality: bool = True,
     seed: int = 0,
     draws: int = 1000,
@@ -137,80 +123,36 @@ def evaluate(
         circuits: by name, of nodes or of edges.
         base: tokens [n pos], the clean run.
         source: tokens, as in `Circuit.keep`, whose values are on the edges outside a circuit.
-        metric: as in `sweep`; with `batch`, a function of output and rows of the batch. By default the logit difference
-            between the clean run's first and second choice, as in `patch.edges`.
+        metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
+        batch: as in `sweep`.
         how: as in `Circuit.keep`; the source run is that of the empty circuit.
         batch_size: examples in a forward, by default as in `sweep`; `settings` says how many.
-        random: number of random circuits, of as many members as the circuit has that can matter, at as many positions
-            each; `p_random` is 1 / (1 + random) at least. Members that send position embeddings cannot matter under
-            "resample" and "mean": they have the same value in both runs.
-        subsets: number of random subsets K of a circuit, of any size, for completeness (Wang et al. 2022,
-            arXiv:2211.00593, section 4).
-        greedy: the most members of K that are sought one by one, each among 10 drawn at random, so that the circuit
-            and the model without K differ most in the first metric.
+        random: random circuits, of as many members as the circuit has that can matter (under "resample" and "mean"
+            position embeddings cannot), at as many positions each; `p_random` is 1 / (1 + random) at least.
+        subsets: random subsets K of a circuit for completeness (Wang et al. 2022, arXiv:2211.00593, section 4).
         minimality: whether each member is taken out by itself.
         seed: of the draws of circuits and subsets, and of the statistics.
         draws: resamples of the examples for intervals.
         flips: sign flips for p-values.
 
-    One forward for each circuit that is kept or cut: 1 + random + 2·subsets + 20·greedy + size for each, at most;
-    `settings["forwards"]` counts them. Where the gap's interval holds 0, a warning says so.
+    Where the gap's interval holds 0, a warning says so. Each circuit costs 1 + random + 2·subsets + size forwards at
+    most; `settings["forwards"]` counts them.
     """
-    given = _read(circuits)
-    for name, number, least in (
-        ("random", random, 0),
-        ("subsets", subsets, 0),
-        ("greedy", greedy, 0),
-        ("draws", draws, 1),
-        ("flips", flips, 1),
-    ):
+    given, seed = _read(circuits), read_seed(seed, _CALLER)
+    counts = {"random": random, "subsets": subsets, "draws": draws, "flips": flips}
+    for name, number in counts.items():
+        least = int(name in ("draws", "flips"))
         if not is_whole(number, least):
             raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
-    seed = read_seed(seed, _CALLER)
     measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
-    tables: dict[str, list[Row]] = {"frame": [], "completeness": [], "minimality": []}
-    for name, circuit in given.items():
-        measurement.graph.check_same(circuit.graph, f"{_CALLER}: {name}")
-        # Names of inputs of whole layers are resolved, so that members can be taken out one by one.
-        circuit = Circuit.of(
-            circuit.kind,
-            measurement.graph.fitted(circuit.where, circuit.kind, _CALLER),
-            measurement.graph,
-            circuit.effects,
-        )
-        test = _Test(measurement, name, circuit, seed, draws, flips)
-        tables["frame"] += test.faithfulness(random)
-        tables["completeness"] += test.completeness(subsets, greedy)
-        tables["minimality"] += test.minimality() if minimality else []
-    settings = {"random": random, "subsets": subsets, "greedy": greedy, "flips": flips}
-    settings = measurement.settings(seed, draws) | settings
-    frames = {name: pd.DataFrame(rows, columns=_COLUMNS[name]) for name, rows in tables.items()}
-    frames |= {name: _Printed(frames[name]) for name in ("completeness", "minimality")}
-    return Evaluation(**frames, baseline=baseline(measurement, seed, draws), settings=settings)
-
-
-# fmt: off
-_COLUMNS = {
-    "frame": ["circuit", "metric", "size", "share", "value", "value_ci_low", "value_ci_high", "faithfulness",
-              "faithfulness_ci_low", "faithfulness_ci_high", "random_mean", "random_low", "random_high", "p_random",
-              "n"],
-    "completeness": ["circuit", "metric", "subset", "size", "without", "model_without", "difference",
-                     "difference_ci_low", "difference_ci_high", "removed"],
-    "minimality": ["circuit", "metric", "member", "share", "share_ci_low", "share_ci_high", "p_value", "p_adjusted"],
-}
-# fmt: on
-
-
-class _Printed(pd.DataFrame):
-    """A table that prints numbers with their intervals, where pandas leaves columns out; parts of it are plain."""
-
-    @property
-    def _constructor(self) -> type[pd.DataFrame]:
-        return pd.DataFrame
-
-    def __repr__(self) -> str:
-        shown = [name for name in self.columns if name not in ("removed", "p_value")]
-        return short_table(pd.DataFrame(self), shown, "minimality" if "member" in self else "completeness")
+    tests = [_Test.of(measurement, name, circuit, seed, draws, flips) for name, circuit in given.items()]
+    return Evaluation(
+        pd.DataFrame([row for one in tests for row in one.faithfulness(random)]),
+        pd.DataFrame([row for one in tests for row in one.completeness(subsets)], columns=COMPLETENESS),
+        pd.DataFrame([row for one in tests if minimality for row in one.minimality()], columns=MINIMALITY),
+        baseline(measurement, seed, draws),
+        measurement.settings(seed, draws) | counts,
+    )
 
 
 def baseline(measurement: Measurement, seed: int, draws: int) -> pd.DataFrame:
@@ -245,6 +187,16 @@ class _Test:
     seed: int
     draws: int
     flips: int
+
+    @classmethod
+    def of(
+        cls, measurement: Measurement, name: str, circuit: Circuit, seed: int, draws: int, flips: int
+    ) -> _Test:
+        """Resolves the names of inputs of whole layers, so that members can be taken out one by one."""
+        graph, caller = measurement.graph, f"{_CALLER}: {name}"
+        graph.check_same(circuit.graph, caller)
+        where = graph.fitted(circuit.where, circuit.kind, caller)
+        return cls(measurement, name, Circuit.of(circuit.kind, where, graph), seed, draws, flips)
 
     def _shares(self, runs: list[PerExample], metric: str) -> Faithfulness:
         return Faithfulness.of(self.measurement, runs, metric, self.seed, self.draws)
@@ -283,54 +235,27 @@ class _Test:
             )
         return rows
 
-    def completeness(self, subsets: int, greedy: int) -> list[Row]:
+    def completeness(self, subsets: int) -> list[Row]:
         """Returns, for each subset taken out, the shares of the circuit and of the model without it."""
         members = [member for member, _ in self.circuit.members]
         rng = np.random.default_rng([self.seed, 4])
-        removed: list[tuple[str, list[Member]]] = []
+        removed: list[list[Member]] = []
         for _ in range(subsets if members else 0):
             chosen = rng.random(len(members)) < 0.5
             # An empty subset would test nothing, so one member is always taken out.
             chosen[rng.integers(len(members))] = True
-            removed.append(("random", [member for member, out in zip(members, chosen, strict=True) if out]))
-        removed += [("greedy", part) for part in self._sought(members, greedy, rng)]
-        if not removed:
-            return []
-        runs = [run for _, part in removed for run in self._without(part)]
+            removed.append([member for member, out in zip(members, chosen, strict=True) if out])
+        runs = [run for part in removed for run in self._without(part)]
         rows: list[Row] = []
         for metric in self.measurement.clean:
             measured = self._shares(runs, metric)
-            for index, (subset, part) in enumerate(removed):
+            for index, part in enumerate(removed):
                 (own, of_model), drawn = measured.share[2 * index :][:2], measured.drawn[:, 2 * index :]
-                rows.append(
-                    {
-                        "circuit": self.name,
-                        "metric": metric,
-                        "subset": subset,
-                        "size": len(part),
-                        "without": own,
-                        "model_without": of_model,
-                        **with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1]),
-                        "removed": "; ".join(map(str, part)),
-                    }
-                )
+                difference = with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1])
+                row = {"circuit": self.name, "metric": metric, "size": len(part)}
+                row |= {"without": own, "model_without": of_model, **difference}
+                rows.append(row | {"removed": "; ".join(map(str, part))})
         return rows
-
-    def _sought(self, members: list[Member], greedy: int, rng: np.random.Generator) -> list[list[Member]]:
-        """Returns subsets of growing size, each the one before and the member that makes most of the difference."""
-        metric = next(iter(self.measurement.clean))
-        subsets: list[list[Member]] = []
-        removed: list[Member] = []
-        for _ in range(min(greedy, len(members))):
-            left = [member for member in members if member not in removed]
-            tried = [left[index] for index in rng.permutation(len(left))[:_CANDIDATES_PER_STEP]]
-            runs = [run for member in tried for run in self._without([*removed, member])]
-            sums, counts = stacked(runs, metric)
-            value = ratio(sums.sum(1), counts.sum(1))
-            best = int(np.argmax(np.abs(value[::2] - value[1::2])))
-            removed = [*removed, tried[best]]
-            subsets.append(removed)
-        return subsets
 
     def _without(self, removed: list[Member]) -> tuple[PerExample, PerExample]:
         """Returns the runs of the circuit and of the whole model without some of the circuit's members."""

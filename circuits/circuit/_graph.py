@@ -295,14 +295,11 @@ class Graph:
             raise CircuitsError(
                 f"{caller}: graph is an object of n_layers, n_heads and so on; got {said(given)}"
             ) from None
-        sizes, flags = (
-            (graph.n_layers, graph.n_heads, graph.key_heads),
-            (graph.mlps, graph.parallel, graph.positions),
-        )
-        if not (
-            all(type(size) is int and size >= 1 for size in sizes)
-            and all(isinstance(flag, bool) for flag in flags)
-            and graph.n_heads % graph.key_heads == 0
+        *sizes, mlps, parallel, positions = asdict(graph).values()
+        if (
+            not all(type(size) is int and size >= 1 for size in sizes)
+            or not all(isinstance(flag, bool) for flag in (mlps, parallel, positions))
+            or graph.n_heads % graph.key_heads
         ):
             raise CircuitsError(
                 f"{caller}: graph: sizes are whole numbers from 1, key_heads divides n_heads, the rest is true or "
@@ -323,10 +320,6 @@ class Graph:
         """All edges, by what receives them."""
         return _layers(self)
 
-    @property
-    def edges(self) -> frozenset[Edge]:
-        return _edges(self)
-
     def heads_of(self, layer_input: Input) -> list[Input]:
         """Returns the inputs of heads or groups that an input of a whole layer consists of; any other as it is."""
         if layer_input.site not in ("q", "k", "v") or layer_input.head is not None:
@@ -336,31 +329,12 @@ class Graph:
         return [Input(layer_input.site, layer_input.layer, head, grouped) for head in range(count)]
 
     def members(self, kind: str) -> frozenset[Member]:
-        return frozenset(self.nodes) if kind == "nodes" else self.edges
-
-    def __contains__(self, member: Member) -> bool:
-        """Returns whether a model of these sizes has a node or an edge. None is listed: a file may give any sizes."""
-        if isinstance(member, Node):
-            if member.layer is None:
-                return member.site == "embed" or self.positions
-            in_layer = self.mlps if member.head is None else member.head < self.n_heads
-            return in_layer and member.layer < self.n_layers
-        sender, receiver = member
-        parallel = self.parallel and sender.layer is not None and sender.layer == receiver.layer
-        return sender in self and self._has_input(receiver) and sender.stage < receiver.stage and not parallel
-
-    def _has_input(self, one: Input) -> bool:
-        if one.layer is None:
-            return True
-        if one.site == "mlp_pre":
-            return self.mlps and one.layer < self.n_layers
-        shared = one.site != "q" and self.key_heads != self.n_heads
-        fits = one.head is not None and one.head < (self.key_heads if shared else self.n_heads)
-        return fits and one.grouped == shared and one.layer < self.n_layers
+        return frozenset(self.nodes) if kind == "nodes" else _edges(self)
 
     def fitted(self, where: Mapping[Member, Where], kind: str, caller: str) -> Mapping[Member, Where]:
         """Returns the same members with inputs of whole layers resolved; refuses those that the model lacks."""
-        if all(member in self for member in where):
+        known = self.members(kind)
+        if all(member in known for member in where):
             return where
         found: dict[Member, Where] = {}
         for member, at in where.items():
@@ -368,7 +342,7 @@ class Graph:
             if isinstance(member, Edge):
                 parts = [Edge(member.sender, receiver) for receiver in self.heads_of(member.receiver)]
             for part in parts:
-                if part not in self:
+                if part not in known:
                     raise CircuitsError(f"{caller}: {self._missing(part)}")
                 found[part] = found[part] | at if part in found else at
         return found
@@ -384,27 +358,21 @@ class Graph:
     def shape(self) -> str:
         """Describes what nodes there are."""
         has = f"{self.n_layers} layers of {self.n_heads} heads"
-        if not self.mlps:
-            has += " and no MLPs"
-        if not self.positions:
-            has += ", and adds no position embeddings"
-        if self.parallel:
-            has += ", whose MLPs run in parallel to the heads of their layer"
+        has += "" if self.mlps else " and no MLPs"
+        has += "" if self.positions else ", and adds no position embeddings"
+        has += ", whose MLPs run in parallel to the heads of their layer" if self.parallel else ""
         return has if self.key_heads == self.n_heads else f"{has}, {self.key_heads} key-value groups"
 
     def _missing(self, member: Member) -> str:
         """Returns what to say of a member that the model does not have."""
-        has = self.shape
-        receiver = member.receiver if isinstance(member, Edge) else None
-        shared = self.key_heads != self.n_heads
-        if receiver is not None and receiver.site in ("k", "v") and shared and not receiver.grouped:
-            return (
-                f"no edge {member}: heads share {self.key_heads} key-value groups; name a group, "
-                f"{receiver.layer}.k0.{receiver.site}"
-            )
-        if receiver is not None and receiver.grouped and not shared:
-            has += ", each with its own keys and values"
-        return f"no {'node' if receiver is None else 'edge'} {member}: the model has {has}"
+        if not isinstance(member, Edge):
+            return f"no node {member}: the model has {self.shape}"
+        advice, receiver, shared = "", member.receiver, self.key_heads != self.n_heads
+        if shared and receiver.site in ("k", "v") and not receiver.grouped:
+            advice = f"; name a group, {receiver.layer}.k0.{receiver.site}"
+        elif receiver.grouped and not shared:
+            advice = ", each with its own keys and values"
+        return f"no edge {member}: the model has {self.shape}{advice}"
 
 
 # Graphs are few and small values, and their edges are many: each is listed once.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,32 +33,11 @@ from circuits.validate import read_choice
 _LISTED = 500
 
 
-@runtime_checkable
-class Members(Protocol):
-    """A circuit, as an intervention sees it."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def graph(self) -> Graph | None: ...
-
-    @property
-    def where(self) -> Mapping[Member, Where]: ...
-
-    @property
-    def sha256(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[str]: ...
-
-
 @dataclass(frozen=True)
 class CircuitEdit(Intervention):
     """Keeps a circuit, or cuts it: the edges outside, or inside, carry the values of the replacement."""
 
-    circuit: Members
+    circuit: Any  # a Circuit, which knows this module
     replacement: Replacement
     keep: bool
 
@@ -196,11 +175,6 @@ class Elsewhere(Replacement):
         return {**self.inner.describe(), "all but positions": sorted(self.positions)}
 
 
-def circuit_edit(circuit: Members, source: Any, how: Any, keep: bool) -> CircuitEdit:
-    caller = "circuit.keep" if keep else "circuit.cut"
-    return CircuitEdit(circuit, parse_replacement(source, how, caller), keep)
-
-
 def parse_replacement(source: Any, how: Any, caller: str) -> Replacement:
     """Returns the replacement that edges carry."""
     read_choice(how, HOW, caller, "how")
@@ -228,14 +202,17 @@ def is_sender(hook: Any) -> bool:
 
 def stored(activations: dict[str, Any], caller: str) -> FromTensors:
     """Returns the replacement by activations of a source, by full hook name."""
-    tensors: dict[str, Tensor] = {}
-    for name, given in activations.items():
-        tensor = as_dense_tensor(given, f"{caller}: the source's {name}")
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise CircuitsError(f"{caller}: the source's {name} is not a tensor of real numbers")
-        tensors[name] = tensor
-    if not tensors:
+    if not activations:
         raise CircuitsError(
             f"{caller}: the source has no activation of a sender (hook_embed, hook_z, hook_mlp_out)"
         )
+    tensors = {name: parse_activation(given, name, caller) for name, given in activations.items()}
     return FromTensors(tuple((name, Snapshot(tensor)) for name, tensor in tensors.items()))
+
+
+def parse_activation(given: Any, name: str, caller: str) -> Tensor:
+    """Returns an activation that the user has, by its hook name."""
+    given = as_dense_tensor(given, f"{caller}: the source's {name}")
+    if not isinstance(given, Tensor) or not given.is_floating_point():
+        raise CircuitsError(f"{caller}: the source's {name} is not a tensor of real numbers")
+    return given

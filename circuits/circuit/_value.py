@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,37 +26,27 @@ KEYS = ("format", "kind", "size", "graph", "members")
 
 
 def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
-    """Writes the description of a circuit."""
-    text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False)
-    target = _path(path, "circuit.write")
-    try:
-        _replace(target.resolve(), text + "\n")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise CircuitsError(f"circuit.write: cannot write {path}: {reason or error}") from error
-
-
-def _replace(target: Path, text: str) -> None:
-    """Writes a temporary file and renames it, so that the old one stays where the disk is full."""
-    if target.exists() and not target.is_file():  # a pipe or a device
-        target.write_text(text, encoding="utf-8")
-        return
+    """Writes the description of a circuit under another name and renames it, so that a full disk leaves the old one."""
+    text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False) + "\n"
+    target = Path(path).resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        if target.exists() and not target.is_file():  # a pipe or a device stays what it is
+            target.write_text(text, encoding="utf-8")
+            return
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
-    except BaseException:
+    except OSError as error:
+        raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror}") from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
-def read_parts(
-    path: str | PathLike[str],
-) -> tuple[str, dict[Member, Where], Graph | None, dict[Member, Effect]]:
-    """Returns what a file says of a circuit: its kind, members, graph and effects."""
-    target, caller = _path(path, "circuit.read"), f"circuit.read: {path}"
+def read_file(path: str | PathLike[str]) -> Circuit:
+    """Reads a circuit that `write` has written."""
+    caller = f"circuit.read: {path}"
     try:
-        given = json.loads(target.read_text(encoding="utf-8"))
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise CircuitsError(f"{caller}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -66,66 +55,39 @@ def read_parts(
         raise CircuitsError(f'{caller} is no circuit: an object whose kind is "nodes" or "edges" is needed')
     if given.get("format") != FORMAT:
         raise CircuitsError(f"{caller}: format {said(given.get('format'))}; this version reads {FORMAT}")
-    _check_keys(given, KEYS, "", caller)
-    listed = given.get("members")
-    if not isinstance(listed, list):
-        raise CircuitsError(f"{caller}: members is not a list")
+    _check_keys(given, KEYS, "a circuit", caller)
     where: dict[Member, Where] = {}
     effects: dict[Member, Effect] = {}
-    for row in listed:
-        if not isinstance(row, dict):
-            raise CircuitsError(f"{caller}: a member is an object with a name; got {said(row)}")
-        _check_keys(row, ("name", *Effect._fields), " of a member", caller)
+    if not isinstance(given.get("members"), list):
+        raise CircuitsError(f"{caller}: members is not a list")
+    for row in given["members"]:
+        _check_keys(row, ("name", *Effect._fields), "a member", caller)
         member, at = parse_member(row.get("name"), given["kind"], caller)
         if member in where:
             raise CircuitsError(f"{caller}: {member} is listed twice")
-        where[member] = at
-        if (effect := _parse_effect(row, caller)) != Effect():
+        where[member], effect = at, Effect(*(row.get(name) for name in Effect._fields))
+        if wrong := [one for one in effect[1:] if one is not None and not _is_number(one)]:
+            raise CircuitsError(f"{caller}: an effect is a finite number; got {said(wrong[0])}")
+        if effect != Effect():
             effects[member] = effect
     graph = None
     if given.get("graph") is not None:
-        if isinstance(given["graph"], dict):
-            _check_keys(given["graph"], [one.name for one in fields(Graph)], " of graph", caller)
+        _check_keys(given["graph"], [one.name for one in fields(Graph)], "a graph", caller)
         graph = Graph.read(given["graph"], caller)
         graph.fitted(where, given["kind"], caller)
-    return given["kind"], where, graph, effects
+    return Circuit.of(given["kind"], where, graph, effects)
 
 
-def _path(path: Any, caller: str) -> Path:
-    if not isinstance(path, str | PathLike):
-        raise CircuitsError(f'{caller}: give a path, such as "circuit.json"; got {type(path).__name__}')
-    return Path(path)
-
-
-def _check_keys(given: dict[str, Any], known: Iterable[str], place: str, caller: str) -> None:
+def _check_keys(given: Any, known: Collection[str], what: str, caller: str) -> None:
     """Refuses keys that would be passed over: a misspelt one would be lost in silence."""
-    known = list(known)
-    for key in given:
-        if key not in known:
-            closest = difflib.get_close_matches(key, known, n=1)
-            meant = f"did you mean {closest[0]!r}?" if closest else f"known: {', '.join(known)}"
-            raise CircuitsError(f"{caller}: unknown key {key!r}{place}; {meant}")
+    if not isinstance(given, dict):
+        raise CircuitsError(f"{caller}: {what} is an object of {', '.join(known)}; got {said(given)}")
+    if unknown := [key for key in given if key not in known]:
+        raise CircuitsError(f"{caller}: {what} has no {unknown[0]!r}; known: {', '.join(known)}")
 
 
-def _parse_effect(row: dict[str, Any], caller: str) -> Effect:
-    metric = row.get("metric")
-    if not isinstance(metric, str | None):
-        raise CircuitsError(f"{caller}: metric is a name; got {said(metric)}")
-    numbers: list[float | None] = []
-    for name in ("estimate", "effect"):
-        value = row.get(name)
-        # `float` alone would read texts, and True; a whole number may be too large for it.
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) <= sys.float_info.max
-        ):
-            numbers.append(float(value))
-        elif value is None:
-            numbers.append(None)
-        else:
-            raise CircuitsError(f"{caller}: {name} is a finite number; got {said(value)}")
-    return Effect(metric, *numbers)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 _CALLER = "circuit"
@@ -145,14 +107,12 @@ class Circuit:
         members: the members with their positions, in the order of computation.
         graph: the graph of the model, if known; not compared.
         effects: what is known about the effects of members; not compared.
-        note: why it is empty, where a screening says so; not compared.
     """
 
     kind: str
     members: tuple[tuple[Member, Where], ...]
     graph: Graph | None = field(default=None, compare=False)
     effects: Mapping[Member, Effect] = field(default_factory=dict, compare=False, repr=False)
-    note: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def of(
@@ -172,13 +132,6 @@ class Circuit:
     def where(self) -> dict[Member, Where]:
         """The positions of each member."""
         return dict(self.members)
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.kind, self.members))
-
-    def __hash__(self) -> int:
-        return self._hash
 
     # ---- As a set
 
@@ -214,7 +167,7 @@ class Circuit:
     def __le__(self, other: Any) -> bool:
         return not len(self._combined("<=", other, lambda one, two: one & two.inverse))
 
-    def _combined(self, sign: str, other: Any, combine: Any) -> Circuit:
+    def _combined(self, sign: str, other: Any, combine: Callable[[Where, Where], Where]) -> Circuit:
         """Returns a circuit of both circuits' members, where each acts as `combine` says."""
         if not isinstance(other, Circuit):
             raise CircuitsError(
@@ -252,18 +205,18 @@ class Circuit:
             how: what an edge outside carries: "resample", what the sender writes on the source, row by row; "mean",
                 its mean over the source's examples, per position; "zero", nothing.
         """
-        from circuits.circuit._intervention import circuit_edit
+        from circuits.circuit._intervention import CircuitEdit, parse_replacement
 
-        return circuit_edit(self, source, how, keep=True)
+        return CircuitEdit(self, parse_replacement(source, how, "circuit.keep"), keep=True)
 
     def cut(self, source: Any = None, how: str = "resample") -> CircuitEdit:
         """Returns the intervention under which the edges of the circuit carry the source's values, and no others.
 
         Arguments as in `keep`.
         """
-        from circuits.circuit._intervention import circuit_edit
+        from circuits.circuit._intervention import CircuitEdit, parse_replacement
 
-        return circuit_edit(self, source, how, keep=False)
+        return CircuitEdit(self, parse_replacement(source, how, "circuit.cut"), keep=False)
 
     # ---- As data
 
@@ -306,9 +259,8 @@ class Circuit:
     def plot(self) -> Any:
         """Returns a plotly figure: the graph by layers, embeddings below and the output on top.
 
-        Lines are as wide as the effects that are known; hover for them. `plots.save` writes it as a page, SVG or PNG.
-        In a page a click on a node fades all edges but its own, until the next click on it; in a notebook a menu does
-        so. A click on the legend hides edges into q, k or v.
+        Lines are as wide as the effects that are known; hover for them. A click on the legend hides edges into q, k or
+        v. `plots.save` writes it as a page, SVG or PNG.
         """
         from circuits.figures.circuit_graph import circuit_figure
 
@@ -319,7 +271,7 @@ class Circuit:
         write(self.describe(), path)
 
     def __repr__(self) -> str:
-        shown = ", ".join(name for name, _ in zip(self, range(6), strict=False)) or self.note
+        shown = ", ".join(name for name, _ in zip(self, range(6), strict=False))
         members = self.kind.removesuffix("s") if len(self) == 1 else self.kind
         return f"Circuit({len(self)} {members}{': ' * bool(shown)}{shown}{', ...' if len(self) > 6 else ''})"
 

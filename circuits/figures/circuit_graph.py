@@ -19,12 +19,12 @@ INPUTS = {
     "MLP": (3, "9px,5px"),
     "output": (6, "dot"),
 }
-#: Edges that are drawn, the largest of a larger circuit; and the opacity of edges, and of those that are faded.
-DRAWN, SHOWN, FADED = 400, 0.85, 0.08
+#: Edges that are drawn, the largest of a larger circuit; and their opacity.
+DRAWN, SHOWN = 400, 0.85
 #: Pixels: widest and narrowest line, those of the key, height of a row, width of a column and of the narrowest figure.
 _WIDEST, _NARROWEST, _KEY, _ROW, _COLUMN, _NARROW = 6.0, 1.2, 2.0, 84, 120, 560
-#: Pixels above the graph, and of the menu there; rows around it.
-_TOP, _MENU, _AROUND = 30, 40, 0.35
+#: Pixels above the graph; rows around it.
+_TOP, _AROUND = 30, 0.35
 #: Pixels of a node, in which "output" has room; and its radius in rows.
 _NODE = 46
 _RADIUS = _NODE / 2 / _ROW
@@ -82,15 +82,11 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
             legendgroup=group,
             showlegend=False,
             opacity=SHOWN,
-            meta={"ends": [row["sender"], _component(row["receiver"])]},
             text=[_hover(row)] * len(xs),
             hovertemplate="%{text}<extra></extra>",
         )
     _add_nodes(figure, places, {name: name for name in places})
-    _add_menu(figure, places)
-    subtitle = (
-        "Width: size of the effect, where known; hover for it. The menu fades all edges but those of a node."
-    )
+    subtitle = "Width: size of the effect, where known; hover for it. The legend hides edges of a kind."
     if len(frame) > DRAWN:
         subtitle += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
     return _finished(figure, places, _title(len(frame), "edge"), subtitle)
@@ -127,35 +123,8 @@ def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) ->
     )
 
 
-def _add_menu(figure: Any, places: dict[str, _Place]) -> None:
-    """Adds the menu that fades all edges but those of one node."""
-    ends = [None if trace.meta is None else trace.meta["ends"] for trace in figure.data]
-
-    def button(label: str, node: str | None) -> dict[str, Any]:
-        opacity = [
-            1.0 if touched is None else SHOWN if node is None or node in touched else FADED
-            for touched in ends
-        ]
-        return {"label": label, "method": "restyle", "args": [{"opacity": opacity}, list(range(len(ends)))]}
-
-    buttons = [button("all edges", None), *(button(f"edges of {name}", name) for name in places)]
-    figure.update_layout(
-        updatemenus=[
-            {
-                "buttons": buttons,
-                "x": 1,
-                "xanchor": "right",
-                "y": 1.02,
-                "yanchor": "bottom",
-                "showactive": True,
-            }
-        ],
-    )
-
-
 def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str) -> Any:
     """Lays the figure out: both axes in proportion to pixels, so that lines end at the nodes."""
-    menu = _MENU if figure.layout.updatemenus else 0
     xs, ys = [place.x for place in places.values()] or [0], [place.y for place in places.values()] or [0]
     # The title needs some width.
     margin = max(0.8, (_NARROW / _COLUMN - max(xs) + min(xs)) / 2)
@@ -163,8 +132,8 @@ def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str)
         xaxis={"visible": False, "range": [min(xs) - margin, max(xs) + margin]},
         yaxis={"visible": False, "range": [min(ys) - _AROUND, max(ys) + _AROUND]},
         width=int(40 + _COLUMN * (max(xs) - min(xs) + 2 * margin)),
-        height=int(_TOP + menu + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
-        margin={"l": 20, "r": 20, "b": 40, "t": _TOP + menu},
+        height=int(_TOP + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
+        margin={"l": 20, "r": 20, "b": 40, "t": _TOP},
         template=template("light"),
         legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
         hovermode="closest",

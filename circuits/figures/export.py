@@ -98,10 +98,9 @@ def picture(
 
 
 def at_width(figure: Any, width: int) -> Any:
-    """Returns a copy for a picture of a width: its subtitle broken anew, and no menu, which nobody could open."""
+    """Returns a copy for a picture of a width, its subtitle broken anew."""
     copy, meta = type(figure)(figure), figure.layout.meta
     copy.layout.width = width
-    copy.layout.updatemenus = ()
     if not isinstance(meta, Mapping) or SUBTITLE_KEY not in meta:
         return copy
     return titled(copy, unescape(copy.layout.title.text or ""), meta[SUBTITLE_KEY])

@@ -18,7 +18,10 @@ from circuits.figures.panels import Series, bars, curve, heat, interval, of_rows
 KINDS = ("auto", "points", "heatmap")
 GREY = {"dash": "dash", "color": "#808080", "width": 1.5}
 #: How the controls of a probe are drawn.
-CONTROLS = {"shuffled": "dot", "untrained": "dash"}
+CONTROLS = {
+    "shuffled": ("dot", "x-thin-open", "Dotted, or crosses: targets exchanged between examples."),
+    "untrained": ("dash", "circle-open", "Dashed, or open circles: an untrained model."),
+}
 #: Panels side by side.
 ABREAST = 3
 
@@ -175,27 +178,29 @@ def attention_figure(
         layers: the numbers of the layers.
         labels: names of the positions (default: their numbers).
         titles: (layer, head) -> its title (default: head 0.1).
-        largest: the end of the colours (default: the largest share of a query that sees several keys).
+        largest: the end of the colours (default: `largest_choice`).
     """
     if labels is not None and len(labels) != mean.shape[-1]:
         raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
     names = [spelled(str(label)) for label in labels or range(mean.shape[-1])]
-    largest = largest_choice(mean) if largest is None else largest
-    heads = mean.shape[1]
+    largest, heads = largest_choice(mean) if largest is None else largest, mean.shape[1]
     side = 132 if heads <= 4 else 84
-    panels = []
-    for row, layer in enumerate(layers):
-        for head in range(heads):
-            grid = pd.DataFrame(mean[row, head].numpy(), index=names, columns=names)
-            said = titles.get((layer, head), f"head {layer}.{head}")
-            options: dict[str, Any] = {"across": "key", "down": "query", "unit": "attention", "end": largest}
-            options |= {
-                "numbers": len(names) <= 4,
-                "bar": head == heads - 1,
-                "row": max(1, side // len(names)),
-                "width": side,
-            }
-            panels.append(heat(grid, said, **options))
+    panels = [
+        heat(
+            pd.DataFrame(mean[row, head].numpy(), index=names, columns=names),
+            titles.get((layer, head), f"head {layer}.{head}"),
+            across="key",
+            down="query",
+            unit="attention",
+            end=largest,
+            numbers=len(names) <= 4,
+            bar=head == heads - 1,
+            row=max(1, side // len(names)),
+            width=side,
+        )
+        for row, layer in enumerate(layers)
+        for head in range(heads)
+    ]
     subtitle = "Of a query (row) to the keys (columns) that it sees; rows add up to 1."
     if float(torch.nan_to_num(mean).max()) > 1.01 * largest:
         subtitle += " Larger shares, of queries that see one key, have the colour of the end."
@@ -203,11 +208,7 @@ def attention_figure(
 
 
 def largest_choice(mean: Tensor) -> float:
-    """Returns the largest attention of queries that see several keys: a query that sees one puts all on it.
-
-    Args:
-        mean: [... query key].
-    """
+    """Returns the largest attention [... query key] of queries that see several keys: others put all of it on one."""
     shares = torch.nan_to_num(mean)
     chosen = shares[(shares > 0).sum(-1) > 1]
     return float((chosen if chosen.numel() else shares).max())
@@ -219,98 +220,64 @@ def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     A line per site, head, position and split, as far as they differ, and per value of the column `by`; controls are
     dotted (shuffled) and dashed (untrained). Where each line is of one layer, all are points.
     """
-    frame = frame.assign(
-        line=_line_names(frame, by), layer=["–" if pd.isna(at) else str(at) for at in frame["layer"]]
-    )
+    layers = ["–" if pd.isna(at) else str(at) for at in frame["layer"]]
+    frame = frame.assign(line=_line_names(frame, by), layer=layers)
     single = frame.groupby("line")["layer"].nunique().max() == 1
+    looks = {name: look for look, name in enumerate(dict.fromkeys(frame["line"]))}
     panels = []
-    per_row = int(frame.groupby("target")["metric"].nunique().max())
-    for target, of_target in frame.groupby("target", sort=False):
-        for metric, part in of_target.groupby("metric", sort=False):
-            series: dict[str, Series] = {}
-            for index, name in enumerate(dict.fromkeys(frame["line"])):
-                rows = part[part["line"] == name]
-                if rows.empty:
+    for (target, metric), part in frame.groupby(["target", "metric"], sort=False):
+        series: dict[str, Series] = {}
+        for name, rows in part.groupby("line", sort=False):
+            series[str(name)] = of_rows(rows, "layer", look=looks[name])
+            for control, (dash, symbol, _) in CONTROLS.items():
+                if rows[control].isna().all():
                     continue
-                series[name] = of_rows(rows, "layer", look=index)
-                for control, dash in CONTROLS.items():
-                    if rows[control].notna().any():
-                        style = {"line": {"dash": dash, "width": 1.5}, "marker": {"size": 4}}
-                        if single:
-                            style = {
-                                "marker": {
-                                    "symbol": "x-thin-open" if dash == "dot" else "circle-open",
-                                    "size": 12,
-                                }
-                            }
-                        style |= {"showlegend": False}
-                        values = rows["layer"].tolist(), rows[control].tolist()
-                        series[f"{name}, {control}"] = Series(*values, style=style, look=index)
-            kind: Any = points if single else curve
-            panels.append(kind(series, f"{target}: {metric}", x="layer", y=str(metric), width=180))
+                style: dict[str, Any] = {"marker": {"symbol": symbol, "size": 12}}
+                if not single:
+                    style = {"line": {"dash": dash, "width": 1.5}, "marker": {"size": 4}}
+                series[f"{name}, {control}"] = Series(
+                    rows["layer"].tolist(),
+                    rows[control].tolist(),
+                    style=style | {"showlegend": False},
+                    look=looks[name],
+                )
+        kind: Any = points if single else curve
+        panels.append(kind(series, f"{target}: {metric}", x="layer", y=str(metric), width=180))
     subtitle = "On held-out examples, with 95% intervals. "
-    looks = {"shuffled": "Crosses" if single else "Dotted", "untrained": "Open" if single else "Dashed"}
-    says = {"shuffled": "targets exchanged between examples", "untrained": "of an untrained model"}
-    subtitle += " ".join(f"{looks[name]}: {says[name]}." for name in CONTROLS if frame[name].notna().any())
-    return draw(
-        panels, "Linear probes", subtitle, columns=per_row, scattermode="group" if single else "overlay"
-    )
+    subtitle += " ".join(said for name, (_, _, said) in CONTROLS.items() if frame[name].notna().any())
+    columns = int(frame.groupby("target")["metric"].nunique().max())
+    mode = "group" if single else "overlay"
+    return draw(panels, "Linear probes", subtitle, columns=columns, scattermode=mode)
 
 
 def _line_names(frame: pd.DataFrame, by: str | None) -> list[str]:
-    """Returns names the line of each row by the columns whose values differ in this table, and by the split."""
-    columns = {"site": "", "head": "head ", "position": "position "}
-    columns = columns if by is None else {by: "", **columns}
-    prefixes = {name: text for name, text in columns.items() if frame[name].nunique(dropna=False) > 1}
+    """Returns the name of each row's line: the columns whose values differ in this table, and the split."""
+    prefixes = {"site": "", "head": "head ", "position": "position "} | ({} if by is None else {by: ""})
+    prefixes = {name: text for name, text in prefixes.items() if frame[name].nunique(dropna=False) > 1}
     return [
         ", ".join(
-            [
-                *(f"{text}{row[name]}" for name, text in prefixes.items() if not pd.isna(row[name])),
-                f"{row['split']} entries",
-            ]
+            [f"{text}{row[name]}" for name, text in prefixes.items() if not pd.isna(row[name])]
+            + [f"{row['split']} entries"]
         )
         for row in frame.to_dict("records")
     ]
 
 
-def screening_figure(
-    frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Sequence[str], words: Sequence[str] | None = None
-) -> Any:
-    """Draws a panel per metric: exact effect against estimate of the measured rows, and the identity line.
-
-    Args:
-        words: by position, its name (default: its number).
-    """
+def screening_figure(frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Sequence[str]) -> Any:
+    """Draws a panel per metric: exact effect against estimate of the measured rows, and the identity line."""
     by_metric = correlation.set_index("metric")
     panels = []
     for metric in metrics:
         rows = frame[(frame["metric"] == metric) & frame["effect"].notna()]
         both = rows[["estimate", "effect"]]
         ends = [float(both.min().min()), float(both.max().max())]
-        names = rows["variant"].tolist()
-        if words is not None and "position" in rows:
-            pairs = zip(names, rows["position"], strict=True)
-            names = [
-                n if pd.isna(at) else n.replace(f"position {at}", f"position {words[at]}") for n, at in pairs
-            ]
-        measured = of_rows(
-            rows,
-            "estimate",
-            "effect",
-            hover=[f"{n}<br>effect {e:.4g}" for n, e in zip(names, rows["effect"], strict=True)],
-        )
+        hover = [f"{n}<br>effect {e:.4g}" for n, e in zip(rows["variant"], rows["effect"], strict=True)]
+        measured = of_rows(rows, "estimate", "effect", hover=hover, look=0)
         row = by_metric.loc[metric]
         title = f"{metric}: Spearman {row['spearman']:.2f} over {row['n']:.0f} of {row['of']:.0f}"
-        panels.append(
-            scatter(
-                {"equal": _diagonal(ends), "measured": measured._replace(look=0)},
-                title,
-                x=f"estimated effect on {metric}",
-                y="exact effect",
-                height=320,
-                width=300,
-            )
-        )
+        axes: dict[str, Any] = {"x": f"estimated effect on {metric}", "y": "exact effect"}
+        series = {"equal": _diagonal(ends), "measured": measured}
+        panels.append(scatter(series, title, height=320, width=300, **axes))
     subtitle = (
         "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
     )
@@ -418,12 +385,10 @@ def completeness_figure(completeness: pd.DataFrame, metric: str) -> Any:
     both = completeness[["model_without", "without"]].to_numpy(dtype=float)
     ends = [float(np.nanmin(both)), float(np.nanmax(both))] if np.isfinite(both).any() else [0.0, 1.0]
     series = {"equal": _diagonal(ends)}
-    for index, ((circuit, subset), rows) in enumerate(
-        completeness.groupby(["circuit", "subset"], sort=False)
-    ):
+    for index, (circuit, rows) in enumerate(completeness.groupby("circuit", sort=False)):
         values = rows["model_without"].tolist(), rows["without"].tolist()
         hover = [f"without {name}" for name in rows["removed"]]
-        series[f"{circuit}, {subset}"] = Series(*values, hover=hover, look=index)
+        series[str(circuit)] = Series(*values, hover=hover, look=index)
     panel = scatter(
         series, x="faithfulness of the whole model without K", y="of the circuit without K", height=340
     )
@@ -559,24 +524,3 @@ def cosines_figure(coefficients: Tensor, period: int, keys: Iterable[int]) -> An
         y="coefficient (logits)",
     )
     return draw([panel], "Logits as cosines of the difference from the answer", barmode="overlay")
-
-
-def sum_figure(coordinates: Tensor, remainders: Tensor, coefficients: Sequence[int], period: int) -> Any:
-    """Draws sums modulo `period`: as a grid for two coordinates, else as the number of inputs that have each sum.
-
-    Args:
-        coordinates: [input coordinate].
-        remainders: [input].
-        coefficients: the factor of each coordinate in the sum.
-    """
-    terms = " + ".join(f"{m}·x{index}" if m != 1 else f"x{index}" for index, m in enumerate(coefficients))
-    if len(coefficients) == 2:
-        rows, columns = coordinates.cpu().numpy().astype(int).T
-        # Cells without an input stay blank.
-        grid = np.full((rows.max() + 1, columns.max() + 1), np.nan)
-        grid[rows, columns] = remainders.cpu().numpy()
-        panel = heat(grid, unit="sum", across="x1", down="x0", end=period - 1, row=8, width=320)
-    else:
-        counts = remainders.bincount(minlength=period).tolist()
-        panel = bars({"inputs": Series(list(range(period)), counts)}, x="sum", y="inputs")
-    return draw([panel], f"{terms} modulo {period}")

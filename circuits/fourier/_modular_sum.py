@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.results import cosines_figure
 from circuits.fourier._spectrum import THRESHOLD, Clusters, check_threshold
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import read_numbers
@@ -52,8 +53,6 @@ class CosineFit:
 
     def plot(self, keys: Iterable[int] = ()) -> Any:
         """Returns a plotly figure of the coefficient of each frequency, as bars; `keys` are marked."""
-        from circuits.figures.results import cosines_figure
-
         return cosines_figure(self.coefficients, len(self.by_difference), keys)
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
@@ -204,12 +203,6 @@ class ModularSum:
         remainders = self.remainders.to(logits.device)
         difference = (remainders[:, None] - torch.arange(self.period, device=logits.device)) % self.period
         return CosineFit(logits.gather(1, difference).mean(0), difference, logits)
-
-    def plot(self) -> Any:
-        """Returns a plotly figure of the sum over a grid of two coordinates, else of how many inputs have each sum."""
-        from circuits.figures.results import sum_figure
-
-        return sum_figure(self.coordinates, self.remainders, self.coefficients, self.period)
 
     def _checked(self, keys: Sequence[int]) -> list[int]:
         return _parse_keys(keys, self.period, "ModularSum", least=1)

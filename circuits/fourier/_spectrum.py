@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.results import active_figure, clusters_figure, spectrum_bars, spectrum_map
 from circuits.fourier._grid import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
 from circuits.validate import is_whole, read_choice
@@ -61,8 +61,6 @@ class Bands:
 
     def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
         """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
-        from circuits.figures.results import spectrum_bars
-
         return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
 
 
@@ -109,38 +107,25 @@ class Spectrum:
                 (for two the 3 × 3 block of Nanda et al. 2023; products of different frequencies are in no band);
                 "component", each combination (k₁, k₂); the name of a coordinate, all products with its frequency k ≥ 1.
         """
-        axes, sizes = len(self.grid.sizes), self.power.shape
-        read_choice(by, (*_GROUPS, *self.grid.axes), "fourier", "by")
-        combinations = list(itertools.product(*(range(size) for size in sizes[:axes])))[1:]
-        label = _GROUPS.get(by)
-        if label is None:
-            index = list(self.grid.axes).index(by)
-
-            def label(at: tuple[int, ...]) -> Label | None:
-                return at[index] or None
-
-        return self._grouped(combinations, label)
-
-    def _grouped(self, combinations: list[tuple[int, ...]], label: Callable[[tuple[int, ...]], Any]) -> Bands:
-        """Returns the power summed over bands; `label` names a combination's band, `None` where it is in none."""
-        axes = len(self.grid.sizes)
-        label_of_each = [label(at) for at in combinations]
-        labels = sorted({name for name in label_of_each if name is not None})
+        sizes = self.grid.sizes
+        read_choice(by, ("block", "component", *self.grid.axes), "fourier", "by")
+        flat = self.power.flatten(0, len(sizes) - 1)
+        combinations = list(itertools.product(*(range(size // 2 + 1) for size in sizes)))
+        label_of_each = [_label(at, by, list(self.grid.axes)) for at in combinations]
+        labels = sorted({label for label in label_of_each if label is not None})
         if not labels:
             raise CircuitsError("fourier: a coordinate of one value has no frequency; give at least two rows")
         # Combinations in no band are summed into an extra last one, which is dropped.
-        band_of = {name: index for index, name in enumerate(labels)} | {None: len(labels)}
-        index = torch.tensor([band_of[name] for name in label_of_each])
-        flat = self.power.flatten(0, axes - 1)
-        power = flat.new_zeros(len(labels) + 1, *flat.shape[1:])
-        power.index_add_(0, index.to(flat.device), flat[1:])
-        degrees = torch.zeros(len(labels) + 1, dtype=torch.long)
-        degrees.index_add_(0, index, torch.tensor([self._degrees(at) for at in combinations]))
-        return Bands(tuple(labels), power[:-1], tuple(degrees[:-1].tolist()), flat[0], flat[1:].sum(0))
-
-    def _degrees(self, at: tuple[int, ...]) -> int:
-        """Counts a combination's basis functions: 2 per coordinate, but 1 at 0 and at half an even period."""
-        return int(np.prod([1 if k in (0, n / 2) else 2 for k, n in zip(at, self.grid.sizes, strict=True)]))
+        band_of = {label: index for index, label in enumerate(labels)} | {None: len(labels)}
+        index = torch.tensor([band_of[label] for label in label_of_each])
+        power = flat.new_zeros(len(labels) + 1, *flat.shape[1:]).index_add_(0, index.to(flat.device), flat)
+        # A combination has 2 basis functions per coordinate, but 1 at 0 and at half an even period.
+        functions = [
+            math.prod(1 if k in (0, n / 2) else 2 for k, n in zip(at, sizes, strict=True))
+            for at in combinations
+        ]
+        degrees = index.bincount(torch.tensor(functions), len(labels) + 1)[:-1].int().tolist()
+        return Bands(tuple(labels), power[:-1], tuple(degrees), flat[0], flat[1:].sum(0))
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -169,8 +154,6 @@ class Spectrum:
             keys: frequencies to mark, such as those of `key_frequencies`; two coordinates then get bars, too.
             by: the bars, "block", "component" or a coordinate, see `bands`.
         """
-        from circuits.figures.results import spectrum_bars, spectrum_map
-
         keys, axes = list(keys), len(self.grid.axes)
         if by is None and not keys and axes == 2:
             return spectrum_map(self.total().share, list(self.grid.axes), self.grid.sizes, title)
@@ -224,42 +207,44 @@ def _share(power: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
     return torch.where(above_rounding, power / torch.where(variance > 0, variance, 1.0), 0.0)
 
 
-def _block(at: tuple[int, ...]) -> Label | None:
-    present = set(at) - {0}
-    return present.pop() if len(present) == 1 else None
+def _label(at: tuple[int, ...], by: str, axes: list[str]) -> Label | None:
+    """Returns the band that a combination of frequencies is in; None: none."""
+    if by == "component":
+        return None if not any(at) else at[0] if len(at) == 1 else at
+    if by == "block":
+        present = set(at) - {0}
+        return present.pop() if len(present) == 1 else None
+    return at[axes.index(by)] or None
 
 
-def _component(at: tuple[int, ...]) -> Label | None:
-    return at[0] if len(at) == 1 else at
+class Rule:
+    """A rule by which `key_frequencies` selects bands of a spectrum. Each has one number, from 0."""
 
-
-_GROUPS: dict[str, Callable[[tuple[int, ...]], Label | None]] = {"block": _block, "component": _component}
-
-
-class Rule(ABC):
-    """A rule by which `key_frequencies` selects bands of a spectrum."""
-
-    @abstractmethod
-    def selects(self, bands: Bands) -> Tensor:
-        """Marks the key bands, bool [band]."""
-
-    @property
-    @abstractmethod
-    def statement(self) -> str:
-        """States the rule with its number, in one sentence."""
-
-
-class _Numbered(Rule):
-    """A rule that has one number, which must be at least 0."""
+    name: ClassVar[str]
+    #: The rule with its number, in one sentence.
+    says: ClassVar[str]
 
     def __post_init__(self) -> None:
+        if isinstance(self.number, bool) or not 0 <= self.number < 1e9:
+            raise CircuitsError(f"fourier: {type(self).__name__}({self.number!r}): give a number from 0")
+
+    @property
+    def number(self) -> float:
         (number,) = vars(self).values()
-        if isinstance(number, bool) or not 0 <= number < 1e9:
-            raise CircuitsError(f"fourier: {type(self).__name__}({number!r}): give a number from 0")
+        return number
+
+    @property
+    def statement(self) -> str:
+        """States the rule with its number, in one sentence."""
+        return self.says.format(self.number)
+
+    def selects(self, bands: Bands) -> Tensor:
+        """Marks the key bands, bool [band]."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Noise(_Numbered):
+class Noise(Rule):
     """Selects frequencies with more power than the strongest would have in white noise, but for a chance of `level`.
 
     The noise level is that of the median frequency. The power of a frequency with ν basis functions is compared with
@@ -274,6 +259,10 @@ class Noise(_Numbered):
 
     level: float | int = 0.05
     name: ClassVar[str] = "noise"
+    says: ClassVar[str] = (
+        "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
+        "would have with probability {:g} (χ², Bonferroni)"
+    )
 
     def selects(self, bands: Bands) -> Tensor:
         power = bands.total().power.cpu()
@@ -282,16 +271,9 @@ class Noise(_Numbered):
         tail = torch.special.gammaincc(degrees / 2, power / (2 * level.clamp(min=1e-300)))
         return (tail * len(power) <= self.level) & _above_rounding(bands)
 
-    @property
-    def statement(self) -> str:
-        return (
-            "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
-            f"would have with probability {self.level:g} (χ², Bonferroni)"
-        )
-
 
 @dataclass(frozen=True)
-class OfLargest(_Numbered):
+class OfLargest(Rule):
     """Selects frequencies with a norm above this share of the largest frequency's.
 
     With 1/4 it is the rule of TransformerLens' grokking demo for W_E, which takes the norms of cos and sin separately;
@@ -300,18 +282,15 @@ class OfLargest(_Numbered):
 
     share: float | int = 0.25
     name: ClassVar[str] = "of-largest"
+    says: ClassVar[str] = "key: a norm above {:g} of the largest"
 
     def selects(self, bands: Bands) -> Tensor:
         norms = bands.total().power.cpu().sqrt()
         return (norms > self.share * norms.max()) & _above_rounding(bands)
 
-    @property
-    def statement(self) -> str:
-        return f"key: a norm above {self.share:g} of the largest"
-
 
 @dataclass(frozen=True)
-class AboveMean(_Numbered):
+class AboveMean(Rule):
     """Selects amplitudes that exceed the mean over all frequencies, 0 included, by this many standard deviations.
 
     The deviation has n in the denominator. Amplitudes are those of the Fourier transform, |Σ x exp(−2πikj/p)|; relative
@@ -321,6 +300,9 @@ class AboveMean(_Numbered):
 
     deviations: float | int = 1.0
     name: ClassVar[str] = "above-mean"
+    says: ClassVar[str] = (
+        "key: an amplitude above the mean over frequencies, with 0, by {:g} standard deviations"
+    )
 
     def selects(self, bands: Bands) -> Tensor:
         total = bands.total()
@@ -329,13 +311,9 @@ class AboveMean(_Numbered):
         sizes = torch.cat([total.constant[None], power]).cpu().sqrt()
         return (sizes > sizes.mean() + self.deviations * sizes.std(correction=0))[1:] & _above_rounding(bands)
 
-    @property
-    def statement(self) -> str:
-        return f"key: an amplitude above the mean over frequencies, with 0, by {self.deviations:g} standard deviations"
-
 
 @dataclass(frozen=True)
-class Preferred(_Numbered):
+class Preferred(Rule):
     """Selects the first frequency of every neuron, where it carries at least this share of the neuron's variance.
 
     With 0 it is the rule of Nanda et al.'s released code, except that their code leaves out the highest frequency.
@@ -343,6 +321,9 @@ class Preferred(_Numbered):
 
     share: float | int = 0.0
     name: ClassVar[str] = "preferred"
+    says: ClassVar[str] = (
+        "key: the first frequency of at least one neuron, with at least {:g} of its variance"
+    )
 
     def selects(self, bands: Bands) -> Tensor:
         share = bands.share.reshape(len(bands.labels), -1).cpu()
@@ -350,11 +331,6 @@ class Preferred(_Numbered):
         preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
         preferred[best.indices[(best.values > 0) & (best.values >= self.share)]] = True
         return preferred
-
-    @property
-    def statement(self) -> str:
-        least = f", with at least {self.share:g} of its variance" if self.share else ""
-        return f"key: the first frequency of at least one neuron{least}"
 
 
 RULES: dict[str, type[Noise | OfLargest | AboveMean | Preferred]] = {
@@ -380,8 +356,8 @@ def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "b
     """Selects the key frequencies of a spectrum, over all its features together, under a stated rule.
 
     Args:
-        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number; a rule with
-            another number, such as `fourier.AboveMean(2)`; or an instance of your subclass of `fourier.Rule`.
+        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number; or a rule with
+            another number, such as `fourier.AboveMean(2)`.
         by: as in `Spectrum.bands`.
     """
     if isinstance(rule, str):
@@ -463,8 +439,6 @@ class Clusters:
 
     def plot(self) -> Any:
         """Returns a plotly figure of each neuron's share by its first frequency, with the threshold."""
-        from circuits.figures.results import clusters_figure
-
         return clusters_figure(self.frame, self.labels, self.threshold)
 
 
@@ -525,7 +499,7 @@ class Active:
     @property
     def each(self) -> Bool[Tensor, "frequency feature"]:
         """Marks the frequencies of each feature that are active along some coordinate."""
-        return _any([_exceeds(share, self.bound) for share in self.share.values()])
+        return _exceeds(self.share.values(), self.bound)
 
     @property
     def counts(self) -> Int[Tensor, " feature"]:
@@ -535,15 +509,10 @@ class Active:
     @property
     def keys(self) -> tuple[int, ...]:
         """Returns the frequencies that are active in all features together."""
-        active_in_any = _any(
-            [_exceeds(share[:, None], self.together_bound) for share in self.together.values()]
-        )
-        return tuple((active_in_any.flatten().nonzero().flatten() + 1).tolist())
+        return tuple((_exceeds(self.together.values(), self.together_bound).nonzero()[:, 0] + 1).tolist())
 
     def plot(self) -> Any:
         """Returns a plotly figure of each frequency's share, with the bound, and of active frequencies per feature."""
-        from circuits.figures.results import active_figure
-
         return active_figure(self.together, self.together_bound, self.counts, self.draws)
 
     @property
@@ -580,22 +549,18 @@ def active(x: Any, grid: Any, axis: int = 0, draws: int = DRAWS, seed: int = 0) 
     constant, variance = flat.mean(0).square(), flat.var(0, correction=0)
     # The mean is taken off first, because for a constant feature only rounding is then left.
     arranged = arranged - flat.mean(0)
-    relabellings = [None, *(relabelling(layout, seed, draw) for draw in range(draws))]
-    power_chunks = [_powers(part, relabellings) for part in arranged.split(FEATURES, -1)]
-    # Indexed by draw and coordinate, each [frequency feature]; draw 0 is the data as given.
-    powers = [
-        [torch.cat(chunks, 1) for chunks in zip(*each, strict=True)]
-        for each in zip(*power_chunks, strict=True)
-    ]
-    shares = [[_share(power, variance, constant) for power in each] for each in powers]
-    pooled_shares = [
-        [_share(power.sum(1), variance.sum(), constant.sum()) for power in each] for each in powers
-    ]
+    orders = [[torch.arange(size) for size in layout.sizes]]
+    orders += [relabelling(layout, seed, draw) for draw in range(draws)]
+    chunks = [_powers(part, orders) for part in arranged.split(FEATURES, -1)]
+    # By coordinate, [draw frequency feature]; draw 0 is the data as given.
+    powers = [torch.cat(parts, -1) for parts in zip(*chunks, strict=True)]
+    shares = [_share(power, variance, constant) for power in powers]
+    pooled = [_share(power.sum(-1), variance.sum(), constant.sum()) for power in powers]
     return Active(
-        dict(zip(layout.axes, shares[0], strict=True)),
-        torch.stack([torch.cat(each).amax(0) for each in shares[1:]]).amax(0),
-        dict(zip(layout.axes, pooled_shares[0], strict=True)),
-        max(float(torch.cat(each).max()) for each in pooled_shares[1:]),
+        {name: share[0] for name, share in zip(layout.axes, shares, strict=True)},
+        torch.cat(shares, 1)[1:].amax((0, 1)),
+        {name: share[0] for name, share in zip(layout.axes, pooled, strict=True)},
+        float(torch.cat(pooled, 1)[1:].max()),
         int(draws),
     )
 
@@ -610,42 +575,33 @@ def relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
     return [permutations[size] for size in grid.sizes]
 
 
-def _powers(arranged: Tensor, relabellings: list[list[Tensor] | None]) -> list[list[Tensor]]:
-    """Returns the power of each frequency [frequency feature] by draw and coordinate.
+def _powers(arranged: Tensor, orders: list[list[Tensor]]) -> list[Tensor]:
+    """Returns by coordinate the power of each frequency under each relabelling, [order frequency feature].
 
     |Σ_x v_x e^(−2πikx/n)|² is a sum over pairs of v_x v_y cos(2πk(x − y)/n). The products of pairs are computed once;
     a relabelling changes only the distance x − y of a pair.
     """
-    axes = arranged.ndim - 1
-    powers: list[list[Tensor]] = [[] for _ in relabellings]
-    for axis_index in range(axes):
-        size = arranged.shape[axis_index]
-        rows = arranged.movedim(axis_index, 0).reshape(size, -1, arranged.shape[-1])  # [value others feature]
-        products = torch.einsum("x o f, y o f -> x y f", rows, rows)
-        first, second = torch.tril_indices(size, size, -1)
-        pairs = 2 * products[first, second]
-        squares = products.diagonal().sum(1)
-        k = torch.arange(1, size // 2 + 1)
-        distance = torch.arange(size)
-        waves = ((k[:, None] * distance % size).double() * (2 * math.pi / size)).cos().to(pairs.device)
+    powers: list[Tensor] = []
+    for axis, size in enumerate(arranged.shape[:-1]):
+        rows = arranged.movedim(axis, 0).reshape(size, -1, arranged.shape[-1])  # [value others feature]
+        pairs = torch.einsum("x o f, y o f -> x y f", rows, rows).flatten(0, 1)
+        k, distance = torch.arange(1, size // 2 + 1), torch.arange(size)
+        cosines = ((k[:, None] * distance % size).double() * (2 * math.pi / size)).cos()
         # The highest frequency of an even period has one basis function, the others two.
-        functions = torch.where(2 * k == size, 1.0, 2.0).double().to(pairs.device)
-        waves *= functions[:, None] / (size * math.prod(arranged.shape[:-1]))
-        for powers_of_draw, permutations in zip(powers, relabellings, strict=True):
-            names_of_draw = torch.arange(size) if permutations is None else permutations[axis_index]
-            shift = (names_of_draw[first] - names_of_draw[second]) % size
-            by_distance = pairs.new_zeros(size, pairs.shape[-1]).index_add_(0, shift.to(pairs.device), pairs)
-            by_distance[0] += squares
-            powers_of_draw.append((waves @ by_distance).clamp(min=0))
+        cosines *= torch.where(2 * k == size, 1.0, 2.0).double()[:, None] / (
+            size * math.prod(arranged.shape[:-1])
+        )
+        by_order = []
+        for order in orders:
+            distances = (order[axis][:, None] - order[axis]) % size
+            by_distance = pairs.new_zeros(size, pairs.shape[-1])
+            by_distance.index_add_(0, distances.flatten().to(pairs.device), pairs)
+            by_order.append((cosines.to(pairs.device) @ by_distance).clamp(min=0))
+        powers.append(torch.stack(by_order))
     return powers
 
 
-def _exceeds(share: Tensor, bound: Tensor | float) -> Tensor:
-    return share > bound * (1 + TIE)
-
-
-def _any(masks: list[Tensor]) -> Tensor:
-    """Combines masks [frequency feature] of coordinates by "or", the shorter ones padded at the high frequencies."""
-    longest = max(map(len, masks))
-    padded = [torch.nn.functional.pad(mask, (0, 0, 0, longest - len(mask))) for mask in masks]
-    return torch.stack(padded).any(0)
+def _exceeds(shares: Iterable[Tensor], bound: Tensor | float) -> Tensor:
+    """Marks the frequencies above the bound along any coordinate; of a shorter one the high frequencies are none."""
+    padded = torch.nn.utils.rnn.pad_sequence(list(shares))  # [frequency coordinate ...]
+    return (padded > bound * (1 + TIE)).any(1)

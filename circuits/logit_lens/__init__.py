@@ -15,7 +15,7 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene, run_with_padding
 from circuits.logit_lens._result import Computed, DirectAttribution, Lens
-from circuits.logit_lens._stream import ReadOut, centre, components, needed, streams
+from circuits.logit_lens._stream import ReadOut, components, needed, streams
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, read_prompts, taken
 from circuits.model.sites import Site
@@ -163,7 +163,7 @@ def _read_out(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], posi
     return Lens(
         output,
         Computed(ends, partial(_of_stream, stream_read_out, ends[name], output)),
-        Computed(parts, partial(model_read_out.linear, scale=model_read_out.scale(last))),
+        Computed(parts, partial(model_read_out.linear, scale=model_read_out.norm.scale(last))),
         model_read_out,
         prompts,
         at,
@@ -228,12 +228,12 @@ def _shares(one: _Run, read_out: ReadOut | None, gradient: Tensor, total: Tensor
     used = gradient.ne(0).flatten(0, 1).any(0).nonzero().flatten()
     gradient, weight, constant = gradient[..., used], read_out.weight[:, used], read_out.constant[used]
     output = one.output[..., used]
-    scale = read_out.scale(one.last)
+    norm, scale = read_out.norm, read_out.norm.scale(one.last)
     if read_out.soft_cap is not None:
         gradient = gradient * (1 - (output / read_out.soft_cap).square())
-        output = centre(one.last, read_out.centred) / scale @ weight + constant
-    # A part is centred, divided and unembedded, all of which are linear: the same is done to the gradient instead.
-    direction = (centre(gradient @ weight.T, read_out.centred) / scale).double()
+        output = norm.linear(one.last, scale) @ weight + constant
+    # A part is centred, scaled and unembedded, all of which are linear: the same is done to the gradient instead.
+    direction = (norm.centre(gradient @ weight.T * norm.gain) / scale).double()
     shares = {name: (part.double() * direction).sum((1, 2)).cpu() for name, part in one.parts.items()}
     terms = torch.where(gradient == 0, 0.0, gradient.double() * output.double())
     shares["constant"] = (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.results import lens_figure, shares_figure
 from circuits.logit_lens._stream import ReadOut
 from circuits.model.prompts import Prompts
 from circuits.statistics import LEVEL, summarise
@@ -92,8 +93,6 @@ class Lens:
         Both are root mean squares over examples, outputs and positions, padding left out, in units of the output. With
         a metric, `lens` draws shares with their sign.
         """
-        from circuits.figures.results import lens_figure
-
         kept, where = self.prompts.real, ""
         if self.positions is not None:
             kept = torch.ones(self.output.shape[:2], dtype=torch.bool)
@@ -167,8 +166,6 @@ class DirectAttribution:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the shares: of each layer's attention and MLP as bars, of each head as a map."""
-        from circuits.figures.results import shares_figure
-
         return shares_figure(self.layers, self.frame, self.name)
 
 

@@ -1,8 +1,7 @@
-"""The parts of the residual stream under norms whose scale is held, and how far rounding may carry their sum."""
+"""The parts of the residual stream under norms whose scale is held, and the read-out that follows them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,50 +16,59 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.projections import Projections
 from circuits.model.sites import Site
 
-#: Units in the last place by which a read-out that is the model's may differ from its output.
+#: Whether a norm centres, and whether it divides: LayerNorm, an RMS norm, none.
+_KINDS = ((True, True), (False, True), (False, False))
+#: Units in the last place, of the terms of a sum, by which what is the model's own may differ from what it computes.
 _UNITS = 16
 
 
+def units(dtype: torch.dtype, bridged: bool) -> float:
+    """Returns the largest difference, relative to the terms of a sum, that counts as rounding."""
+    # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
+    return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
+
+
 @dataclass(frozen=True)
-class FrozenNorm:
-    """A norm whose scale is fixed at that of one input: a linear map of the input's parts, plus `shift`."""
+class Norm:
+    """LayerNorm, an RMS norm or none: with its scale held, a linear map of the parts of a stream, plus `shift`."""
 
     centred: bool
-    scale: Tensor | float  # [batch pos 1]
+    normed: bool
+    eps: float
     gain: Tensor | float  # [d_model]
     shift: Tensor | None  # [d_model]
 
-    def linear(self, part: Tensor) -> Tensor:
-        return centre(part, self.centred) / self.scale * self.gain
+    def centre(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True) if self.centred else x
 
-    def squares(self, rounded: Tensor, parts: Tensor, bridged: bool) -> Tensor:
-        """Returns the squares of what is rounded in the norm of a sum of parts, and in the norm of each part.
+    def scale(self, stream: Tensor) -> Tensor | float:
+        """Returns what the norm of a whole stream divides by, [batch pos 1]."""
+        return (self.centre(stream).square().mean(-1, keepdim=True) + self.eps).sqrt() if self.normed else 1.0
 
-        Args:
-            rounded: [batch pos d_model], the squares of what was rounded in the parts.
-            parts: [part batch pos d_model].
+    def linear(self, part: Tensor, scale: Tensor | float) -> Tensor:
+        """Returns the norm of a part of a stream of this scale, without `shift`."""
+        return self.centre(part) / scale * self.gain
+
+    def terms(self, stream: Tensor) -> Tensor:
+        """Returns the size [batch pos d_model] of what is rounded in the norm of a stream.
+
+        Where a mean is subtracted, the largest entry of the stream counts in each.
         """
-        before = rounded + sum_terms(parts)
-        if self.centred:
-            before = before + before.mean(-1, keepdim=True)
-        factor = torch.as_tensor(self.gain).to(before.dtype) / torch.as_tensor(self.scale).to(before.dtype)
-        x = parts.sum(0)
-        whole = self._rounding(x, bridged) / units(x.dtype, bridged=False)
-        own = torch.stack([whole, *map(self._terms, parts)]).to(before.dtype)
-        return before * factor.square() + own.square().sum(0)
-
-    def _terms(self, part: Tensor) -> Tensor:
-        """Returns the size [batch pos d_model] of the terms that the norm of a part is computed of."""
-        return _largest(part, self.centred, self.scale) * torch.as_tensor(self.gain).abs()
-
-    def _rounding(self, x: Tensor, bridged: bool) -> Tensor:
-        """Returns the error [batch pos d_model] that rounding may cause in the norm of x."""
-        terms = self._terms(x) + (0.0 if self.shift is None else self.shift.abs())
-        return units(x.dtype, bridged) * terms.clamp(min=1e-30)
+        sizes = (self.centre(stream).abs() + stream.abs().amax(-1, keepdim=True)) / self.scale(stream)
+        sizes = sizes * torch.as_tensor(self.gain).abs()
+        return sizes if self.shift is None else sizes + self.shift.abs()
 
     @classmethod
-    def of(cls, surface: HookedModel, path: str, x: Tensor) -> FrozenNorm:
-        """Takes the norm at `path` for LayerNorm, RMS norm or none, whichever makes of `x` what it makes itself."""
+    def kinds(cls, surface: HookedModel, gain: Tensor | None, shift: Tensor | None) -> list[Norm]:
+        """Returns what a norm with this weight and bias may be; it multiplies by the weight, or 1 more (Gemma)."""
+        small = float(getattr(surface.model.cfg, "eps", 1e-5))
+        # Copies, as the model may change before contributions are read.
+        gains: list[Tensor | float] = [1.0] if gain is None else [gain.detach().clone(), 1 + gain.detach()]
+        return [cls(*kind, small, one, shift) for kind, one in product(_KINDS, gains)]
+
+    @classmethod
+    def at(cls, surface: HookedModel, path: str, x: Tensor) -> Norm:
+        """Returns the norm at `path`: the kind that makes of `x` what the module makes itself."""
         module: Any = surface.model.get_submodule(path)
         gain, shift = (
             next(
@@ -70,14 +78,14 @@ class FrozenNorm:
         )
         with torch.no_grad():
             output: Tensor = module(x)
-        best, smallest = None, torch.inf
-        for (centred, normed), one in product(_KINDS, _gains(gain)):
-            candidate = cls(centred, scale_of(x, centred, normed, eps(surface)), one, shift)
-            predicted = candidate.linear(x) + (0.0 if shift is None else shift)
-            error = float(((predicted - output).abs() / candidate._rounding(x, surface.bridged)).max())
-            if error < smallest:
-                best, smallest = candidate, error
-        if best is None or not smallest <= 1:
+
+        def error(norm: Norm) -> float:
+            predicted = norm.linear(x, norm.scale(x)) + (0.0 if shift is None else shift)
+            rounding = units(x.dtype, surface.bridged) * norm.terms(x).clamp(min=1e-30)
+            return float(((predicted - output).abs() / rounding).max())
+
+        best = min(cls.kinds(surface, gain, shift), key=error)
+        if not error(best) <= 1:
             raise CircuitsError(
                 f"lens: {path} is neither LayerNorm nor RMS norm, so the heads before it have no share of what it adds"
             )
@@ -90,37 +98,31 @@ class ReadOut:
     constant.
     """
 
-    centred: bool
-    normed: bool
-    eps: float
-    weight: Tensor  # [d_model out], the norm's own weight folded in
+    norm: Norm
+    weight: Tensor  # [d_model out]
     constant: Tensor  # [out]
     soft_cap: float | None
     bridged: bool
 
-    def scale(self, stream: Tensor) -> Tensor | float:
-        """Returns the scale [batch pos 1] of the norm of a whole stream."""
-        return scale_of(stream, self.centred, self.normed, self.eps)
-
     def linear(self, part: Tensor, scale: Tensor | float) -> Tensor:
         """Applies the linear map to a part of the residual stream."""
-        return (centre(part, self.centred) / scale) @ self.weight
+        return self.norm.linear(part, scale) @ self.weight
 
     def output(self, stream: Tensor) -> Tensor:
         """Returns what the model would put out if the residual stream ended as this one."""
-        return self.capped(self.linear(stream, self.scale(stream)) + self.constant)
+        return self.capped(self.linear(stream, self.norm.scale(stream)) + self.constant)
 
     def capped(self, logits: Tensor) -> Tensor:
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
     def error(self, stream: Tensor, output: Tensor) -> float:
-        """Returns the difference from the model's own output, as a multiple of what rounding may cause.
-
-        In the norm a mean is subtracted, so that the largest entry of the stream counts in each.
-        """
-        scale, predicted = self.scale(stream), self.output(stream)
-        products = product_terms(_largest(stream, self.centred, scale), self.weight)
-        terms = products + self.constant.to(products.dtype).nan_to_num(posinf=0, neginf=0).square()
+        """Returns the difference from the model's own output, as a multiple of what rounding may cause."""
+        predicted, wide = self.output(stream), torch.promote_types(stream.dtype, torch.float32)
+        # At each of d_model additions the sum by then is rounded: on average half of all products.
+        products = self.norm.terms(stream).to(wide).square() @ self.weight.to(wide).square()
+        terms = (
+            products * (len(self.weight) / 2) + self.constant.to(wide).nan_to_num(posinf=0, neginf=0).square()
+        )
         rounding = units(stream.dtype, self.bridged) * terms.sqrt().clamp(min=1e-30)
         # Entries that are equal count as 0 even if infinite, as with a bias that rules an output out.
         difference = (predicted - output).abs().masked_fill(predicted == output, 0)
@@ -137,7 +139,7 @@ class ReadOut:
 
     @classmethod
     def of(cls, surface: HookedModel, stream: Tensor, output: Tensor, norm: str) -> ReadOut:
-        """Builds the read-out with LayerNorm, RMS norm or none, whichever reproduces the model's output best.
+        """Builds the read-out with the kind of norm that reproduces the model's output best.
 
         Args:
             norm: the path of the norm whose weight and bias it has; "": none.
@@ -145,77 +147,17 @@ class ReadOut:
         # The state_dict is used, because some classes hold an untrained bias in a buffer.
         weights = surface.model.state_dict()
         weight = weights.get("unembed.W_U")
-        if weight is None:
-            weight = weights["unembed.weight"].T
+        weight = weights["unembed.weight"].T.clone() if weight is None else weight.clone()
         bias = weights.get("unembed.b_U", weights.get("unembed.bias", weight.new_zeros(weight.shape[1])))
         gain = weights.get(f"{norm}.w", weights.get(f"{norm}.weight"))
         shift = weights.get(f"{norm}.b", weights.get(f"{norm}.bias"))
         constant = bias.clone() if shift is None else bias + shift @ weight
         cap = float(getattr(surface.model.cfg, "output_logits_soft_cap", None) or 0)
-        best: ReadOut | None = None
-        smallest = torch.inf
-        for (centred, normed), one in product(_KINDS, _gains(gain)):
-            # A copy, as the model may change before contributions are read.
-            folded = one[:, None] * weight if isinstance(one, Tensor) else weight.clone()
-            candidate = cls(
-                centred, normed, eps(surface), folded, constant, cap if cap > 0 else None, surface.bridged
-            )
-            error = candidate.error(stream[:1], output[:1])
-            if best is None or error < smallest:
-                best, smallest = candidate, error
-        assert best is not None
-        return best
-
-
-# Whether a norm centres, and whether it divides: LayerNorm, an RMS norm, none.
-_KINDS = ((True, True), (False, True), (False, False))
-
-
-def centre(x: Tensor, centred: bool) -> Tensor:
-    return x - x.mean(-1, keepdim=True) if centred else x
-
-
-def scale_of(x: Tensor, centred: bool, normed: bool, small: float) -> Tensor | float:
-    return (centre(x, centred).square().mean(-1, keepdim=True) + small).sqrt() if normed else 1.0
-
-
-def eps(surface: HookedModel) -> float:
-    return float(getattr(surface.model.cfg, "eps", 1e-5))
-
-
-def _gains(weight: Tensor | None) -> Iterator[Tensor | float]:
-    """Yields what a norm of this weight may multiply by: the weight, or 1 more (Gemma)."""
-    yield from [1.0] if weight is None else [weight, 1 + weight]
-
-
-def units(dtype: torch.dtype, bridged: bool) -> float:
-    """Returns the largest difference, relative to the terms of a sum, that counts as rounding."""
-    # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
-    return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
-
-
-def sum_terms(parts: Tensor) -> Tensor:
-    """Returns the sum [batch pos d_model] of squares of all that is rounded in a sum of parts [part batch pos d_model].
-
-    That is each part, and at each addition the sum by then. Roundings add up as independent errors do.
-    """
-    # At least in single precision, as squares overflow earlier.
-    parts = parts.to(torch.promote_types(parts.dtype, torch.float32))
-    return parts.square().sum(0) + parts.cumsum(0).square().sum(0)
-
-
-def product_terms(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns the sum [batch pos out] of squares of all that is rounded in x [batch pos in] @ weight [in out].
-
-    That is the sum of the products by then, at each of `in` additions: on average half of them.
-    """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.to(wide).square() @ weight.to(wide).square() * max(1.0, len(weight) / 2)
-
-
-def _largest(x: Tensor, centred: bool, scale: Tensor | float) -> Tensor:
-    """Returns the size of the terms of each entry of a norm of x, which subtracts the mean where it centres."""
-    return (centre(x, centred).abs() + x.abs().amax(-1, keepdim=True)) / scale
+        kinds = [
+            cls(one, weight, constant, cap if cap > 0 else None, surface.bridged)
+            for one in Norm.kinds(surface, gain, None)
+        ]
+        return min(kinds, key=lambda one: one.error(stream[:1], output[:1]))
 
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
@@ -280,17 +222,14 @@ class _Stream:
             for name in ("embed", "pos_embed")
             if Site(name).hook() in seen
         }
-        # Squares [batch pos d_model] of what is rounded in the parts; adding them up rounds, too.
-        wide = torch.promote_types(seen["embed"].dtype, torch.float32)
-        self.rounded = torch.zeros(self.shape, dtype=wide, device=seen["embed"].device)
 
     def attribute_remainder(self, stream: Tensor) -> None:
         """Attributes the part of the stream that no component has added to "edits"."""
         parts = torch.stack(list(self.parts.values()))
         remainder = stream - parts.sum(0)
-        # Entries are compared one by one, because some may be far larger than all others.
-        terms = (self.rounded + sum_terms(parts)).sqrt().clamp(min=torch.finfo(stream.dtype).tiny)
-        if bool((remainder.abs() <= units(stream.dtype, bridged=False) * terms).all()):
+        # What is rounded in a part is as large as its largest entry, in whichever entry.
+        sizes = parts.abs().amax(-1, keepdim=True).sum(0)
+        if bool((remainder.abs() <= units(stream.dtype, self.surface.bridged) * sizes).all()):
             return
         if not self.edited:
             raise CircuitsError(
@@ -304,18 +243,11 @@ class _Stream:
         path = self.surface.stream_norm(site, layer)
         if path is None:
             return
-        stream = (
-            torch.stack(list(self.parts.values())).sum(0) if layer is None else self.seen[Site(site, layer)]
-        )
+        whole = torch.stack(list(self.parts.values())).sum(0)
+        stream = whole if layer is None else self.seen[Site(site, layer)]
         self.attribute_remainder(stream)
-        scale, bias = scale_of(stream, True, True, eps(self.surface)), self.weights[f"{path}.b"]
-        norm = FrozenNorm(True, scale, self.weights[f"{path}.w"], bias)
-        self.rounded = norm.squares(
-            self.rounded, torch.stack(list(self.parts.values())), self.surface.bridged
-        )
-        self.parts = {name: norm.linear(part) for name, part in self.parts.items()}
-        name = path.split(".")[-1]
-        self.parts[name if layer is None else f"{name}.{layer}"] = bias.expand(self.shape)
+        norm, *_ = Norm.kinds(self.surface, self.weights[f"{path}.w"], self.weights[f"{path}.b"])
+        self._pass(norm, self.parts, norm.scale(stream), path, layer)
 
     def add_attention(self, layer: int) -> None:
         """Adds the output of each head of a layer, and their common biases."""
@@ -325,14 +257,18 @@ class _Stream:
         added = {str(Head(layer, head)): z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:
             added[f"b_O.{layer}"] = bias.detach().expand(self.shape)
-        products = product_terms(z.flatten(2), weight.detach())
         path = self.surface.sublayer_norm("attn_out", layer)
         if path is not None:
-            heads = torch.stack(list(added.values()))
-            norm = FrozenNorm.of(self.surface, path, heads.sum(0))
-            products = norm.squares(products, heads, self.surface.bridged)
-            added = {name: norm.linear(part) for name, part in added.items()}
-            if norm.shift is not None:
-                added[f"{path.split('.')[-1]}.{layer}"] = norm.shift.expand(self.shape)
+            whole = torch.stack(list(added.values())).sum(0)
+            norm = Norm.at(self.surface, path, whole)
+            self._pass(norm, added, norm.scale(whole), path, layer)
         self.parts |= added
-        self.rounded = self.rounded + products
+
+    def _pass(
+        self, norm: Norm, parts: dict[str, Tensor], scale: Tensor | float, path: str, layer: int | None
+    ) -> None:
+        """Replaces parts by what a norm of this scale makes of them, and adds its bias."""
+        parts |= {name: norm.linear(part, scale) for name, part in parts.items()}
+        if norm.shift is not None:
+            name = path.split(".")[-1]
+            parts[name if layer is None else f"{name}.{layer}"] = norm.shift.expand(self.shape)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from circuits.circuit._graph import find_input, find_node
+from circuits.circuit._intervention import parse_activation
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
 from circuits.interventions.base import Replacement
@@ -23,7 +22,6 @@ from circuits.interventions.edits import (
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import (
-    AnyHead,
     Head,
     HeadSpec,
     KeyValueGroup,
@@ -33,7 +31,7 @@ from circuits.model.heads import (
 )
 from circuits.model.prompts import is_encoding, read_given
 from circuits.model.sites import Site
-from circuits.tensors import Positions, Snapshot, Span, as_dense_tensor
+from circuits.tensors import Positions, Snapshot, Span
 from circuits.validate import answers_former_names, read_choice
 
 
@@ -118,67 +116,39 @@ def path(
 
 
 def _receivers(receiver: Any, caller: str) -> tuple[Place | None, ...]:
-    """Reads one receiver, or a set of them; None is the output.
-
-    A list and a tuple mean the same, but where one is a pair of a site and heads: written as a tuple, or inside a set,
-    it is that pair. A list on its own may as well be two receivers, and is refused.
-    """
-    # Not of heads and groups, which are tuples as well.
-    is_set = type(receiver) in (list, tuple)
-    receiver = type(receiver)(map(_as_site, receiver)) if is_set else _as_site(receiver)
-    if isinstance(receiver, str | Site) or names_heads(receiver) or not isinstance(receiver, Iterable):
+    """Reads one receiver, or a list or tuple of them; a tuple of a site and heads is one. None is the output."""
+    several = isinstance(receiver, list | tuple) and not _is_pair(receiver)
+    inputs = several and any(isinstance(one, str) and find_input(one.strip()) for one in receiver)
+    if not several or (names_heads(receiver) and not inputs):
         return _one_receiver(receiver, caller)
-    given = receiver if isinstance(receiver, tuple) else list(map(_as_site, receiver))
-    if _is_pair(given):
-        if isinstance(given, tuple):
-            return _one_receiver(given, caller)
-        site, chosen = given
-        raise CircuitsError(
-            f"{caller}: receivers {given} are {site} of heads {chosen}, or both; write ({site!r}, {chosen!r}) for the "
-            f"one, [({site!r}, 'all'), {chosen!r}] for the other"
-        )
-    if not given:
+    if not receiver:
         raise CircuitsError(f'{caller}: no receivers; name some, or "output"')
-    named: list[AnyHead] = []  # read together, so that a head which is named twice is one
-    places: list[Place | None] = []
-    for one in given:
-        spec = _parse_heads(one, caller) if names_heads(one) else None
-        if spec is None or spec.heads is None:
-            places += _one_receiver(one, caller)
-        else:
-            named += spec.heads
-    if named:
-        places += _inputs(HeadSpec(repr(given), tuple(dict.fromkeys(named))))
-    return tuple(dict.fromkeys(places))
-
-
-def _as_site(receiver: Any) -> Any:
-    """Returns a receiver that has the name of a circuit's input ("2.3.q", "mlp1") as a site, with its head if any."""
-    found = find_input(receiver.strip()) if isinstance(receiver, str) else None
-    if found is None or found.layer is None:
-        return receiver
-    return f"{found.site}.{found.layer}" if found.head is None else (found.site, found.node)
-
-
-def _is_pair(given: Any) -> bool:
-    """Returns whether this is a site that has heads, and heads."""
-    if not isinstance(given, tuple | list) or len(given) != 2 or not names_heads(given[1]):
-        return False
-    site = given[0]
-    if isinstance(site, str) and not looks_like_heads(site):
-        with suppress(CircuitsError):
-            site = Site.parse(site)
-    return isinstance(site, Site) and site.kind.head_axis is not None
+    return tuple(dict.fromkeys(place for one in receiver for place in _one_receiver(one, caller)))
 
 
 def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
-    if isinstance(receiver, str) and receiver.strip() == "output":
+    found = find_input(receiver.strip()) if isinstance(receiver, str) else None
+    if found is not None and found.layer is None:
         return (None,)
+    if found is not None and found.head is not None:
+        return (read_place(found.site, found.node, caller),)
+    if found is not None:
+        return (read_place(f"{found.site}.{found.layer}", None, caller),)
     if _is_pair(receiver):
         return (read_place(receiver[0], receiver[1], caller),)
     if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
         return (read_place(receiver, None, caller),)
     return _inputs(_parse_heads(receiver, caller))
+
+
+def _is_pair(given: Any) -> bool:
+    """Returns whether this is a site that has heads, and heads."""
+    if type(given) is not tuple or len(given) != 2 or not names_heads(given[1]):
+        return False
+    site = given[0]
+    if isinstance(site, str) and not looks_like_heads(site):
+        site = Site.parse(site)
+    return isinstance(site, Site) and site.kind.head_axis is not None
 
 
 def _parse_heads(spec: Any, caller: str) -> HeadSpec:
@@ -232,7 +202,7 @@ def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapsh
         raise CircuitsError(
             f"{caller}: the source has no {missing_name}; it has {', '.join(map(str, names))}"
         )
-    values = {name: _parse_tensor(source[name], name, caller) for name in hooks}
+    values = {name: parse_activation(source[name], name, caller) for name in hooks}
     if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(
             f"{caller}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
@@ -244,14 +214,6 @@ def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapsh
         None if mask is None else Snapshot(mask),
         at,
     )
-
-
-def _parse_tensor(given: Any, name: str, caller: str) -> Tensor:
-    given = as_dense_tensor(given, f"{caller}: the source's {name}")
-    if not isinstance(given, Tensor) or given.is_complex():
-        problem = "complex" if isinstance(given, Tensor) else type(given).__name__
-        raise CircuitsError(f"{caller}: the source's {name} is {problem}, not a tensor of real numbers")
-    return given
 
 
 def _is_pattern(values: Tensor) -> bool:

@@ -6,7 +6,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
@@ -14,10 +13,9 @@ from circuits.interventions.edits import read_place, refuse_other_units
 from circuits.model.heads import Head, at_index, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site, SiteKind
-from circuits.model.state import assert_weights_unchanged
-from circuits.patch._gradients import Pair, difference, ready_for_gradients, summed
-from circuits.sweeps.measurements import BASELINE, Measurements, Row
-from circuits.sweeps.metrics import PerExample, read_values
+from circuits.patch._gradients import Pair, summed
+from circuits.patch._screen import estimates
+from circuits.sweeps.measurements import Measurements, Row
 from circuits.sweeps.table import SweepResult, Table, read_resampling
 from circuits.validate import read_choice
 
@@ -44,16 +42,16 @@ def attribution(
     The estimate is (source − base)·∂metric/∂site (Nanda 2023, "Attribution patching").
 
     Args:
-        base: tokens [batch pos] of the run that would be edited, or anything that `circuits.prompts` takes.
-        source: the same, with as many tokens as base in each row, or a single row; the layout may differ.
-        metric: as in `sweep`, made of torch operations. Default: `logit_diff`, the logit of base's first choice minus
-            that of its second.
+        base: as in `screen`.
+        source: as in `screen`; the layout may differ.
+        metric: as in `screen`.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
         batch: as in `sweep`.
         by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
             SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
             key-value groups), else positions.
         batch_size: examples in a forward and its backward pass, by default as in `screen`.
+        seed: of the statistics, as in `sweep`; likewise `draws` and `flips`.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
     estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is
@@ -83,12 +81,11 @@ def _measured(pair: Pair, places: list[tuple[int | None, str]], kind: SiteKind, 
     """Returns the metrics at base and, for each patch, these with its estimate added."""
     measured = Measurements([], "gradient")
     for piece in pair.batches():
-        with ready_for_gradients(piece.surface), assert_weights_unchanged(pair.surface.model, CALLER):
-            values, estimates = _estimates(piece, places)
+        values, found = estimates(piece, [hook for _, hook in places], steps=None)
         measured.begin(values)
         numbers = count()
         for layer, hook in places:
-            shifts = {name: summed(shift, _axes(kind, by)) for name, shift in estimates[hook].items()}
+            shifts = {name: summed(shift, _axes(kind, by)) for name, shift in found[hook].items()}
             for index in np.ndindex(next(iter(shifts.values())).shape[1:]):
                 row = _row(pair.surface, kind, layer, by, index)
                 if (row["position"] or 0) >= int(pair.base.lengths.max()):
@@ -102,22 +99,6 @@ def _measured(pair: Pair, places: list[tuple[int | None, str]], kind: SiteKind, 
                 }
                 measured.add(number, parts)
     return measured
-
-
-def _estimates(
-    piece: Pair, places: list[tuple[int | None, str]]
-) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
-    """Returns the metrics at base, and (source − base)·gradient, shaped as the activation, by hook and metric."""
-    hooks = [hook for _, hook in places]
-    source_activations = piece.patched(hooks)
-    base_run = piece.run(piece.base, hooks, graph=True)
-    values = piece.values(base_run.output, base_run.output)
-    estimates: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
-    for name, gradients in piece.gradients(base_run, values, hooks).items():
-        for hook, gradient in gradients.items():
-            estimate = difference(base_run.activations[hook], source_activations[hook]) * gradient.double()
-            estimates[hook][name] = piece.finite(piece.in_order(estimate, hook), name, hook)
-    return read_values(values, "metric", len(piece.base), BASELINE, piece.metric.advice), estimates
 
 
 def _axes(kind: SiteKind, by: str) -> list[int]:

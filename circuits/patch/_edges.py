@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -18,7 +17,6 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import SENDERS, Path, order_of, receivers_of
 from circuits.interventions.replacements import DIRECTION
-from circuits.model.blocks import model_block
 from circuits.model.heads import HeadSpec, at_index, index_of, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS, Site
@@ -34,8 +32,8 @@ from circuits.patch._gradients import (
 )
 from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
 from circuits.patch._screen import INPUTS
-from circuits.sweeps.measurements import BASELINE, Row
-from circuits.sweeps.metrics import PerExample, read_values
+from circuits.sweeps.measurements import Row
+from circuits.sweeps.metrics import PerExample
 from circuits.validate import answers_former_names, read_choice
 
 
@@ -120,44 +118,14 @@ def sum_of(surface: HookedModel, sender: Endpoint) -> Site:
     return between if site == "z" and between.hook() in surface.hooks else Site("resid_post", sender.layer)
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The hooks whose activations estimates need.
-
-    Attributes:
-        inputs: the network's embeddings.
-        of_source: in the source's run.
-        of_base: in the run at base.
-        of_each_run: in the runs between the two.
-        gradients: whose gradients are taken in each.
-    """
-
-    inputs: list[str]
-    of_source: list[str]
-    of_base: list[str]
-    of_each_run: list[str]
-    gradients: list[str]
-
-    @classmethod
-    def of(cls, surface: HookedModel, senders: list[Endpoint], receivers: list[Endpoint]) -> Recorded:
-        """Lists the hooks that estimates between these need."""
-        layers = range(surface.n_layers)
-        sent = [sender.hook for sender in senders]
-        inputs = [hook for hook in INPUTS if hook in surface.hooks]
-        attn_outs, z = ([KINDS[site].hook.format(layer) for layer in layers] for site in ("attn_out", "z"))
-        normed = [site.hook() for site in sums_of(surface)[1:] if surface.stream_norm(site.name, site.layer)]
-        received = [one.hook for one in receivers]
-        reached = [*(stream_of(surface, one).hook() for one in receivers), *received, *normed]
-        # A norm after attention makes the change at attn_out depend on the run, so z is recorded in each.
-        changing = [*z, *attn_outs] if surface.sublayer_norm("attn_out", 0) is not None else []
-        of_base = [*sent, *inputs, *attn_outs, *reached]
-        return cls(
-            inputs,
-            list(dict.fromkeys([*sent, *inputs])),
-            [hook for hook in dict.fromkeys(of_base) if hook in surface.hooks],
-            list(dict.fromkeys([*inputs, *reached, *changing])),
-            list(dict.fromkeys(received)),
-        )
+def hooks_of(surface: HookedModel, senders: list[Endpoint], receivers: list[Endpoint]) -> list[str]:
+    """Lists the hooks whose activations estimates between these need."""
+    layers = range(surface.n_layers)
+    attention = [KINDS[site].hook.format(layer) for layer in layers for site in ("z", "attn_out")]
+    normed = [site.hook() for site in sums_of(surface)[1:] if surface.stream_norm(site.name, site.layer)]
+    received = [hook for one in receivers for hook in (stream_of(surface, one).hook(), one.hook)]
+    needed = dict.fromkeys([*INPUTS, *(one.hook for one in senders), *attention, *received, *normed])
+    return [hook for hook in needed if hook in surface.hooks]
 
 
 def estimated(
@@ -168,38 +136,36 @@ def estimated(
     Args:
         steps: runs between base and source whose gradients are averaged; None: the gradient at base.
     """
-    hooks = Recorded.of(piece.surface, senders, receivers)
-    source_activations = piece.patched(dict.fromkeys(hooks.of_source))
-    base_run = piece.run(piece.base, hooks.of_base, graph=True)
+    hooks, sent = hooks_of(piece.surface, senders, receivers), dict.fromkeys(one.hook for one in senders)
+    inputs = [hook for hook in INPUTS if hook in hooks]
+    source_activations = piece.patched(dict.fromkeys([*sent, *inputs]))
+    base_run = piece.run(piece.base, hooks, graph=True)
     clean = base_run.output.detach()
     gaps = {
         hook: piece.without_padding(difference(base_run.activations[hook], source_activations[hook]), hook)
-        for hook in dict.fromkeys(sender.hook for sender in senders)
+        for hook in sent
     }
     changes = _changes(senders, base_run, gaps)
     changes_in_each_run = piece.surface.sublayer_norm("attn_out", 0) is not None
     found: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
-    baseline = read_values(
-        piece.values(clean, clean), "metric", len(piece.base), BASELINE, piece.metric.advice
-    )
-    by_hook = [[one for one in receivers if one.hook == hook] for hook in hooks.gradients]
+    by_hook = {one.hook: [other for other in receivers if other.hook == one.hook] for one in receivers}
     for fraction in [None] if steps is None else midpoints(steps):
         run = base_run
         if fraction is not None:
-            interpolated = {
+            line = {
                 hook: between(base_run.activations[hook], source_activations[hook], fraction)
-                for hook in hooks.inputs
+                for hook in inputs
             }
-            run = piece.run(piece.base, dict.fromkeys(hooks.of_each_run), interpolated, graph=True)
+            run = piece.run(piece.base, hooks, line, graph=True)
             changes = _changes(senders, run, gaps) if changes_in_each_run else changes
         values = piece.values(run.output, clean)
-        for metric, gradients in piece.gradients(run, values, hooks.gradients).items():
-            for together in by_hook:
+        for metric, gradients in piece.gradients(run, values, by_hook).items():
+            for together in by_hook.values():
                 shifts = _shifts(piece, run, senders, changes, together, gradients[together[0].hook])
                 for receiver, shift in zip(together, shifts, strict=True):
                     total = found[receiver.name].get(metric, 0) + (1 / (steps or 1)) * shift
                     found[receiver.name][metric] = piece.finite(total, metric, receiver.name)
-    return baseline, found
+    return piece.baseline(clean), found
 
 
 def _shifts(
@@ -361,22 +327,20 @@ def edges(
     head and the stream, the change is what the norm makes of it to first order, in the run of the gradient.
 
     Args:
+        base: as in `patch.screen`.
+        source: as in `patch.screen`; for how="mean" any batch, for "zero" None.
+        metric: as in `patch.screen`; likewise the arguments that are not named here.
+        how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
+            of that over the source's examples, per position; "zero", nothing. "Source" is then a run in which every
+            sender has that value.
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
             et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
-            arXiv:2505.17630; of a HookedTransformer): softmax at temperature 2, norms of constant scale, 1/4 of the
-            gradient to queries and to keys, 1/2 to values. A norm on the stream itself, of post-norm models, keeps its
-            own.
-        base: as in `patch.screen`.
-        source: as in `patch.screen`; for how="mean" any batch, for "zero" None.
-        how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
-            of that over the source's examples, per position; "zero", nothing. "Source" above is then a run in which
-            every sender has that value.
+            arXiv:2505.17630; of a HookedTransformer), but for norms on the stream itself, of post-norm models.
 
-    The other arguments are as in `patch.screen`. Heads that share keys and values are one receiver at k and v, their
-    key-value group. In parallel blocks the MLP does not hear the heads of its layer. Position embeddings (pos_embed)
-    are a sender under "zero"; on a source, and in the mean over sources, they are what they are on base. Refused inside
-    a block of `intervene` that edits the model.
+    Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP does
+    not hear the heads of its layer. Position embeddings are a sender under "zero" alone: on a source, and in the mean
+    over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
     read_choice(method, METHODS, CALLER, "method")
@@ -384,6 +348,7 @@ def edges(
     steps, counts = parse_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
     senders, receivers = senders_of(pair.surface, how), inputs_of(pair.surface)
     check_outside_blocks(pair)
+    _check_streams(pair.surface)
 
     def estimates(size: int) -> tuple[Pair, list[PerExample], list[Candidate]]:
         sized = pair.of_size(size)
@@ -404,7 +369,6 @@ def _candidates(
     candidates: dict[tuple[str, str], Candidate] = {}
     for piece in pair.batches():
         with ready_for_gradients(pair.surface), assert_weights_unchanged(pair.surface.model, CALLER):
-            _check_streams(piece)
             values, estimates = estimated(piece, senders, receivers, steps)
         baseline.append(values)
         # Senders are in order of computation; `shifts` ends before the receiver, so zip stops there.
@@ -420,49 +384,22 @@ def _candidates(
     return baseline, list(candidates.values())
 
 
-def _check_streams(piece: Pair) -> None:
-    """Refuses user hooks that change the residual stream itself, because estimates would ignore them.
+def _check_streams(surface: HookedModel) -> None:
+    """Refuses hooks of the user's on the residual stream itself: estimates carry changes past it as they are.
 
     Hooks on the outputs of components count as part of the components.
     """
-    surface = piece.surface
-    blocks = [surface.model.get_submodule(f"blocks.{layer}") for layer in range(surface.n_layers)]
-    names = [Site(name, layer).hook() for layer in range(surface.n_layers) for name in STREAMS]
-    names = [hook for hook in names if hook in surface.hooks]
-    if not any(
-        module._forward_hooks or module._forward_pre_hooks
-        for module in (*blocks, *(surface.hooks[hook] for hook in names))
-    ):
-        return
-    stream_in: dict[str, Tensor] = {}
-    last_out: list[Tensor] = []
-
-    def arrive(hook: str, x: Tensor) -> None:
-        stream_in[hook] = x.clone()
-        if hook.endswith("resid_pre") and last_out and not surface.post_norm:
-            refuse(hook, x, last_out.pop())
-
-    def leave(hook: str, x: Tensor) -> None:
-        refuse(hook, x, stream_in.pop(hook))
-        last_out[:] = [x.clone()] if hook.endswith("resid_post") else []
-
-    def refuse(hook: str, x: Tensor, expected: Tensor) -> None:
-        if not torch.equal(x, expected):
+    for layer in range(surface.n_layers):
+        block = surface.model.get_submodule(f"blocks.{layer}")
+        names = [Site(name, layer).hook() for name in STREAMS]
+        points = [surface.hooks[hook] for hook in names if hook in surface.hooks]
+        # Those that come before the first block may be our own, which see that the model runs.
+        before = [one._forward_pre_hooks for one in (*points, *([block] if layer else []))]
+        if any(before) or any(one._forward_hooks for one in (*points, block)):
             raise CircuitsError(
-                f"{CALLER}: a hook changes the residual stream at {hook}, past which estimates would carry what "
-                "senders change as it is, and patch.path would not; take it off"
+                f"{CALLER}: a hook of yours is on the residual stream in layer {layer}, which estimates would pass by; "
+                "take it off"
             )
-
-    @model_block
-    def looking() -> Iterator[None]:
-        with ExitStack() as stack:
-            for hook in names:
-                stack.callback(surface.before(hook, partial(arrive, hook)).remove)
-                stack.callback(surface.on_forward(hook, partial(leave, hook)).remove)
-            yield
-
-    with torch.no_grad(), looking():
-        surface.call(piece.base)
 
 
 def _description(sender: str, receiver: str, how: str) -> Row:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.base import Replacement
-from circuits.interventions.edits import read_source_positions
 from circuits.interventions.reference_runs import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import align_mean, read_source
@@ -26,9 +24,10 @@ from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask, read_prompts
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
-from circuits.model.state import modules_of, suspended
+from circuits.model.state import suspended
 from circuits.patch._gim import gim_functions
-from circuits.sweeps.metrics import Metric, first_choice, in_errors, is_pair, read_values
+from circuits.sweeps.measurements import BASELINE
+from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors, is_pair, read_values
 from circuits.tensors import Positions, Snapshot, parse_positions
 
 #: What the unembedding reads.
@@ -57,8 +56,6 @@ class Pair:
     #: Of means over the whole source, which all batches share.
     means: References | None = field(default=None, compare=False)
     at: Positions | Snapshot | None = None  # the positions that are patched; None: all
-    #: Those of the source that go there, in order, and then it is not in the layout of base; None: the same.
-    source_at: Positions | Snapshot | None = None
     gim: bool = False  # whether backward passes are GIM's
 
     @classmethod
@@ -72,7 +69,6 @@ class Pair:
         batch: Any,
         how: str = "resample",
         positions: Any = None,
-        source_positions: Any = None,
         batch_size: Any = None,
         of_edges: bool = False,
     ) -> Pair:
@@ -80,22 +76,15 @@ class Pair:
         surface = HookedModel.of(model)
         prompts = read_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")
-        if source_positions is None:
-            other = read_source(source, prompts, surface, how, caller)
-        else:
-            other = read_prompts(surface, source, caller, "source")
-            surface.check_prompts(other, f"{caller}: source tokens")
-            if len(other) not in (1, len(prompts)):
-                raise CircuitsError(f"{caller}: base has {len(prompts)} examples, source {len(other)}")
+        other = read_source(source, prompts, surface, how, caller)
         measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
         at = parse_positions(positions, caller)
-        source_at = read_source_positions(source_positions, at, caller)
         # Changes of the stream by all senders are in float64, in each order that products need.
         changes = 8 * surface.n_layers * (surface.n_heads + 1) * (surface.sizes["d_model"] or 1)
         kept, layers = changes * of_edges, surface.n_layers
         size = rows_in_a_forward(surface, prompts.shape[1], batch_size, caller, layers=layers, kept=kept)
-        pair = cls(caller, surface, prompts, other, measured, how, at=at, source_at=source_at).of_size(size)
-        pair._columns()  # positions that are not there are refused before anything runs
+        pair = cls(caller, surface, prompts, other, measured, how, at=at).of_size(size)
+        pair.patched_columns()  # positions that are not there are refused before anything runs
         return pair
 
     @property
@@ -103,7 +92,7 @@ class Pair:
         """The patch of an activation."""
         if self.source is None:
             return Zero()
-        return FromTokens(self.source, self.source_at) if self.how == "resample" else Mean(self.source)
+        return FromTokens(self.source) if self.how == "resample" else Mean(self.source)
 
     def of_size(self, batch_size: int) -> Pair:
         """Returns the same pair with so many examples in a forward."""
@@ -120,37 +109,21 @@ class Pair:
                 source=self._source_of(rows),
                 metric=self.metric.at(rows),
                 at=_of_rows(self.at, rows),
-                source_at=self.source_at
-                if self.source is None or len(self.source) == 1
-                else _of_rows(self.source_at, rows),
             )
 
-    def _columns(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the columns of base that are patched, and those of the source that go there, by row."""
-        here = chosen_columns(self.at, self.base.real, f"{self.caller}, positions")
-        if self.source_at is None or self.source is None:
-            return here, here
-        there = chosen_columns(self.source_at, self.source.real, f"{self.caller}, source_positions")
-        there = there * len(here) if len(there) == 1 else there
-        for row, (one, other) in enumerate(zip(here, there, strict=True)):
-            if len(one) != len(other):
-                raise CircuitsError(
-                    f"{self.caller}: example {row} is patched at {len(one)} positions, and source_positions= names "
-                    f"{len(other)} for it"
-                )
-        return here, there
+    def patched_columns(self) -> Tensor:
+        """Returns which columns of base are patched, bool [batch pos]."""
+        patched = torch.zeros_like(self.base.real)
+        for row, columns in enumerate(chosen_columns(self.at, self.base.real, f"{self.caller}, positions")):
+            patched[row, columns] = True
+        return patched
 
     def at_positions(self, base: Tensor, source: Tensor, hook: str) -> Tensor:
         """Returns the activation at a hook with the source's at the positions that are patched, base's elsewhere."""
         if self.at is None:
             return source
-        axis = Site(hook).kind.query_axis - 1
-        new = base.detach().expand(len(self.base), *base.shape[1:]).clone()
-        values = source.detach().expand(len(self.base), *source.shape[1:])
-        for row, (here, there) in enumerate(zip(*self._columns(), strict=True)):
-            taken = values[row].index_select(axis, there.to(values.device))
-            new[row].index_copy_(axis, here.to(new.device), taken)
-        return new
+        chosen = self.patched_columns().to(base.device)
+        return torch.where(broadcast_mask(chosen, Site(hook).kind.query_axis, base.ndim), source, base)
 
     def _source_of(self, rows: slice) -> Prompts | None:
         whole = self.source is None or self.how == "mean" or len(self.source) == 1
@@ -174,6 +147,11 @@ class Pair:
             if self.logit_columns is not None:
                 return self.metric.values_at(self.logit_columns, output, clean)
             return self.metric.values(output, clean)
+
+    def baseline(self, clean: Tensor) -> PerExample:
+        """Returns the metrics at base as sums and counts per example."""
+        values = self.values(clean, clean)
+        return read_values(values, "metric", len(self.base), BASELINE, self.metric.advice)
 
     @cached_property
     def logit_columns(self) -> Tensor | None:
@@ -290,16 +268,6 @@ def _of_rows(at: Positions | Snapshot | None, rows: slice) -> Positions | Snapsh
 @model_block
 def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
     """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
-    held = (
-        one
-        for module in modules_of(surface.model)
-        for one in chain(module._parameters.values(), module._buffers.values())
-    )
-    if any(one is not None and one.is_inference() for one in held):
-        raise CircuitsError(
-            "the model was made under torch.inference_mode, and no gradient passes its weights; make or copy the model "
-            "outside of it"
-        )
     with torch.inference_mode(False), suspended(surface.model), evaluating(surface.model):
         yield
 

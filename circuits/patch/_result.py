@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from circuits.circuit import _rankings
-from circuits.circuit._graph import Graph
+from circuits.circuit._graph import Effect, Graph, Member, Where, parse_member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
+from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
 from circuits.model.state import inside_block
 from circuits.patch._gradients import Pair
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
-from circuits.sweeps.measurements import Measurements, Row
+from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.table import SweepResult, limits
-from circuits.tables import short_table
+from circuits.tables import bounded, chosen_metrics, short_table
 from circuits.validate import is_whole, read_choice, read_seed
 
 # The columns of a sweep that hold measurements.
-EXACT = (
-    "value",
-    "effect",
-    "effect_ci_low",
-    "effect_ci_high",
-    "p_value",
-    "p_adjusted",
-    "engine",
-    "null_effect",
-)
+EXACT = ("value", *bounded("effect"), "p_value", "p_adjusted", "engine", "null_effect")
 
 #: What `print` shows.
-SHOWN = ("rank", "variant", "metric", "estimate", "effect", "effect_ci_low", "effect_ci_high", "p_adjusted")
+SHOWN = ("rank", "variant", "metric", "estimate", *bounded("effect"), "p_adjusted")
 
 
 @dataclass(frozen=True)
@@ -69,6 +60,10 @@ class ScreenResult:
         return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings), *self.notes])
 
     @property
+    def kind(self) -> str:
+        return "edges" if "sender" in self.frame else "nodes"
+
+    @property
     def metrics(self) -> list[str]:
         return list(self.correlation["metric"])
 
@@ -80,49 +75,80 @@ class ScreenResult:
             by: "best", the exact effect where it was measured, else the estimate; "estimate"; or "effect", of measured
                 rows alone. Only rows of the screening can be in the circuit: edges of position embeddings never are.
         """
-        return _rankings.top(self, count, metric, by)
+        if not is_whole(count, 0):
+            raise CircuitsError(f"top: {count!r}; give how many members the circuit has, from 0")
+        rows = self._ranked(metric, by, "top")
+        if count > len(rows):
+            which = "were measured" if by == "effect" else "were screened"
+            raise CircuitsError(f"top: {count} members asked for; {len(rows)} {which}")
+        return self._circuit_of(rows.iloc[:count], "top")
 
     def above(self, least: int | float, metric: str | None = None, by: str = "best") -> Circuit:
-        """Returns the circuit of all rows whose size, as in `top`, is at least `least`.
-
-        Where none is, the circuit is empty, and its `repr` says which row is the largest.
-        """
-        return _rankings.above(self, least, metric, by)
+        """Returns the circuit of all rows whose size, as in `top`, is at least `least`."""
+        if isinstance(least, bool) or not isinstance(least, int | float | np.number) or not least >= 0:
+            raise CircuitsError(f"above: {least!r}; give the least size of an effect, from 0")
+        rows = self._ranked(metric, by, "above")
+        return self._circuit_of(rows[rows["size"] >= least], "above")
 
     def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:
         """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
-        kind = "edges" if "sender" in self.frame else "nodes"
-        return _rankings.names(_rankings.ranking(self, metric, by, "ranking"), kind, "ranking")
+        return self._names(self._ranked(metric, by, "ranking"), "ranking")
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
-        chosen = self.metrics if metric is None else [metric]
-        if chosen[0] not in self.metrics:
-            raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(self.metrics)}")
-        from circuits.figures.results import screening_figure
+        return screening_figure(self.frame, self.correlation, chosen_metrics(self.frame, metric))
 
-        return screening_figure(self.frame, self.correlation, chosen, self.settings.get("words"))
+    def _ranked(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
+        """Returns one metric's rows with a column `size`, the largest first."""
+        if metric is None and len(self.metrics) > 1:
+            names = ", ".join(map(repr, self.metrics))
+            raise CircuitsError(f"{caller}: name one metric of the screening: metric= {names}")
+        metric = self.metrics[0] if metric is None else read_choice(metric, self.metrics, caller, "metric")
+        read_choice(by, ("best", "estimate", "effect"), caller, "by")
+        rows = self.frame[self.frame["metric"] == metric]
+        rows = rows.assign(size=sizes(rows, self.settings["rank"], by)).dropna(subset="size")
+        # Of equal ones the larger estimate is first.
+        return rows.iloc[np.lexsort([rows["rank"], -rows["size"]])]
+
+    def _names(self, rows: pd.DataFrame, caller: str) -> list[str]:
+        """Returns the members of a circuit that rows are about, by name."""
+        if self.kind == "edges":
+            return (rows["sender"] + " -> " + rows["receiver"]).tolist()
+        found: list[str] = []
+        for row in rows.to_dict("records"):
+            if row["site"] not in ("embed", "pos_embed", "z", "mlp_out") or pd.notna(row.get("neuron")):
+                raise CircuitsError(
+                    f"{caller}: {row['variant']} is no node of a circuit; screen embed, z and mlp_out, which write to "
+                    "the residual stream"
+                )
+            name, position = str(row["variant"]).partition(",")[0], row["position"]
+            found.append(name if pd.isna(position) else f"{name} @ {position}")
+        return found
+
+    def _circuit_of(self, rows: pd.DataFrame, caller: str) -> Circuit:
+        where: dict[Member, Where] = {}
+        effects: dict[Member, Effect] = {}
+        numbers = rows[["metric", "estimate", "effect"]].astype(object).where(rows.notna(), None)
+        for name, effect in zip(self._names(rows, caller), numbers.itertuples(index=False), strict=True):
+            member, at = parse_member(name, self.kind, caller)
+            if member in where:
+                # Effects of a node's positions are those of patches that were made one by one, and do not add up.
+                where[member], effects[member] = where[member] | at, Effect(effect[0])
+            else:
+                where[member], effects[member] = at, Effect(*effect)
+        return Circuit.of(self.kind, where, self.graph, effects)
 
 
-def make_screen(
-    tables: Mapping[str, pd.DataFrame],
-    exact: SweepResult,
-    correlation: pd.DataFrame,
-    settings: Row,
-    graph: Graph,
-    notes: Sequence[str],
-) -> ScreenResult:
-    """Joins the estimates of all metrics with the exact measurements."""
-    measured = exact.frame[["variant", "metric", *EXACT]]
-    frame = pd.concat(tables.values()).merge(measured, how="left", on=["variant", "metric"])
-    by_metric = (frame[frame["metric"] == metric] for metric in tables)
-    frame = pd.concat(
-        [_rankings.in_order(rows, _rankings.sizes(rows, settings["rank"])) for rows in by_metric],
-        ignore_index=True,
-    )
-    integer_columns = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
-    frame = frame.astype(dict.fromkeys(integer_columns, "Int64"))
-    return ScreenResult(frame, correlation, exact, settings, graph, tuple(notes))
+def sizes(rows: pd.DataFrame, rank: str, by: str = "best") -> pd.Series:
+    """Returns the size of each row: that of the exact effect, of the estimate, or the best that is known.
+
+    Args:
+        rank: "size" where mean sizes rank, else "mean", the size of means.
+    """
+    effect, estimate = rows["effect"].abs(), rows["estimate"].abs()
+    if rank == "size":
+        effect, estimate = rows["effect_size"], rows["size"]
+    return {"best": effect.fillna(estimate), "estimate": estimate, "effect": effect}[by]
 
 
 #: What the largest rows are: of the mean over examples, in absolute value, or of the mean absolute value.
@@ -199,8 +225,18 @@ def ranked(
     tables = {metric: _estimate_table(candidates, metric, unedited[metric], counts) for metric in unedited}
     settings, graph = settings | {"rank": counts.rank, "batch_size": pair.batch_size}, Graph.of(pair.surface)
     notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, counts.rank))]
-    chosen = list(dict.fromkeys(index for table in tables.values() for index in table.index[: counts.exact]))
-    exact_result, measured = _measure(pair, [candidates[index] for index in chosen], counts)
+    chosen = [
+        candidates[at] for at in dict.fromkeys(i for t in tables.values() for i in t.index[: counts.exact])
+    ]
+    resampling = Resampling(counts.seed, counts.draws, counts.flips)
+    exact, measured = run_sweep(
+        pair.surface,
+        pair.base,
+        {one.name: one.patch() for one in chosen},
+        replace(pair.metric, default=unedited_metrics),
+        resampling,
+        batch_size=pair.batch_size,
+    )
     examples = {
         (run["variant"], metric): (values[:, place], values[:, 0])
         for one in measured
@@ -210,18 +246,21 @@ def ranked(
     }
     agreement: list[Row] = []
     for metric, table in tables.items():
-        names = [candidates[index].name for index in chosen]
-        estimates = np.stack([candidates[index].estimates(metric) for index in chosen])
-        exact = [examples[name, metric] for name in names]
-        row = _rank_agreement(estimates, unedited[metric][1], exact, counts)
+        effects = {one.name: examples[one.name, metric] for one in chosen}
+        estimates = np.stack([one.estimates(metric) for one in chosen])
+        row = _rank_agreement(estimates, unedited[metric][1], list(effects.values()), counts)
         agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
-        sizes = {name: _effect_size(*values) for name, values in zip(names, exact, strict=True)}
-        table["effect_size"] = table["variant"].map(sizes)
-    settings = (
-        settings | pair.surface.settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
+        table["effect_size"] = table["variant"].map({name: _effect_size(*x) for name, x in effects.items()})
+    settings |= pair.surface.settings | vars(resampling) | {"n": len(pair.base), "level": LEVEL}
+    frame = pd.concat(tables.values()).merge(
+        exact.frame[["variant", "metric", *EXACT]], how="left", on=["variant", "metric"]
     )
-    settings |= {"n": len(pair.base), "level": LEVEL}
-    return make_screen(tables, exact_result, pd.DataFrame(agreement), settings, graph, notes)
+    # Metrics keep their order; of equal rows the larger estimate is first.
+    order = [frame["rank"], -sizes(frame, counts.rank), pd.factorize(frame["metric"])[0]]
+    frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
+    whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
+    frame = frame.astype(dict.fromkeys(whole, "Int64"))
+    return ScreenResult(frame, pd.DataFrame(agreement), exact, settings, graph, tuple(notes))
 
 
 def _estimate_table(
@@ -275,37 +314,24 @@ def _effect_size(edited: np.ndarray, clean: np.ndarray) -> float:
     return float(ratio((np.nan_to_num(change) * entries).sum(keepdims=True), entries.sum(keepdims=True))[0])
 
 
-def _measure(
-    pair: Pair, chosen: Sequence[Candidate], counts: Counts
-) -> tuple[SweepResult, list[Measurements]]:
-    """Sweeps patches; returns the result, and the measurements, which have a value for every example."""
-    variants = {one.name: one.patch() for one in chosen}
-    metric = replace(pair.metric, default=unedited_metrics)
-    resampling = Resampling(counts.seed, counts.draws, counts.flips)
-    return run_sweep(pair.surface, pair.base, variants, metric, resampling, batch_size=pair.batch_size)
-
-
 def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:
-    """Returns Spearman's rank correlation over rows, with an interval over examples; estimates are [row example]."""
-    edited = (
-        np.stack([sums for (sums, _), _ in exact]),
-        np.stack([sample_counts for (_, sample_counts), _ in exact]),
-    )
-    clean = (
-        np.stack([sums for _, (sums, _) in exact]),
-        np.stack([sample_counts for _, (_, sample_counts) in exact]),
-    )
-    base_entries = np.broadcast_to(entries, estimates.shape)
-    effects = ratio(edited[0].sum(1), edited[1].sum(1)) - ratio(clean[0].sum(1), clean[1].sum(1))
-    correlation = spearman(ratio(estimates.sum(1), base_entries.sum(1))[None], effects[None])[0]
+    """Returns Spearman's rank correlation over rows, with an interval over examples.
+
+    Args:
+        estimates: sums [row example], of entries [example].
+        exact: by row, the sums and counts [2 example] of the edited and of the clean run.
+    """
+    edited, clean = (np.stack([one[run] for one in exact], 1) for run in (0, 1))  # [2 row example]
+    estimated = (estimates, np.broadcast_to(entries, estimates.shape))
+    estimate, after, before = (ratio(sums.sum(1), n.sum(1)) for sums, n in (estimated, edited, clean))
+    correlation = spearman(estimate[None], (after - before)[None])[0]
     low = high = np.nan
     if estimates.shape[1] > 1:
         # One seed gives the same resamples of examples for all three.
-        resampled = [
-            bootstrap(*part, counts.seed, counts.draws) for part in ((estimates, base_entries), edited, clean)
-        ]
-        bounds = interval(spearman(resampled[0], resampled[1] - resampled[2])[:, None], LEVEL)
-        low, high = float(bounds[0][0]), float(bounds[1][0])
+        estimate, after, before = (
+            bootstrap(part[0], part[1], counts.seed, counts.draws) for part in (estimated, edited, clean)
+        )
+        (low,), (high,) = interval(spearman(estimate, after - before)[:, None], LEVEL)
     return {"spearman": float(correlation), "spearman_ci_low": low, "spearman_ci_high": high}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.results import compared_figure
 from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval, ratio
@@ -38,8 +38,6 @@ class Movement:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""
-        from circuits.figures.results import compared_figure
-
         return compared_figure(self.frame, "distance", "How far attention moves")
 
     def static(self, at_most: float = 0.05) -> tuple[Head, ...]:
@@ -83,16 +81,16 @@ def movement(
         )
     sums, compared = pairs.zeros(), pairs.compared
     for rows, query_mask in pairs.chunks(batch_size):
-        before: dict[int, Tensor] = {}
-        pairs.visit(rows, partial(_keep, before, None))
+        before = [pattern for _, pattern, _ in pairs.patterns(rows)]
         control_mask = compared[rows, None].to(query_mask.device)
         pairings: tuple[tuple[slice | Tensor, Tensor], ...] = (
             (rows, query_mask),
             (pairs.order[rows], control_mask),
         )
-        for distances, (other_rows, queries_compared) in zip(sums, pairings, strict=True):
-            compare = partial(_compare, distances[..., rows], pairs.layers, before, queries_compared.double())
-            pairs.visit_other(other_rows, compare)
+        for distances, (other_rows, queries) in zip(sums, pairings, strict=True):
+            for at, after, _ in pairs.other_patterns(other_rows):
+                distance = (after - before[at]).abs_().sum(-1) / 2
+                distances[at, :, rows] = (distance * queries.double()).sum(-1).T.cpu().numpy()
     (paired, unpaired), (drawn, drawn_unpaired) = pairs.means(sums, compared)
     columns = {
         "distance": (paired, drawn),
@@ -101,20 +99,6 @@ def movement(
         "share": (ratio(paired, unpaired), ratio(drawn, drawn_unpaired)),
     }
     return Movement(_table(pairs, columns))
-
-
-def _compare(
-    distances: np.ndarray,
-    layers: tuple[int, ...],
-    before: dict[int, Tensor],
-    query_weights: Tensor,
-    layer: int,
-    pattern: Tensor,
-    seen: Tensor,
-) -> None:
-    """Writes one layer's distances from the patterns before, summed over queries, into [layer head example]."""
-    distance = (pattern - before[layer]).abs_().sum(-1) / 2
-    distances[layers.index(layer)] = (distance * query_weights).sum(-1).T.cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -135,8 +119,6 @@ class Following:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""
-        from circuits.figures.results import compared_figure
-
         return compared_figure(self.frame, "share", "How often attention follows")
 
     def heads(self, at_least: int | float = 0.5) -> tuple[Head, ...]:
@@ -184,16 +166,16 @@ def follow(
     count, device = len(pairs.prompts), pairs.surface.device
     sums = pairs.zeros()
     for rows, query_mask in pairs.chunks(batch_size):
-        attended_before: dict[int, Tensor] = {}
-        attended_after: dict[int, Tensor] = {}
-        pairs.visit(rows, partial(_keep, attended_before, member))
-        pairs.visit_other(rows, partial(_keep, attended_after, member))
+        attended_before, attended_after = (
+            [(pattern @ member).argmax(-1) for _, pattern, _ in patterns]
+            for patterns in (pairs.patterns(rows), pairs.other_patterns(rows))
+        )
         for follow_counts, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
             here, there = (
                 group[judged_by][rows].to(device)[:, None, None] for group in (group_before, group_after)
             )
-            for at, layer in enumerate(pairs.layers):
-                follows = (attended_before[layer] == here) & (attended_after[layer] == there)
+            for at in range(len(pairs.layers)):
+                follows = (attended_before[at] == here) & (attended_after[at] == there)
                 follow_counts[at, ..., rows] = (follows * query_mask.double()).sum(-1).T.cpu().numpy()
     (paired, unpaired), (drawn, drawn_unpaired) = pairs.means(sums)
     columns = {
@@ -239,11 +221,6 @@ def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
             f"{str(numbers.dtype).removeprefix('torch.')}"
         )
     return numbers.long()
-
-
-def _keep(kept: dict[int, Tensor], member: Tensor | None, layer: int, pattern: Tensor, seen: Tensor) -> None:
-    """Keeps a layer's patterns, or with `member` [key group] the group with most attention, [batch head query]."""
-    kept[layer] = pattern if member is None else (pattern @ member).argmax(-1)
 
 
 def _table(pairs: PairedPass, columns: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.model.prompts import Prompts
+from circuits.figures.results import attention_figure
 from circuits.patterns._read import PatternPass
 from circuits.validate import answers_former_names
 
@@ -67,8 +66,6 @@ class Maps:
             labels: names of the positions (default: `self.labels`, else their numbers).
             titles: Head -> its title (default: head 0.1).
         """
-        from circuits.figures.results import attention_figure
-
         figure_title = title or f"Mean attention over {self.n:,} examples"
         return attention_figure(self.mean, self.layers, labels or self.labels, titles or {}, figure_title)
 
@@ -97,30 +94,14 @@ def attention(
     total = torch.zeros(*shape, length, length, dtype=torch.float64)
     entropy, uniform_entropy = torch.zeros(2, *shape, dtype=torch.float64)
     for rows, query_mask in reading.chunks(batch_size):
-        sums = total, entropy, uniform_entropy
-        reading.visit(rows, partial(_add, sums, reading.layers, query_mask.double()))
+        weights = query_mask.double()
+        for at, pattern, seen in reading.patterns(rows):
+            total[at] += (pattern * weights[..., None]).sum(0).cpu()
+            entropy[at] += (torch.special.entr(pattern).sum(-1) * weights).sum((0, 2)).cpu()
+            most = seen.sum(-1).clamp(min=1).double().log()
+            uniform_entropy[at] += (most * weights).sum((0, 2)).cpu()
     longest = int(prompts.lengths.max())
     mean = (total / reading.selected.sum(0).double()[:, None])[..., :longest, :longest]
-    return Maps(mean, entropy / uniform_entropy, reading.layers, len(prompts), _labels(prompts))
-
-
-def _labels(prompts: Prompts) -> tuple[str, ...] | None:
     labels = prompts.labels()
-    return None if labels is None else tuple(labels)
-
-
-def _add(
-    sums: tuple[Tensor, Tensor, Tensor],
-    layers: tuple[int, ...],
-    query_weights: Tensor,
-    layer: int,
-    pattern: Tensor,
-    seen: Tensor,
-) -> None:
-    """Adds one layer's patterns to the sums of attention [layer head query key], and its entropy and that of uniform
-    attention to the sums [layer head].
-    """
-    total, entropy, uniform_entropy = (part[layers.index(layer)] for part in sums)
-    total += (pattern * query_weights[..., None]).sum(0).cpu()
-    entropy += (torch.special.entr(pattern).sum(-1) * query_weights).sum((0, 2)).cpu()
-    uniform_entropy += (seen.sum(-1).clamp(min=1).double().log() * query_weights).sum((0, 2)).cpu()
+    names = None if labels is None else tuple(labels)
+    return Maps(mean, entropy / uniform_entropy, reading.layers, len(prompts), names)

@@ -1,10 +1,9 @@
-"""Passes attention patterns to a function as they are computed, layer by layer and chunk by chunk."""
+"""Reads attention patterns of some inputs, chunk by chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,8 @@ from circuits.validate import answers_former_names, is_whole, read_indices, read
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32
 
-# Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
-Visitor = Callable[[int, Tensor, Tensor], None]
+#: By layer, its pattern and the mask of the keys that each query may see, both [batch head query key].
+Patterns = dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -45,29 +44,7 @@ class Recorded:
     layers: tuple[int, ...]
     prompts: Prompts = field(repr=False)
     model: Any = field(repr=False)
-    patterns: Mapping[int, Tensor] = field(repr=False)
-    seen: Mapping[int, Tensor] = field(repr=False)
-
-    def check(self, surface: HookedModel, caller: str) -> None:
-        """Refuses another model than the recorded one."""
-        if self.model is not surface.model:
-            raise CircuitsError(
-                f"{caller}: these patterns were recorded of another model; give the tokens, or record them of this one"
-            )
-
-    def check_layers(self, layers: tuple[int, ...], caller: str) -> None:
-        """Refuses layers that were not recorded."""
-        missing = sorted(set(layers) - set(self.layers))
-        if missing:
-            raise CircuitsError(
-                f"{caller}: layer {missing[0]} was not recorded; there are layers "
-                f"{', '.join(map(str, self.layers))}"
-            )
-
-    def show(self, rows: slice | Tensor, layers: tuple[int, ...], visitor: Visitor) -> None:
-        """Passes the recorded patterns of these rows to `visitor`."""
-        for layer in layers:
-            visitor(layer, self.patterns[layer][rows], self.seen[layer][rows])
+    patterns: Patterns = field(repr=False)
 
 
 @answers_former_names
@@ -86,17 +63,12 @@ def record(model: Any, tokens: Any, layers: Any = None, *, batch_size: int | Non
     """
     reading = PatternPass.read("patterns.record", model, tokens, layers, None)
     surface, prompts = reading.surface, reading.prompts
-    patterns: dict[int, list[Tensor]] = {layer: [] for layer in reading.layers}
-    seen: dict[int, list[Tensor]] = {layer: [] for layer in reading.layers}
-
-    def store(layer: int, pattern: Tensor, visible_keys: Tensor) -> None:
-        patterns[layer].append(pattern)
-        seen[layer].append(visible_keys)
-
-    for rows, _ in reading.chunks(batch_size):
-        visit_patterns(surface, prompts, rows, reading.layers, store)
-    joined = ({layer: torch.cat(parts) for layer, parts in kept.items()} for kept in (patterns, seen))
-    return Recorded(reading.layers, prompts, surface.model, *joined)
+    chunks = [run_patterns(surface, prompts, rows, reading.layers) for rows, _ in reading.chunks(batch_size)]
+    patterns: Patterns = {}
+    for layer in reading.layers:
+        parts, seen = zip(*(one.pop(layer) for one in chunks), strict=True)
+        patterns[layer] = torch.cat(parts), torch.cat(seen)
+    return Recorded(reading.layers, prompts, surface.model, patterns)
 
 
 @dataclass(frozen=True)
@@ -121,9 +93,7 @@ class PatternPass:
         """Reads the arguments that all passes share."""
         surface = HookedModel.of(model)
         prompts, recorded = read_run(surface, tokens, caller)
-        every = recorded.layers if recorded is not None and layers is None else layers
-        chosen = parse_layers(every, surface, caller)
-        check_recorded(recorded, chosen, caller)
+        chosen = parse_layers(layers, surface, recorded, caller)
         selected = selected_queries(surface, positions, prompts, caller)
         return cls(caller, surface, prompts, chosen, selected, recorded)
 
@@ -134,23 +104,28 @@ class PatternPass:
 
     def chunks(self, batch_size: int | None) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows of each forward pass and their mask of queries that count, bool [batch 1 query]."""
-        for rows in chunks(self.surface, self.prompts, self.layers, batch_size, self.caller):
+        total, length = self.prompts.shape[:2]
+        kept = _PER_ENTRY * len(self.layers) * self.surface.n_heads * length
+        step = rows_in_a_forward(self.surface, length, batch_size, self.caller, kept=kept)
+        for start in range(0, total, step):
+            rows = slice(start, min(start + step, total))
             yield rows, self.selected[rows, None].to(self.surface.device)
 
-    def visit(self, rows: slice | Tensor, visitor: Visitor) -> None:
-        """Passes the patterns of these rows to `visitor`, in double precision."""
-        self._visit(self.prompts, self.recorded, rows, visitor)
+    def patterns(self, rows: slice | Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yields for each layer its place among the layers, and these rows' patterns, in double precision, and keys
+        that queries may see.
+        """
+        return self._patterns(self.prompts, self.recorded, rows)
 
-    def _visit(
-        self, prompts: Prompts, recorded: Recorded | None, rows: slice | Tensor, visitor: Visitor
-    ) -> None:
-        def in_double(layer: int, pattern: Tensor, seen: Tensor) -> None:
-            visitor(layer, pattern.double(), seen)
-
-        if recorded is None:
-            visit_patterns(self.surface, prompts, rows, self.layers, in_double)
-        else:
-            recorded.show(rows, self.layers, in_double)
+    def _patterns(
+        self, prompts: Prompts, recorded: Recorded | None, rows: slice | Tensor
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        run = run_patterns(self.surface, prompts, rows, self.layers) if recorded is None else {}
+        for at, layer in enumerate(self.layers):
+            pattern, seen = (
+                run.pop(layer) if recorded is None else (x[rows] for x in recorded.patterns[layer])
+            )
+            yield at, pattern.double(), seen
 
 
 @dataclass(frozen=True)
@@ -189,7 +164,7 @@ class PairedPass(PatternPass):
         first = PatternPass.read(caller, model, tokens, layers, positions)
         second, recorded = read_run(first.surface, other, caller)
         _check_pairs(first.prompts, second, caller)
-        check_recorded(recorded, first.layers, caller)
+        parse_layers(first.layers, first.surface, recorded, caller)
         laid_out = second.like(first.prompts)
         return cls(
             **vars(first),
@@ -201,9 +176,9 @@ class PairedPass(PatternPass):
             draws=draws,
         )
 
-    def visit_other(self, rows: slice | Tensor, visitor: Visitor) -> None:
-        """Passes the patterns of these rows of the second input to `visitor`, in double precision."""
-        self._visit(self.other, self.other_recorded, rows, visitor)
+    def other_patterns(self, rows: slice | Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yields the patterns of these rows of the second input, as `patterns` does."""
+        return self._patterns(self.other, self.other_recorded, rows)
 
     def zeros(self) -> np.ndarray:
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
@@ -231,89 +206,58 @@ class PairedPass(PatternPass):
         return ratio(series.sum(1), entries.sum(1)).reshape(2, -1), (paired, unpaired)
 
 
-def visit_patterns(
-    surface: HookedModel, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...], visitor: Visitor
-) -> None:
-    """Runs `rows` (a slice or indices) of the prompts in eval mode, without gradients; passes each pattern to
-    `visitor`, each prompt's own tokens first.
+def run_patterns(
+    surface: HookedModel, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...]
+) -> Patterns:
+    """Runs some rows of the prompts in eval mode, without gradients, and returns their patterns, each prompt's own
+    tokens first.
 
     Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
     """
-    scores: dict[str, Tensor] = {}
-    seen_layers: list[int] = []
-    functions: list[tuple[str, Function]] = []
+    raw: dict[str, Tensor] = {}
+    hooks = [KINDS[site].hook.format(layer) for layer in layers for site in ("scores", "pattern")]
+    functions: list[tuple[str, Function]] = [(hook, keep_in(raw, hook)) for hook in hooks]
+    cut, here = running_rows(surface.model, rows, len(prompts)), prompts[rows]
+    with evaluating(surface.model), torch.no_grad(), cut, listening(surface, functions):
+        surface.call(here)
+    found: Patterns = {}
     for layer in layers:
-        hook = KINDS["scores"].hook.format(layer)
-        functions.append((hook, keep_in(scores, hook)))
-        pass_on = partial(_show, surface, prompts[rows], layer, visitor, scores, seen_layers)
-        functions.append((KINDS["pattern"].hook.format(layer), pass_on))
-    model = surface.model
-    with (
-        evaluating(model),
-        torch.no_grad(),
-        running_rows(model, rows, len(prompts)),
-        listening(surface, functions),
-    ):
-        surface.call(prompts[rows])
-    for layer in layers:
-        if layer not in seen_layers:
+        scores, pattern = (raw.pop(KINDS[site].hook.format(layer), None) for site in ("scores", "pattern"))
+        if scores is None or pattern is None:
             raise CircuitsError(f"patterns: {KINDS['pattern'].hook.format(layer)} never fired in this model")
+        pattern, seen = pattern.detach(), visible(scores).expand_as(pattern)
+        if prompts.padded:
+            axes = KINDS["pattern"].position_axes
+            pattern, seen = here.in_order(pattern, axes), here.in_order(seen.to(torch.uint8), axes).bool()
+        found[layer] = pattern, seen
+    return found
 
 
-def _show(
-    surface: HookedModel,
-    prompts: Prompts,
-    layer: int,
-    visitor: Visitor,
-    scores: dict[str, Tensor],
-    seen_layers: list[int],
-    pattern: Tensor,
-) -> None:
-    """Passes a pattern to `visitor`, with the visible keys that the layer's scores show, which precede it."""
-    seen = visible(scores.pop(KINDS["scores"].hook.format(layer)))
-    seen_layers.append(layer)
-    pattern, seen = pattern.detach(), seen.expand_as(pattern)
-    if prompts.padded:
-        axes = KINDS["pattern"].position_axes
-        pattern, seen = prompts.in_order(pattern, axes), prompts.in_order(seen.to(torch.uint8), axes).bool()
-    visitor(layer, pattern, seen)
-
-
-def parse_layers(layers: Any, surface: HookedModel, caller: str) -> tuple[int, ...]:
-    """Returns the chosen layers, ascending; None chooses all."""
-    chosen = read_indices(layers, caller, "layers")
-    if chosen is None:
-        return tuple(range(surface.n_layers))
-    unknown = [layer for layer in chosen if layer >= surface.n_layers]
-    if unknown:
-        raise CircuitsError(f"{caller}: no layer {unknown[0]}: the model has layers 0-{surface.n_layers - 1}")
+def parse_layers(
+    layers: Any, surface: HookedModel, recorded: Recorded | None, caller: str
+) -> tuple[int, ...]:
+    """Returns the chosen layers, ascending, of those recorded or else of all; None chooses all of these."""
+    known = tuple(range(surface.n_layers)) if recorded is None else recorded.layers
+    chosen = read_indices(layers, caller, "layers") or known
+    if unknown := [layer for layer in chosen if layer not in known]:
+        raise CircuitsError(
+            f"{caller}: no layer {unknown[0]}: there are layers {', '.join(map(str, known))}"
+            + ("" if recorded is None else " in what was recorded")
+        )
     return tuple(sorted(chosen))
-
-
-def chunks(
-    surface: HookedModel, prompts: Prompts, layers: tuple[int, ...], batch_size: int | None, caller: str
-) -> Iterator[slice]:
-    """Yields the rows of each forward pass."""
-    total, length = prompts.shape[:2]
-    kept = _PER_ENTRY * len(layers) * surface.n_heads * length
-    step = rows_in_a_forward(surface, length, batch_size, caller, kept=kept)
-    for start in range(0, total, step):
-        yield slice(start, min(start + step, total))
 
 
 def read_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:
     """Returns the prompts, and their patterns where these were recorded."""
     if isinstance(tokens, Recorded):
-        tokens.check(surface, caller)
+        if tokens.model is not surface.model:
+            raise CircuitsError(
+                f"{caller}: these patterns were recorded of another model; give the tokens, or record them of this one"
+            )
         return tokens.prompts, tokens
     prompts = read_prompts(surface, tokens, caller)
     surface.check_prompts(prompts, f"{caller}: tokens")
     return prompts, None
-
-
-def check_recorded(recorded: Recorded | None, layers: tuple[int, ...], caller: str) -> None:
-    if recorded is not None:
-        recorded.check_layers(layers, caller)
 
 
 def _check_pairs(one: Prompts, two: Prompts, caller: str) -> None:
@@ -334,27 +278,22 @@ def _check_pairs(one: Prompts, two: Prompts, caller: str) -> None:
 
 def selected_queries(surface: HookedModel, positions: Any, prompts: Prompts, caller: str) -> Tensor:
     """Returns a mask, bool [batch pos], of the queries that count, each prompt's own tokens first."""
-    selected = _selected(positions, prompts, caller)
-    refuse_padding(surface, prompts, selected, caller)
-    return prompts.in_order(selected & prompts.real) & prompts.reached
-
-
-def _selected(positions: Any, prompts: Prompts, caller: str) -> Tensor:
-    """Returns a boolean mask [batch pos] of the queries to score."""
     chosen = parse_query_positions(positions, caller)
     batch, length = prompts.shape[:2]
-    if chosen is None:
-        return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
-    if not isinstance(chosen, Snapshot):
+    selected = torch.ones(1, length, dtype=torch.bool)
+    if isinstance(chosen, Snapshot):
+        selected = chosen.tensor.cpu()
+        if tuple(selected.shape) not in ((length,), (batch, length)):
+            raise CircuitsError(
+                f"{caller}: a mask of positions is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
+                f"got {list(selected.shape)}"
+            )
+    elif chosen is not None:
         real = prompts.real if prompts.padded else None
-        return replace(WHOLE, real=real).selected(chosen, length, caller).expand(batch, -1)
-    mask = chosen.tensor.cpu()
-    if tuple(mask.shape) not in ((length,), (batch, length)):
-        raise CircuitsError(
-            f"{caller}: a mask of positions is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
-            f"got {list(mask.shape)}"
-        )
-    return mask.expand(batch, -1)
+        selected = replace(WHOLE, real=real).selected(chosen, length, caller)
+    selected = selected.expand(batch, -1)
+    refuse_padding(surface, prompts, selected, caller)
+    return prompts.in_order(selected & prompts.real) & prompts.reached
 
 
 def parse_draws(draws: Any, caller: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,12 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.results import classes_figure, scores_figure
 from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.patterns._read import PatternPass, parse_draws
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.tables import short_table
+from circuits.tables import bounded, short_table
 from circuits.validate import answers_former_names, check_batch_length, read_batch, read_seed
 
 
@@ -49,26 +49,11 @@ class Scores:
     draws: int
 
     def __repr__(self) -> str:
-        return short_table(
-            self.frame, [*_KEYS, "score", "score_ci_low", "score_ci_high", "chance", "corrected", "bits"]
-        )
+        return short_table(self.frame, [*_KEYS, *bounded("score"), "chance", "corrected", "bits"])
 
     def plot(self, column: str = "score") -> Any:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
-        from circuits.figures.results import scores_figure
-
         return scores_figure(self.frame, self.templates, column)
-
-    def per_example(self, template: str) -> np.ndarray:
-        """Returns each example's own score [head example], the mean over its queries; NaN where it has none.
-
-        On the complete grid of two operands, in order, `.reshape(-1, p, p)` is each head's attention as a function of
-        both.
-        """
-        if template not in self.templates:
-            raise CircuitsError(f"no template {template!r}; there are {', '.join(self.templates)}")
-        at = self.templates.index(template)
-        return ratio(self.mass[:, at], self.queries[:, at])
 
     def resampled(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns score and chance [draw head template], by resamples that are the same for all heads and templates."""
@@ -118,7 +103,8 @@ def scores(
             template_keys(name, template, examples, rows, prompts[rows]) for name, template in by_name.items()
         ]
         marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)
-        reading.visit(rows, partial(_take, sums[..., rows], reading.layers, marked.double(), query_mask))
+        for at, pattern, seen in reading.patterns(rows):
+            sums[:, at, ..., rows] = _sums(pattern, seen, marked.double(), query_mask)
     measured = sums.reshape(3, len(heads), len(by_name), len(tokens))
     mass, chance, counts = measured
     frame = _frame(heads, tuple(by_name), measured, _resampled(mass, chance, counts, seed, draws))
@@ -144,28 +130,22 @@ def _corrected(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
     return ratio(score - chance, 1 - chance)
 
 
-def _take(
-    sums: np.ndarray,
-    layers: tuple[int, ...],
-    marked: Tensor,
-    query_mask: Tensor,
-    layer: int,
-    pattern: Tensor,
-    seen: Tensor,
-) -> None:
-    """Writes one layer's sums over queries into [3 layer head template example]: the attention on the keys of each
-    template, that of uniform attention there, and the number of queries.
+def _sums(pattern: Tensor, seen: Tensor, marked: Tensor, query_mask: Tensor) -> np.ndarray:
+    """Returns sums over queries [3 head template example]: the attention on the keys of each template, that of uniform
+    attention there, and the number of queries.
 
     Args:
+        pattern: [batch head query key], in double precision; `seen` likewise, the keys that queries may see.
         marked: [batch or 1, query, key, template], 1 at the keys of a template, in double precision.
+        query_mask: [batch 1 query], the queries that count.
     """
     # One product over keys for each example and query serves all heads and templates: [batch query head template].
     mass = pattern.transpose(1, 2) @ marked
     visible_keys = seen.transpose(1, 2).double() @ marked
     scored = (visible_keys > 0) & query_mask.transpose(1, 2)[..., None]
     uniform = visible_keys / seen.sum(-1).clamp(min=1).transpose(1, 2)[..., None]
-    for at, measured in enumerate((mass, uniform, torch.ones_like(mass))):
-        sums[at, layers.index(layer)] = (measured * scored).sum(1).permute(1, 2, 0).cpu().numpy()
+    measured = torch.stack([mass, uniform, torch.ones_like(mass)]) * scored
+    return measured.sum(2).permute(0, 2, 3, 1).cpu().numpy()
 
 
 def _resampled(
@@ -203,21 +183,16 @@ def _frame(
             # With one example there is no estimate of how much examples differ.
             shown = bound if measured.shape[-1] > 1 else np.full_like(bound, np.nan)
             columns[f"{name}_ci_{end}"] = shown.reshape(score.shape)
-    rows = [
-        {"layer": head.layer, "head": head.head, "template": name}
-        | {column: columns[column][i, j] for column in _ORDER}
-        | {"n": measured.shape[-1]}
-        for i, head in enumerate(heads)
-        for j, name in enumerate(templates)
-    ]
-    return pd.DataFrame(rows)
+    keys = {
+        "layer": np.repeat([head.layer for head in heads], len(templates)),
+        "head": np.repeat([head.head for head in heads], len(templates)),
+        "template": list(templates) * len(heads),
+    }
+    return pd.DataFrame(keys | {name: columns[name].ravel() for name in _ORDER} | {"n": measured.shape[-1]})
 
 
 _KEYS = ("layer", "head", "template")
-_ORDER = (
-    *("score", "score_ci_low", "score_ci_high", "chance", "effect", "effect_ci_low", "effect_ci_high"),
-    *("corrected", "corrected_ci_low", "corrected_ci_high", "bits", "queries"),
-)
+_ORDER = (*bounded("score"), "chance", *bounded("effect"), *bounded("corrected"), "bits", "queries")
 
 
 def _xlogy(x: Any, y: Any) -> Any:
@@ -249,8 +224,6 @@ class Classes:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""
-        from circuits.figures.results import classes_figure
-
         return classes_figure(self.frame, self.rule)
 
     def __getitem__(self, head: Any) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,21 +16,11 @@ from circuits.interventions.edits import read_place
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.tensors import (
-    Snapshot,
-    as_dense_tensor,
-    is_bool,
-    parse_positions,
-    refuse_numbers_as_mask,
-    select_positions,
-)
-from circuits.validate import by_text, read_choice
+from circuits.tensors import Snapshot, as_dense_tensor, parse_positions, select_positions
+from circuits.validate import by_text, is_whole, read_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 KINDS = (REGRESSION, CLASSIFICATION)
-
-#: Each class has a column in the fit; no vocabulary is larger.
-MOST_CLASSES = 2**20
 
 #: The split that every probe has.
 ALL = "all"
@@ -173,21 +161,18 @@ def parse_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ..
 
 def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
     """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
-    kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
-    values = as_dense_tensor(_as_array(values), f"probe, target {name!r}")
-    if not isinstance(values, Tensor) or values.is_complex():
-        raise CircuitsError(
-            f"probe, target {name!r}: expected a tensor of numbers, got {type(values).__name__}"
-        )
+    label = f"probe, target {name!r}"
+    kind = read_choice(kind, KINDS, label, "kind")
+    # A list or a column of a table is an array; its fractions keep their digits.
+    values = as_dense_tensor(values if isinstance(values, Tensor) else np.asanyarray(values), label)
     values = values.detach().cpu()
     batch, pos = prompts.shape[:2]
-    shape = list(values.shape)
+    shape, classify = list(values.shape), kind == CLASSIFICATION
     fits = values.ndim in (1, 2, 3) and shape[0] == batch and (values.ndim == 1 or shape[1] in (1, pos))
-    if not fits or not values.numel() or (kind == CLASSIFICATION and values.ndim == 3):
-        vectors = "" if kind == CLASSIFICATION else ", [batch 1 d] or [batch pos d]"
+    if not fits or not values.numel() or values.is_complex() or (classify and values.ndim == 3):
+        vectors = "" if classify else ", [batch 1 d] or [batch pos d]"
         raise CircuitsError(
-            f"probe, target {name!r}: {kind} targets are [batch], [batch pos]{vectors}; got {shape} for tokens "
-            f"[{batch}, {pos}]"
+            f"{label}: {kind} targets are [batch], [batch pos]{vectors}; got {shape} for tokens [{batch}, {pos}]"
         )
     if values.ndim == 1:
         values = values[:, None]
@@ -195,40 +180,19 @@ def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target
     if reached is not None:
         # Of padding there need be none.
         values = prompts.in_order(values)
-        shown = reached[(...,) + (None,) * (values.ndim - 2)]
-        values = torch.where(shown, values, torch.zeros_like(values))
-    if kind == CLASSIFICATION:
-        # Torch compares no unsigned numbers of more than 8 bits.
+        values = torch.where(reached[(...,) + (None,) * (values.ndim - 2)], values, torch.zeros_like(values))
+    if classify:
         classes = values if values.is_floating_point() else values.long()
         if values.is_floating_point() or bool((classes < 0).any()):
             raise CircuitsError(
-                f"probe, target {name!r}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from "
-                f"{classes.min().item()}"
+                f"{label}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from {classes.min().item()}"
             )
-        if (largest := int(classes.max())) >= MOST_CLASSES:
-            raise CircuitsError(
-                f"probe, target {name!r}: a class numbered {largest} stands for {largest + 1} classes; number those "
-                "that there are: torch.unique(target, return_inverse=True)[1]"
-            )
-        return Target(name, kind, classes, largest + 1, reached)
+        return Target(name, kind, classes, int(classes.max()) + 1, reached)
     values = values.double()
     if not bool(values.isfinite().all()):
-        raise CircuitsError(
-            f"probe, target {name!r}: {int((~values.isfinite()).sum())} of {values.numel()} values are not finite"
-        )
+        raise CircuitsError(f"{label}: {int((~values.isfinite()).sum())} of {values.numel()} are not finite")
     values = values if values.ndim == 3 else values[..., None]
     return Target(name, kind, values, values.shape[2], reached)
-
-
-def _as_array(values: Any) -> Any:
-    """Returns a list or a column of a table as an array, anything else as it is."""
-    if isinstance(values, Sequence) and not isinstance(values, str):
-        values = list(values)  # a column of `datasets`, too
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of texts, or of unequal lengths
-            made = torch.as_tensor(values)
-            return torch.as_tensor(values, dtype=torch.float64) if made.is_floating_point() else made
-    is_table = hasattr(values, "__array__") and not isinstance(values, np.ndarray | Tensor)
-    return values.__array__() if is_table else values
 
 
 def _derangement(size: int, generator: torch.Generator) -> Tensor:
@@ -298,36 +262,18 @@ def parse_entries(
 
 def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
-    if isinstance(test, float) and 0 < test < 1:
-        test = max(1, round(test * batch))
-    test = as_dense_tensor(test, "probe: test")
-    try:
-        if isinstance(test, slice):
-            # Torch takes no slice that goes backwards.
-            return torch.tensor(sorted(range(batch)[test]), dtype=torch.long)
-        if isinstance(test, Tensor) and test.dtype == torch.bool:
-            if test.shape != (batch,):
-                raise TypeError
-            return test.cpu().nonzero().flatten()
-        if isinstance(test, bool | str | float):
-            raise TypeError
-        if isinstance(test, int | np.integer):
-            if not 0 < test < batch:
-                raise TypeError
-            return torch.randperm(batch, generator=generator)[: int(test)].sort().values
-        refuse_numbers_as_mask(test, "probe: test", f"[{batch}] of examples")
-        test = tuple(test)
-        if any(map(is_bool, test)):
-            raise TypeError
-        chosen = sorted({operator.index(example) for example in test})
-    except (TypeError, ValueError) as error:
-        raise CircuitsError(
-            f"probe: test={test!r}; hold out a fraction below 1, a number below {batch}, a slice, indices, or a "
-            f"boolean mask [{batch}] of examples"
-        ) from error
-    if any(not 0 <= example < batch for example in chosen):
-        raise CircuitsError(f"probe: test names example {max(chosen, key=abs)}, there are 0-{batch - 1}")
-    return torch.tensor(chosen, dtype=torch.long)
+    number = max(1, round(test * batch)) if isinstance(test, float) and 0 < test < 1 else test
+    if isinstance(number, int | float | np.number):
+        if not is_whole(number, 1) or number >= batch:
+            raise CircuitsError(
+                f"probe: test={test!r}; hold out a fraction below 1, a number below {batch}, a slice, indices, or a "
+                f"boolean mask [{batch}] of examples"
+            )
+        return torch.randperm(batch, generator=generator)[: int(number)].sort().values
+    chosen = parse_positions(range(batch)[test] if isinstance(test, slice) else test, "probe: test")
+    if isinstance(chosen, Snapshot):
+        chosen = tuple(_mask("test", chosen.tensor, 1, batch)[0].nonzero().flatten().tolist())
+    return select_positions(chosen or (), batch, "probe: test").nonzero().flatten()
 
 
 def _parse_used(positions: Any, prompts: Prompts) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,15 @@ from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, read_prompts, refuse_padding
+from circuits.model.record import evaluating, recording
+from circuits.model.state import running_rows
 from circuits.probe._inputs import Entries, ProbeSite, Target, parse_entries, parse_sites, parse_targets
-from circuits.probe._result import (
-    FitSettings,
-    LinearMap,
-    Measured,
-    ProbeResult,
-    Scored,
-    SiteFits,
-    activations,
-    counts,
-    pooled,
-    score,
-    tabulate,
-)
+from circuits.probe._result import LinearMap, Probe, ProbeResult, pooled, score, tabulate
 from circuits.validate import answers_former_names, is_whole, read_seed
+
+_EPS = torch.finfo(torch.float64).eps
+#: Bytes of activations that are kept at a time; sites beyond are read in a further pass over the examples.
+MOST_KEPT = 2**31
 
 
 @answers_former_names
@@ -62,173 +56,300 @@ def linear(
     """Fits a linear map from each site to each target on some examples, and scores it on the others.
 
     Args:
-        tokens: ids [batch pos], or anything that `circuits.prompts` takes. Padding is left out, and positions count in
-            each prompt's own tokens; masks and targets [batch pos] are over the padded batch.
-        targets: a tensor, an array or a list, or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d]
-            or [batch pos d]. A target per example is the same at all its positions.
-        kind: "regression", or "classification" of whole numbers from 0 or booleans (least squares on one-hot targets,
-            the largest prediction wins); or a dict by target.
-        sites: "resid_post", "z.1", a full hook name, or a list; each layer has a probe of its own. At z, q, k and v
-            the vectors of all heads are concatenated, or each head has a probe of its own where `heads` chooses some;
-            at scores and pattern the vector is the query's row.
+        tokens: ids [batch pos], or anything that `circuits.prompts` takes.
+        targets: [batch], [batch pos], or vectors [batch 1 d] or [batch pos d]; or a dict of several.
+        kind: "regression", or "classification" of whole numbers from 0 (one-hot least squares); or a dict by target.
+        sites: "resid_post", "z.1", ..., or a list; each layer has its own probe. Vectors of heads are concatenated.
+        heads: heads of the sites, each of which then has its own probe.
         positions: entries to fit and score, as positions or a boolean mask [batch pos].
-        per_position: fit a probe for each position; otherwise all positions share one.
-        splits: name -> boolean mask [batch pos]; each is scored on its own, in addition to "all". Fits use all entries.
-        test: the held-out examples: a fraction or a number of examples (drawn by `seed`), a mask [batch], indices or a
-            slice.
-        intercept: whether to fit an intercept; it is not penalised.
-        ridge: None for least squares, of minimal norm where that is not unique; a penalty as in Σ(y − xw)² +
-            ridge·|w|²; or several, from which `folds`-fold cross-validation on the examples to fit chooses the one with
-            the least squared error for each target; no example is in two folds.
-        untrained: a model of the same architecture, whose probes are a control. Interventions do not act on it.
-        shuffles: how many times targets are exchanged between examples (as a whole; among the examples to fit and among
-            those held out) for a control, which is averaged over them. 0: none.
+        per_position: whether each position has its own probe; else all share one.
+        splits: name -> boolean mask [batch pos], scored on its own beside "all"; fits use all entries.
+        test: the held-out examples: a fraction or number (drawn by `seed`), a mask [batch], indices or a slice.
+        intercept: whether to fit an intercept, which is not penalised.
+        ridge: a penalty, Σ(y − xw)² + ridge·|w|²; or several, of which cross-validation chooses one; None: none.
+        folds: folds of the cross-validation, of whole examples.
+        untrained: a model of the same architecture, whose probes are a control; interventions do not act on it.
+        shuffles: how often targets are exchanged between examples, for the control of that name.
         interventions: edits in force in `model`, in addition to those of open blocks.
-        batch_size: examples in a forward, by default as in `sweep`. Results depend on it by rounding only.
-        seed: the seed of the held-out examples, the folds, the shuffles and the bootstrap.
-        draws: the number of bootstrap resamples of the held-out examples, for 95% intervals.
+        batch_size: examples in a forward, by default as in `sweep`.
+        seed: of the held-out examples, folds, shuffles and bootstrap.
+        draws: bootstrap resamples of the held-out examples.
 
-    Source: least squares without intercept as in Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled
-    control and selectivity after Hewitt & Liang 2019 (arXiv:1909.03368).
+    Source: Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled control is that of Hewitt & Liang 2019.
     """
-    surface = HookedModel.of(model)
-    control = None if untrained is None else HookedModel.of(untrained)
-    prompts, seed = read_prompts(surface, tokens, "probe"), read_seed(seed, "probe")
-    surface.check_prompts(prompts, "probe: tokens")
-    _check_count("shuffles", shuffles, 0)
-    _check_count("draws", draws, 1)
-    fit = _parse_fit_settings(intercept, ridge, folds)
-    entries = parse_entries(prompts, positions, splits, test, fit.folds, seed, per_position)
-    refuse_padding(surface, prompts, entries.used, "probe")
-    named_targets = parse_targets(targets, kind, prompts)
+    surface, fit = HookedModel.of(model), _Fit.read(intercept, ridge, folds, seed, draws, shuffles)
+    prompts = read_prompts(surface, tokens, "probe")
+    entries = parse_entries(prompts, positions, splits, test, fit.folds, fit.seed, per_position)
     at = sites, heads, entries.positions if per_position else None
-    shuffled = _shuffled(named_targets, entries, shuffles, seed)
-    probed = _Probed(prompts, entries, parse_sites(surface, *at), named_targets, shuffled, fit)
-    if control is not None:
-        control.check_prompts(prompts, "probe: tokens, of the untrained model")
-        if parse_sites(control, *at) != probed.sites:
-            raise CircuitsError("probe: the untrained model has not the sites of the model")
-    # The activations of a forward at all sites are in memory together.
-    kept = 2 * len(probed.sites) * (surface.sizes["d_model"] or 1)
-    size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
-    if isinstance(interventions, Intervention):
-        interventions = (interventions,)
-    with intervene(model, *interventions):
-        probes, size = within_memory(size, partial(probed.fitted, surface, [*named_targets, *shuffled]))
-    controls = None
-    if control is not None:
-        controls, _ = within_memory(size, partial(probed.fitted, control, named_targets))
-    measured = probed.measured(probes, controls)
-    settings = {
-        "seed": seed,
-        "draws": draws,
-        "shuffles": shuffles,
-        "intercept": intercept,
-        "batch_size": size,
-    }
-    return ProbeResult(
-        tabulate(measured, len(entries.held_out), len(entries.fit), seed, draws),
-        {(one.site.label, one.target): one.fitted for one in measured},
-        _errors(probes, named_targets, fit),
-        settings | surface.settings | {"ridge": list(fit.ridges), "folds": fit.folds},
+    probing = _Probing(
+        prompts, entries, parse_sites(surface, *at), parse_targets(targets, kind, prompts), fit
     )
-
-
-def _shuffled(targets: Sequence[Target], entries: Entries, shuffles: int, seed: int) -> list[Target]:
-    """Returns the targets exchanged between examples, all of them once for each shuffle."""
-    seeds = np.random.SeedSequence([seed, 3]).generate_state(shuffles, np.uint64) >> 1
-    groups = [entries.fit, entries.held_out]
-    return [target.shuffled(groups, int(one)) for one in seeds for target in targets]
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """The probe of one target at one site; errors: the cross-validated one of each penalty."""
-
-    fitted: LinearMap
-    errors: tuple[float, ...]
-    scored: Scored
+    with intervene(model, *([interventions] if isinstance(interventions, Intervention) else interventions)):
+        probes, size = probing.run(surface, batch_size, shuffled=True)
+    if untrained is not None:
+        probes = probing.beside_untrained(probes, HookedModel.of(untrained), at, size)
+    return probing.result(probes, surface, size)
 
 
 @dataclass(frozen=True)
-class _Probed:
-    """What is probed: the examples, the sites, the targets with their shuffled controls, and how maps are fitted."""
+class _Fit:
+    """Settings of a fit. ridges: one penalty, or several from which cross-validation chooses for each target."""
+
+    intercept: bool
+    ridges: tuple[float, ...]
+    folds: int
+    seed: int
+    draws: int
+    shuffles: int
+
+    @classmethod
+    def read(cls, intercept: Any, ridge: Any, folds: Any, seed: Any, draws: Any, shuffles: Any) -> _Fit:
+        for name, value, least in (("folds", folds, 2), ("draws", draws, 1), ("shuffles", shuffles, 0)):
+            if not is_whole(value, least):
+                raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
+        ridges = np.atleast_1d(np.asarray(0.0 if ridge is None else ridge))
+        if ridges.dtype.kind not in "iuf" or ridges.ndim > 1 or not len(ridges) or not (ridges >= 0).all():
+            raise CircuitsError(
+                f"probe: ridge={ridge!r}; give a penalty from 0, several to choose from, or None"
+            )
+        folds = int(folds) if len(ridges) > 1 else 0
+        seed = read_seed(seed, "probe")
+        return cls(bool(intercept), tuple(map(float, ridges)), folds, seed, int(draws), int(shuffles))
+
+
+@dataclass(frozen=True)
+class _Probing:
+    """What is probed: the examples, their entries, the sites and the targets, and how maps are fitted."""
 
     prompts: Prompts
     entries: Entries
     sites: Sequence[ProbeSite]
     targets: Sequence[Target]
-    shuffled: Sequence[Target]
-    fit: FitSettings
+    fit: _Fit
 
-    def fitted(
-        self, surface: HookedModel, targets: Sequence[Target], size: int
-    ) -> tuple[dict[ProbeSite, list[_Probe]], int]:
-        """Returns the probes of each target at each site, and how many examples were in a forward."""
-        probes: dict[ProbeSite, list[_Probe]] = {}
+    def run(self, surface: HookedModel, batch_size: int | None, *, shuffled: bool) -> tuple[list[Probe], int]:
+        """Returns the probe of each target at each site, and how many examples were in a forward."""
+        surface.check_prompts(self.prompts, "probe: tokens")
+        refuse_padding(surface, self.prompts, self.entries.used, "probe")
+        # The activations of a forward at all sites are in memory together.
+        kept = 2 * len(self.sites) * (surface.sizes["d_model"] or 1)
+        size = rows_in_a_forward(surface, self.prompts.shape[1], batch_size, "probe", kept=kept)
+        return within_memory(size, partial(self._fitted, surface, shuffled))
+
+    def beside_untrained(
+        self, probes: list[Probe], control: HookedModel, at: tuple[Any, ...], size: int
+    ) -> list[Probe]:
+        """Returns the probes with their scores on an untrained model."""
+        if parse_sites(control, *at) != tuple(self.sites):
+            raise CircuitsError("probe: the untrained model has not the sites of the model")
+        others, _ = self.run(control, size, shuffled=False)
+        return [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
+
+    def _fitted(self, surface: HookedModel, shuffled: bool, size: int) -> tuple[list[Probe], int]:
+        shuffles = self._shuffles() if shuffled else []
+        examples = torch.arange(len(self.prompts))
+        probes: dict[ProbeSite, list[Probe]] = {}
         for site, vectors in activations(surface, self.prompts, self.entries, self.sites, size):
             chosen = self.entries.used[:, site.positions]
             fold = self.entries.fold[:, None].expand(chosen.shape)[chosen]
-            fitted = fold >= 0
-            x, kept = vectors.double(), fitted.to(vectors.device)
-            fits = SiteFits(x[kept], fold[fitted], self.fit, torch.finfo(vectors.dtype).eps)
+            x, kept = vectors.double(), (fold >= 0).to(vectors.device)
+            fits = _SiteFits(x[kept], fold[fold >= 0], self.fit, torch.finfo(vectors.dtype).eps)
+            held_out = self.entries.used[self.entries.held_out][:, site.positions]
+            counts = {
+                name: int((mask[self.entries.held_out][:, site.positions] & held_out).sum())
+                for name, mask in self.entries.splits.items()
+            }
             probes[site] = []
-            for target in targets:
-                y = target.take(torch.arange(len(self.prompts)), site.positions, chosen)[fitted]
-                linear_map, errors = fits.fit(y, target.width)
-                scored = score(linear_map, x[~kept], target, site, self.entries)
-                probes[site].append(_Probe(linear_map, errors, scored))
-        return probes, size
+            for target, *controls in zip(self.targets, *shuffles, strict=True):
+                maps = [
+                    fits.fit(one.take(examples, site.positions, chosen)[fold >= 0], one.width)
+                    for one in (target, *controls)
+                ]
+                scored = [
+                    score(fitted, x[~kept], one, site, self.entries)
+                    for (fitted, _), one in zip(maps, (target, *controls), strict=True)
+                ]
+                probes[site].append(Probe(site, target.name, *maps[0], counts, scored[0], pooled(scored[1:])))
+        return [one for site in self.sites for one in probes[site]], size
 
-    def measured(
-        self, probes: Mapping[ProbeSite, list[_Probe]], untrained: Mapping[ProbeSite, list[_Probe]] | None
-    ) -> list[Measured]:
-        """Returns the scores of each target at each site, with those of its controls."""
-        return [
-            Measured(
-                site,
-                target.name,
-                probes[site][index].fitted,
-                counts(site, self.entries),
-                probes[site][index].scored,
-                pooled([one.scored for one in probes[site][index + len(self.targets) :: len(self.targets)]]),
-                None if untrained is None else untrained[site][index].scored,
-            )
-            for site in self.sites
-            for index, target in enumerate(self.targets)
+    def _shuffles(self) -> list[list[Target]]:
+        """Returns the targets exchanged between examples, all of them once for each shuffle."""
+        drawn = np.random.SeedSequence([self.fit.seed, 3]).generate_state(self.fit.shuffles, np.uint64) >> 1
+        groups = [self.entries.fit, self.entries.held_out]
+        return [[target.shuffled(groups, int(seed)) for target in self.targets] for seed in drawn]
+
+    def result(self, probes: list[Probe], surface: HookedModel, size: int) -> ProbeResult:
+        fit, entries = self.fit, self.entries
+        errors = [
+            {"place": one.site.label, "target": one.target, "ridge": ridge, "mse": error}
+            for one in probes
+            for ridge, error in zip(fit.ridges, one.errors, strict=True)
+            if fit.folds
+        ]
+        settings: dict[str, Any] = {
+            "seed": fit.seed,
+            "draws": fit.draws,
+            "shuffles": fit.shuffles,
+            "batch_size": size,
+        }
+        settings |= {"intercept": fit.intercept, "ridge": list(fit.ridges), "folds": fit.folds}
+        return ProbeResult(
+            tabulate(probes, len(entries.held_out), len(entries.fit), fit.seed, fit.draws),
+            {(one.site.label, one.target): one.fitted for one in probes},
+            pd.DataFrame(errors, columns=["place", "target", "ridge", "mse"]),
+            settings | surface.settings,
+        )
+
+
+def activations(
+    surface: HookedModel, prompts: Prompts, entries: Entries, sites: Sequence[ProbeSite], step: int
+) -> Iterator[tuple[ProbeSite, Tensor]]:
+    """Yields each site with its vectors at the entries in use, [entry d], in the order of examples and positions.
+
+    Args:
+        step: examples in a forward.
+    """
+    model, waiting = surface.model, list(sites)
+    while waiting:
+        kept: dict[ProbeSite, list[Tensor]] = {site: [] for site in waiting}
+        for rows in torch.arange(len(prompts)).split(step):
+            # What an intervention holds for each example is cut to these rows.
+            cut = running_rows(model, rows, len(prompts))
+            with (
+                evaluating(model),
+                torch.no_grad(),
+                recording(surface, {site.hook for site in kept}) as seen,
+                cut,
+            ):
+                surface.call(prompts[rows])
+            for site, vectors in kept.items():
+                vectors.append(_vectors(site, seen, prompts[rows], entries.used[rows]))
+            while len(kept) > 1 and sum(x.nbytes for parts in kept.values() for x in parts) > MOST_KEPT:
+                kept.popitem()
+        for site, vectors in kept.items():
+            yield site, torch.cat(vectors)
+        waiting = [site for site in waiting if site not in kept]
+
+
+def _vectors(site: ProbeSite, seen: dict[str, Tensor], prompts: Prompts, used: Tensor) -> Tensor:
+    if site.hook not in seen:
+        raise CircuitsError(f"probe: {site.hook} never fired; this model has it switched off")
+    x = site.vectors(seen[site.hook], prompts)
+    # Apple's GPUs have no float64.
+    x = x.cpu() if x.device.type == "mps" else x
+    x = x[used[:, site.positions].to(x.device)]
+    if not bool(x.isfinite().all()):
+        raise CircuitsError(f"probe: {site.hook} is not finite everywhere; masked scores are not")
+    return x
+
+
+class _SiteFits:
+    """The fits at one site, to any target.
+
+    Args:
+        x: features of the entries to fit, [entry d] float64.
+        fold: the cross-validation fold of each entry.
+        eps: the relative precision in which the features came.
+    """
+
+    def __init__(self, x: Tensor, fold: Tensor, settings: _Fit, eps: float) -> None:
+        self._x, self._fold, self._ridges = x, fold.to(x.device), settings.ridges
+        self._all = Regression(x, settings.intercept, eps)
+        self._without = [
+            Regression(x[self._fold != number], settings.intercept, eps) for number in range(settings.folds)
         ]
 
-
-def _errors(
-    probes: Mapping[ProbeSite, Sequence[_Probe]], targets: Sequence[Target], settings: FitSettings
-) -> pd.DataFrame:
-    """Returns the cross-validated error of each penalty; empty where there was only one."""
-    rows = [
-        {"place": site.label, "target": target.name, "ridge": ridge, "mse": error}
-        for site, here in probes.items()
-        for target, one in zip(targets, here, strict=False)
-        for ridge, error in zip(settings.ridges, one.errors, strict=True)
-        if settings.folds
-    ]
-    return pd.DataFrame(rows, columns=["place", "target", "ridge", "mse"])
-
-
-def _parse_fit_settings(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
-    """Reads the settings of the fit; with a single penalty there is no cross-validation."""
-    given = 0.0 if ridge is None else ridge
-    if isinstance(given, np.ndarray | Tensor):
-        given = given.tolist()
-    ridges = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    numbers = [
-        one for one in ridges if isinstance(one, int | float | np.number) and not isinstance(one, bool)
-    ]
-    if not ridges or len(numbers) < len(ridges) or not all(0 <= one < np.inf for one in numbers):
-        raise CircuitsError(f"probe: ridge={ridge!r}; give a penalty from 0, several to choose from, or None")
-    if not is_whole(folds, 2):
-        raise CircuitsError(f"probe: folds={folds!r}; cross-validation takes at least 2")
-    return FitSettings(bool(intercept), tuple(map(float, ridges)), int(folds) if len(ridges) > 1 else 0)
+    def fit(self, y: Tensor, width: int) -> tuple[LinearMap, tuple[float, ...]]:
+        """Returns the map to a target, and the mean squared error over the folds of each penalty, the least of which
+        is taken.
+        """
+        y = y.to(self._x.device)
+        errors = torch.zeros(len(self._ridges), dtype=torch.float64)
+        for number, regression in enumerate(self._without):
+            left_out = self._fold == number
+            for index, ridge in enumerate(self._ridges):
+                fitted = regression.solve(y[~left_out], width, ridge)
+                errors[index] += _squared_error(self._x[left_out], y[left_out], *fitted).cpu()
+        ridge = self._ridges[int(errors.argmin())]
+        weight, bias = self._all.solve(y, width, ridge)
+        linear_map = LinearMap(weight.cpu(), bias.cpu(), ridge, self._all.rank)
+        return linear_map, tuple((errors / (width * len(y))).tolist())
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not is_whole(value, least):
-        raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
+class Regression:
+    """Features [entry d] from which any target of these entries is fitted, with one penalty or another.
+
+    Args:
+        x: float64.
+        eps: the relative precision in which the features came. Directions whose variance it may have made are left out
+            of least squares, as fitting them would be fitting to rounding errors.
+    """
+
+    def __init__(self, x: Tensor, intercept: bool, eps: float) -> None:
+        self._raw, self._intercept, self._eps = x, intercept, eps
+        self._mean = _mean(x) if intercept else x.new_zeros(x.shape[1])
+        self._x = x - self._mean
+        self._gram = self._x.T @ self._x
+
+    @property
+    def rank(self) -> int:
+        """The number of directions with variance above rounding."""
+        return self._directions[0].shape[1]
+
+    def solve(self, y: Tensor, width: int, ridge: float) -> tuple[Tensor, Tensor]:
+        """Returns weight [d width] and bias [width] that minimise Σ(y − xw − b)² + ridge·|w|²; b is not penalised.
+
+        With ridge 0 this is the minimiser with the smallest |w|.
+
+        Args:
+            y: numbers [entry width], or classes [entry], which stand for one-hot rows.
+        """
+        mean_y = self._x.new_zeros(width)
+        if self._intercept:
+            mean_y = _mean(y) if y.ndim == 2 else torch.bincount(y, minlength=width) / len(y)
+        if y.ndim == 2:
+            cross = self._x.T @ (y - mean_y)
+        else:
+            cross = self._x.new_zeros(width, self._x.shape[1]).index_add_(0, y, self._x).T
+        if ridge:
+            penalty = ridge * torch.eye(len(cross), dtype=cross.dtype, device=cross.device)
+            weight = torch.linalg.solve(self._gram + penalty, cross)
+        else:
+            readable, hidden = self._directions
+            inverse = torch.linalg.pinv(readable.T @ self._gram @ readable, hermitian=True)
+            weight = readable @ (inverse @ (readable.T @ cross))
+            weight = weight - hidden @ (hidden.T @ weight)
+        return weight, mean_y.to(weight) - self._mean @ weight
+
+    @cached_property
+    def _directions(self) -> tuple[Tensor, Tensor]:
+        """Returns directions with variance above rounding, and an orthonormal basis of those without, as columns.
+
+        In rows of unit norm, as rounding is relative and an entry with a massive activation would hide the others'.
+        """
+        weights = self._raw.norm(dim=1, keepdim=True).reciprocal()
+        weights = torch.where(weights.isfinite(), weights, 0.0)
+        scale = (self._raw * weights).norm(dim=0)
+        scale = torch.where(scale > 0, scale, 1.0)
+        centre = self._mean
+        if self._intercept:
+            squares = weights.square()
+            centre = centre + (self._x * squares).sum(0) / squares.sum().clamp(min=_EPS)
+        scaled = (self._raw - centre) * weights / scale
+        spectrum, vectors = torch.linalg.eigh(scaled.T @ scaled)
+        readable = spectrum > max(_EPS * max(scaled.shape), self._eps**2)
+        vectors = vectors / scale[:, None]
+        return vectors[:, readable], torch.linalg.qr(vectors[:, ~readable]).Q
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Returns the mean over entries, from the first one on: that of equal numbers is that number, without rounding."""
+    return x[:1].sum(0) + (x - x[:1]).mean(0)
+
+
+def _squared_error(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns Σ(y − xw − b)² over entries and columns, of numbers [entry column] or classes [entry]."""
+    predicted = x @ weight + bias
+    if y.ndim == 2:
+        return (y - predicted).square().sum()
+    return predicted.square().sum() - 2 * predicted.gather(1, y[:, None]).sum() + len(y)

@@ -1,8 +1,6 @@
 """`circuits.plots`: what figures hold, that each says what it shows, and the files of them."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -88,15 +86,6 @@ def test_key_frequencies_are_marked():
     assert list(found.bands().plot([3]).data[1].x) == [3]
 
 
-def test_a_curve_of_runs_has_their_median_and_their_range():
-    steps, runs = np.arange(5), np.random.default_rng(0).random((3, 5))
-    band, line = plots.curve({"seeds": (steps, runs)}).data
-    np.testing.assert_array_equal(line.y, np.median(runs, axis=0))
-    np.testing.assert_array_equal(band.y[:5], runs.max(axis=0))
-    np.testing.assert_array_equal(band.y[5:], runs.min(axis=0)[::-1])
-    assert list(plots.curve({"bare": runs[0]}).data[0].x) == list(steps)
-
-
 def test_a_table_becomes_a_line_with_a_band_for_each_series():
     table = pd.DataFrame(
         {
@@ -115,10 +104,6 @@ def test_a_table_becomes_a_line_with_a_band_for_each_series():
     assert [list(trace.y) for trace in figure.data if trace.name == "b, band"] == [[40, 20, 5, 10]]
     assert figure.layout.yaxis.type == "log"
     assert has_title_and_axes(figure)
-
-
-def bands(figure):
-    return [list(trace.y) for trace in figure.data if str(trace.name).endswith("band")]
 
 
 def test_ticks_of_logarithms_do_not_crowd():
@@ -219,15 +204,6 @@ def test_pictures(per_head, tmp_path):
     assert "Effect by layer and head" in (tmp_path / "map.svg").read_text(encoding="utf-8")
 
 
-def test_sums_are_drawn_where_their_inputs_are():
-    coordinates = torch.tensor([[0, 0], [0, 1], [2, 1]])
-    figure = fourier.ModularSum(coordinates, (1, 2), 3).plot()
-    assert figure.layout.title.text == "x0 + 2·x1 modulo 3"
-    np.testing.assert_array_equal(figure.data[0].z, [[0, 2], [np.nan, np.nan], [np.nan, 1]])
-    alone = fourier.ModularSum(torch.tensor([[0], [3], [4]]), (1,), 3).plot()
-    assert list(alone.data[0].y) == [2, 1, 0]
-
-
 def test_active_frequencies_are_drawn_beside_their_bound():
     grid = fourier.Grid({"a": 7, "b": 7})
     a = torch.arange(7).repeat_interleave(7)
@@ -244,17 +220,10 @@ def test_active_frequencies_are_drawn_beside_their_bound():
     assert has_title_and_axes(figure)
 
 
-def test_importing_plots_loads_no_plotly():
-    code = "import sys, circuits.plots; print({'plotly', 'kaleido'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("layers", [1, 2, 12])
-def test_the_scale_of_a_low_map_has_room_for_its_numbers(layers):
-    figure = plots.heads(np.linspace(-1, 1, 4 * layers).reshape(layers, 4))
-    low, high = figure.layout.yaxis.domain
-    margin = figure.layout.margin
-    panels = figure.layout.height - margin.t - margin.b
-    bar = figure.data[0].colorbar.len * panels
-    assert bar >= max(100, (high - low) * panels) - 1e-6
+def test_a_curve_of_runs_has_their_median_and_their_range():
+    steps, runs = np.arange(5), np.random.default_rng(0).random((3, 5))
+    band, line = plots.curve({"seeds": (steps, runs)}).data
+    np.testing.assert_array_equal(line.y, np.median(runs, axis=0))
+    np.testing.assert_array_equal(band.y[:5], runs.max(axis=0))
+    np.testing.assert_array_equal(band.y[5:], runs.min(axis=0)[::-1])
+    assert list(plots.curve({"bare": runs[0]}).data[0].x) == list(steps)

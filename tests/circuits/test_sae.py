@@ -166,7 +166,6 @@ def test_attribution_and_screen_by_feature(model, tokens, other_tokens, by_hand,
 
 
 def test_gradients_elsewhere_are_those_of_the_model(model, tokens, other_tokens, three):
-    """With integrated gradients, too, whose sum over features is the effect of all of them together."""
     given = (model, tokens[:4], other_tokens[:4], metric)
     clean = [
         patch.attribution(*given, site=site).frame.effect for site in ("resid_pre.0", "z", "resid_post.0")
@@ -175,14 +174,8 @@ def test_gradients_elsewhere_are_those_of_the_model(model, tokens, other_tokens,
         found = [
             patch.attribution(*given, site=site).frame.effect for site in ("resid_pre.0", "z", "resid_post.0")
         ]
-        screened = patch.screen(*given, "features.resid_post.0", by="feature", line="site", steps=60, exact=1)
-        effect = (
-            metric(run(model, tokens[:4], patch.activations("features.resid_post.0", other_tokens[:4])))
-            - metric(run(model, tokens[:4]))
-        ).mean()
     for one, other in zip(clean, found, strict=True):
         pd.testing.assert_series_equal(one, other, rtol=1e-9)
-    assert screened.frame.estimate.sum() == pytest.approx(float(effect), rel=1e-2)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from circuits import tables
 from circuits.tables import short_table
@@ -55,25 +54,6 @@ def expected(frame):
     return rows
 
 
-@pytest.mark.parametrize("width", [None, 57, 100])
-def test_a_table_that_is_too_wide_has_names_in_several_lines(monkeypatch, width):
-    """Without a terminal of known width it has 80 columns."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if width is not None:
-        monkeypatch.setenv("COLUMNS", str(width))
-    frame = frame_of(3)
-    [(names, rows)] = tables_of(frame)
-    assert rows == expected(frame)
-    assert max(map(len, names)) <= (width or 80)
-    if width != 57:
-        assert names[0].split() == ["variant", "baseline", "value", "effect", "[95%", "CI]", "p_adjusted"]
-    else:
-        # Read from above, each name is whole.
-        assert len(names) == 2
-        end = len(names[1])
-        assert names[0][:end].split()[-1] + names[1].split()[-1] == "p_adjusted"
-
-
 def test_one_that_is_still_too_wide_stands_in_parts_that_tell_the_rows_apart(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     frame = frame_of(
@@ -86,19 +66,6 @@ def test_one_that_is_still_too_wide_stands_in_parts_that_tell_the_rows_apart(mon
     # The rows differ by their draw and metric: the first three columns stand in every part.
     assert [row[:3] for row in parts[0][1]] == [row[:3] for row in parts[1][1]]
     assert [row + more[3:] for row, more in zip(parts[0][1], parts[1][1], strict=True)] == expected(frame)
-
-
-def test_what_fits_and_the_number_of_rows_are_as_before(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    frame = frame_of(100).drop(columns=["effect_ci_low", "effect_ci_high", "metric"])
-    shown = frame.dropna(axis=1, how="all")
-    whole = shown.to_string(index=False, max_rows=40, float_format="{:.4g}".format)
-    assert short_table(frame, NAMES) == f"{whole}\n100 rows; .frame has all 6 columns"
-    monkeypatch.setenv("COLUMNS", "40")
-    narrow = short_table(frame, NAMES).split("\n")
-    assert len(narrow) == len(whole.split("\n")) + 2
-    assert max(map(len, narrow)) <= 40
-    assert short_table(frame[:0], NAMES).endswith("\n0 rows; .frame has all 6 columns")
 
 
 def test_an_interval_stands_beside_its_number():

@@ -70,9 +70,7 @@ def test_a_hook_between_two_blocks_is_refused_beside_a_path(causal, tokens, othe
     # What has not sent by then, or is received before, is no matter of it.
     run(causal, tokens, patch.path("0.1", "mlp_pre.0", other_tokens))
     run(causal, tokens, patch.path("1.1", "output", other_tokens))
-    with pytest.raises(
-        CircuitsError, match=r"a hook changes the residual stream at blocks\.1\.hook_resid_pre"
-    ):
+    with pytest.raises(CircuitsError, match="a hook of yours is on the residual stream in layer"):
         patch.edges(causal, tokens, other_tokens, weighed, draws=1, flips=1)
     handle.remove()
 
@@ -121,11 +119,8 @@ def test_a_hook_inside_a_norm_that_is_of_one_example(causal, tokens, other_token
 def test_edges_are_not_estimated_past_a_hook_on_the_stream(causal, tokens, other_tokens, site):
     """Twice as much goes on from there along a path."""
     handle = hooked(causal.hook_dict[Site.parse(site).hook()], lambda x: 2 * x)
-    with pytest.raises(CircuitsError, match="a hook changes the residual stream at"):
+    with pytest.raises(CircuitsError, match="a hook of yours is on the residual stream in layer"):
         patch.edges(causal, tokens, other_tokens, weighed, draws=1, flips=1)
-    handle.remove()
-    handle = hooked(causal.hook_dict[Site.parse(site).hook()], lambda x: None)
-    patch.edges(causal, tokens, other_tokens, weighed, draws=1, flips=1)
     handle.remove()
 
 

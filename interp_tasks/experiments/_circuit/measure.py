@@ -103,7 +103,7 @@ def circuit(
     method: Annotated[str, METHOD] = "integrated",
     rank: Annotated[str, RANK] = "mean",
     faithfulness: Annotated[float, FAITHFULNESS_OPTION] = 0.9,
-    random: Annotated[int, RANDOM] = 20,
+    random: Annotated[int, RANDOM] = 99,
     curve: Annotated[bool, CURVE_OPTION] = True,
     keep: Annotated[str | Path | None, KEEP, str | None] = None,
     write: Annotated[str | Path | None, WRITE, str | None] = None,
@@ -346,10 +346,7 @@ def caption_of(circuit: Circuit) -> str:
 
     if circuit.kind == "nodes":
         return "Hover for the effects of nodes, estimated or measured."
-    caption = (
-        "Lines are as wide as effects, estimated or measured; hover for them. A click on a node fades the edges of "
-        "others, until the next click on it."
-    )
+    caption = "Lines are as wide as effects, estimated or measured; hover for them. The legend hides edges of a kind."
     more = f" Drawn are the {EDGES} largest of {len(circuit)} edges." if len(circuit) > EDGES else ""
     return caption + more
 

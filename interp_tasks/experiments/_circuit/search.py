@@ -58,7 +58,7 @@ class Search:
     method: str = "integrated"
     rank: str = "mean"
     faithfulness: float = 0.9
-    random: int = 20
+    random: int = 99
     curve: bool = True
     keep: Circuit | None = None
 
@@ -253,7 +253,7 @@ def find_circuit(
     )
 
     def tested(half: Half, circuit: Circuit, random: int) -> Any:
-        controls: dict[str, Any] = {"subsets": 0, "greedy": 0, "minimality": False, "seed": subject.seed}
+        controls: dict[str, Any] = {"subsets": 0, "minimality": False, "seed": subject.seed}
         return circuits.evaluate(
             subject.model, circuit, half.base, half.source, test, batch=half.batch, random=random, **controls
         )

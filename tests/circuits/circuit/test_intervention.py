@@ -158,7 +158,7 @@ def random_circuits(count: int, make_model, seed: int) -> None:
 
 
 def test_random_circuits_against_separate_inputs_by_hand(hooked_only, make_model):
-    random_circuits(60, make_model, 0)
+    random_circuits(28, make_model, 0)
 
 
 @pytest.fixture
@@ -176,25 +176,6 @@ def test_the_empty_circuit_is_the_source_run_and_the_full_one_the_clean_run(
     assert_same(run(featured, tokens, full.cut(other_tokens)), source, clean)
     for unchanged in (full.keep(other_tokens), empty.cut(other_tokens), full.keep(how="zero")):
         assert torch.equal(run(featured, tokens, unchanged), clean)
-
-
-def test_a_circuit_of_one_path_in_a_post_norm_model(
-    make_model, hooked_only, tokens, other_tokens, assert_same
-):
-    """What is cut beside one edge: the paths of all the others, as `patch.path` cuts them."""
-    model = make_model(0, hooked_only, norm="post")
-    kept = circuit.edges("embed -> 0.1.v; 0.1 -> 1.2.v; 1.2 -> mlp1; 1.2 -> output; mlp1 -> output")
-    paths = []
-    for name in circuit.full(model) - kept:
-        sender, receiver = name.split(" -> ")
-        sender = f"mlp_out.{sender[3:]}" if sender.startswith("mlp") else sender
-        if receiver.startswith("mlp"):
-            receiver = f"mlp_pre.{receiver[3:]}"
-        elif receiver != "output":
-            receiver = (receiver[-1], receiver[:-2])
-        paths.append(patch.path(sender, receiver, other_tokens))
-    expected = run(model, tokens, *paths)
-    assert_same(run(model, tokens, kept.keep(other_tokens)), expected, run(model, other_tokens))
 
 
 def test_positions_against_separate_inputs_by_hand(two_layers, tokens, other_tokens):
@@ -266,7 +247,7 @@ def test_key_value_groups_and_inputs_of_whole_layers(hooked_only, make_model, to
     found = [run(model, tokens, c.keep(other_tokens)) for c in (layer, groups)]
     assert torch.equal(*found)
     assert circuit.full(model) & layer == groups
-    with pytest.raises(CircuitsError, match=r"heads share 2 key-value groups; name a group, 1\.k0\.v"):
+    with pytest.raises(CircuitsError, match=r"2 key-value groups; name a group, 1\.k0\.v"):
         run(model, tokens, circuit.edges(["0.3 -> 1.3.v"]).keep(other_tokens))
 
 
@@ -317,26 +298,6 @@ def test_edits_act_on_the_run_that_is_kept(two_layers, tokens, other_tokens):
         (circuit.edges(c).keep(other_tokens), double),
     ):
         agrees(run(two_layers, tokens, *order), expected, clean)
-
-
-def test_an_edit_of_the_stream_acts_on_every_receivers_own(hooked_only, make_model, tokens, other_tokens):
-    """Senders before it and after it, and receivers on both sides of it."""
-    model = make_model(0, hooked_only, n_layers=3)
-
-    def bend(x):
-        return (1.3 * x).tanh()
-
-    by_hand = ByHand(model, bent=(1, bend))
-    # The source's own pass has no edits.
-    theirs = sources(ByHand(model), other_tokens, "resample")
-    rng = np.random.default_rng(0)
-    names = list(circuit.full(model))
-    for share in (0.3, 0.6, 0.9):
-        chosen = {name for name in names if rng.random() < share}
-        expected, clean = by_hand.kept(tokens, theirs, chosen), by_hand(tokens)
-        assert float((expected - clean).abs().max()) > 0.01
-        kept = circuit.edges(sorted(chosen)).keep(other_tokens)
-        agrees(run(model, tokens, kept, edit("resid_mid.1", bend)), expected, clean)
 
 
 def test_an_edit_of_an_inner_block_is_seen_by_cuts_of_an_outer_one(causal, tokens, other_tokens):
@@ -427,15 +388,6 @@ def test_faults_of_sources_are_one_line(given, message, untyped):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_finite_in_the_source_is_said_to_be_that(two_layers, tokens, other_tokens):
-    theirs = dict(cache(two_layers, other_tokens, ["embed", "pos_embed", "z", "mlp_out"]))
-    theirs["hook_embed"] = theirs["hook_embed"] * float("nan")
-    with pytest.raises(
-        CircuitsError, match="the run has NaN or infinity there, of its own or from the source"
-    ):
-        run(two_layers, tokens, circuit.edges(["0.1 -> 1.0.q"]).keep(theirs))
-
-
 def test_a_circuit_that_is_neither_kept_nor_cut_is_no_intervention(hooked_only, make_model, tokens, untyped):
     model, c = make_model(0, hooked_only), circuit.edges(["0.1 -> 1.3.q"])
     for call in (
@@ -478,56 +430,3 @@ def test_a_sender_that_is_zero_in_the_run_is_heard_where_its_replacement_is_not(
     whole = patch.activations("embed", source=source)
     for c in (circuit.edges(names), circuit.nodes(["embed"])):
         assert_same(run(model, tokens, c.cut(source)), run(model, tokens, whole), run(model, tokens))
-
-
-def test_blocks_that_a_resumed_run_leaves_out_are_not_silent(hooked_only, make_model, tokens):
-    """All that block 1 writes is cut off, where the embedding is zero; block 0 is still heard."""
-    model, tokens = with_zeros(make_model(0, hooked_only, **ROTARY)), tokens.clone()
-    tokens[:, 2] = 0
-    into = [
-        name for name in circuit.full(model) if name.endswith("-> 2.0.v") and name.startswith(("1", "mlp1"))
-    ]
-    # The second path ends behind the first one's receiver: such a variant has a run of its own.
-    c = circuit.edges([*into, "2.1 -> output"]).cut(how="zero")
-    engines_agree(model, tokens, {"c": c})
-
-
-def engines_agree(model, tokens, variants, tolerance=1e-10, reference=None):
-    """Effects at every position of "auto" are those of plain forwards of `reference`."""
-
-    def metric(output):
-        return {f"{at}": output[:, at, 1] for at in range(tokens.shape[1])}
-
-    frames = [
-        sweep(model, tokens, variants, metric=metric, engine=engine, draws=10, flips=10).frame
-        for model, engine in ((model, "auto"), (reference or model, "naive"))
-    ]
-    resumed, naive = (frame.set_index(["variant", "metric"])["effect"] for frame in frames)
-    assert naive.abs().max() > 0.05
-    assert (resumed - naive).abs().max() <= tolerance * naive.abs().max()
-
-
-@pytest.mark.parametrize("norm", ["RMS", "LN"])
-def test_receivers_whose_senders_are_all_silent_read_no_rounding_in_a_sweep(
-    norm, hooked_only, make_model, tokens
-):
-    """A norm makes what single precision leaves of the stream as large as any: such variants are not differences."""
-    exact = with_zeros(make_model(0, hooked_only, n_layers=3, normalization_type=norm))
-    model = with_zeros(make_model(0, hooked_only, n_layers=3, normalization_type=norm)).float()
-    model.cfg.dtype = torch.float32
-    exact.load_state_dict(model.state_dict())
-    full, tokens = circuit.full(model), tokens % 10 + 1
-    into = {
-        one: [name for name in full if name.endswith(f"-> {one}")] for one in ("1.0.v", "2.1.k", "output")
-    }
-    into["two"] = [name for name in full if name.endswith(("-> 2.0.v", "-> 2.1.v"))]
-    zeros = {
-        "hook_embed": torch.zeros(1, 6, 16),
-        "hook_pos_embed": torch.zeros(1, 6, 16),
-        **{f"blocks.{layer}.attn.hook_z": torch.zeros(1, 6, 4, 4) for layer in range(3)},
-        **{f"blocks.{layer}.hook_mlp_out": torch.zeros(1, 6, 16) for layer in range(3)},
-    }
-    variants = {name: circuit.edges(edges).cut(how="zero") for name, edges in into.items()}
-    variants["but one"] = circuit.edges(into["output"][1:]).cut(how="zero")
-    variants["given"] = circuit.edges(into["two"]).cut(zeros)
-    engines_agree(model, tokens, variants, 1e-5, exact)

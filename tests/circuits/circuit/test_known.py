@@ -96,7 +96,7 @@ def test_the_tests_of_a_true_circuit(benchmark):
     base, source, read = (half[:32] for half in known.pairs(64))
     metric, rows = known.metric("projection", base, source, read), torch.arange(32)
     found = circuit.evaluate(
-        known.model, {"true": known.truth}, base, source, metric, batch=rows, random=10, subsets=4, greedy=2
+        known.model, {"true": known.truth}, base, source, metric, batch=rows, random=10, subsets=6
     )
     row = found.frame.iloc[0]
     assert abs(row["faithfulness"] - 1) < 1e-4

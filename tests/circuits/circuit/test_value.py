@@ -1,7 +1,6 @@
 """Circuits as sets: names, operations, tables and files."""
 
 import errno
-import itertools
 import json
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from circuits import CircuitsError, circuit, patch, run
-from circuits.circuit._graph import Edge, Graph, Input, Node
 
 
 def test_names_of_all_kinds_are_read_alike():
@@ -122,32 +120,6 @@ def test_what_cannot_be_combined(model, make_model, hooked_only):
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "shape"),
-    [
-        ({"n_layers": 3}, "this one: 3 layers of 4 heads"),
-        ({"n_key_value_heads": 2}, "this one: 2 layers of 4 heads, 2 key-value groups"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["edges", "nodes"])
-def test_a_circuit_read_with_the_graph_of_another_model_is_refused(
-    kind, settings, shape, model, make_model, hooked_only, tokens, tmp_path
-):
-    """Every node of two layers is there in three, where all edges of the third would be cut."""
-    circuit.full(model, kind).write(tmp_path / "full.json")
-    c, other = circuit.read(tmp_path / "full.json"), make_model(0, hooked_only, **settings)
-    for use in (
-        lambda: run(other, tokens, c.keep(tokens)),
-        lambda: circuit.evaluate(other, c, tokens, tokens),
-    ):
-        with pytest.raises(CircuitsError, match=f"of another shape: 2 layers of 4 heads; {shape}$"):
-            use()
-    # Its names alone are of no model.
-    if settings == {"n_layers": 3}:
-        names = circuit.nodes(list(c)) if kind == "nodes" else circuit.edges(list(c))
-        assert run(other, tokens, names.keep(tokens)).shape[:2] == tokens.shape
-
-
 def test_the_full_graph_has_every_pair_in_order(model):
     full = circuit.full(model)
     # Two embeddings; layer by layer 12 inputs of heads, then an MLP's, then the output.
@@ -234,7 +206,7 @@ def test_names_and_files_are_read_without_torch(found, tmp_path):
     code = (
         "import sys; from circuits import circuit; c = circuit.read(sys.argv[1]); "
         "assert (c | circuit.nodes([]) if c.kind == 'nodes' else c - circuit.edges(list(c)[:1])) <= c; "
-        "assert not {'torch', 'numpy', 'pandas'} & {*sys.modules}; assert circuit.curve and circuit.MIB_SHARES"
+        "assert not {'torch', 'numpy', 'pandas'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "c.json")], check=True)
 
@@ -253,15 +225,6 @@ def test_screenings_of_other_models_have_the_edges_of_their_graph(
     source = run(model, other_tokens)
     kept = run(model, tokens, (full - every).keep(other_tokens))
     torch.testing.assert_close(kept, source, rtol=0, atol=1e-10)
-
-
-def test_cutting_one_edge_is_its_exact_effect(model, tokens, other_tokens):
-    found = patch.edges(model, tokens, other_tokens, metric, method="gradient", exact=5)
-    clean = metric(run(model, tokens)).mean()
-    for row in found.frame[found.frame["effect"].notna()].to_dict("records"):
-        c = circuit.edges([row["variant"]])
-        effect = metric(run(model, tokens, c.cut(other_tokens))).mean() - clean
-        np.testing.assert_allclose(row["effect"], effect, rtol=1e-9, atol=1e-12)
 
 
 # ---- Tables and files
@@ -317,31 +280,15 @@ def written(**changes):
         (written(kind="heads"), "is no circuit"),
         (written(format=2), "format 2; this version reads 1"),
         (written(members={}), "members is not a list"),
-        (written(members=["0.1 -> 1.3.q"]), "a member is an object with a name"),
+        (written(members=["0.1 -> 1.3.q"]), "a member is an object of name, metric"),
         (written(members=[{}]), "None is not the name of an edge"),
-        (written(members=[{"name": "0.1 -> 0.2.q"}]), "computed before the sender"),
         (written(members=[{"name": "0.1 -> mlp1"}, {"name": "L0H1 -> mlp1"}]), "is listed twice"),
-        (
-            written(members=[{"name": "0.1 -> mlp1", "effect": "large"}]),
-            "effect is a finite number; got 'large'",
-        ),
-        (written(members=[{"name": "0.1 -> mlp1", "estimate": True}]), "estimate is a finite number"),
+        (written(members=[{"name": "0.1 -> mlp1", "effect": "large"}]), "a finite number; got 'large'"),
         (written(members=[{"name": "0.1 -> mlp1", "effect": float("nan")}]), "finite number"),
-        (written(members=[{"name": "0.1 -> mlp1", "effect": 10**400}]), "effect is a finite number; got int"),
-        (written(members=[{"name": "0.1 -> mlp1", "metric": 3}]), "metric is a name"),
-        (written(sizes=1), "unknown key 'sizes'; did you mean 'size'"),
-        (
-            written(members=[{"name": "0.1 -> mlp1", "efect": 1}]),
-            "'efect' of a member; did you mean 'effect'",
-        ),
-        (
-            written(members=[{"name": "0.1 -> mlp1", "@": [1]}]),
-            "unknown key '@' of a member; known: name, metric",
-        ),
-        (written(graph={"layers": 2}), "unknown key 'layers' of graph; did you mean 'n_layers'"),
+        (written(sizes=1), "a circuit has no 'sizes'; known: format, kind, size"),
+        (written(members=[{"name": "0.1 -> mlp1", "efect": 1}]), "a member has no 'efect'"),
+        (written(graph={"layers": 2}), "a graph has no 'layers'; known: n_layers"),
         (written(graph={"n_layers": 2}), "graph is an object of n_layers"),
-        (written(graph=[2]), "graph is an object of n_layers"),
-        (written(graph={"n_layers": 2, "n_heads": 0, "key_heads": 4}), "sizes are whole numbers from 1"),
         (written(graph={"n_layers": 2, "n_heads": 4, "key_heads": 3}), "key_heads divides n_heads"),
         (
             written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),
@@ -357,33 +304,6 @@ def test_files_that_are_no_circuits(text, message, tmp_path):
     assert "\n" not in str(caught.value)
     with pytest.raises(CircuitsError, match="No such file"):
         circuit.read(tmp_path / "other.json")
-
-
-@pytest.mark.timeout(60)
-def test_a_file_of_any_sizes_is_read_without_listing_its_graph(tmp_path):
-    path = tmp_path / "circuit.json"
-    path.write_text(written(graph={"n_layers": 10**7, "n_heads": 10**7, "key_heads": 10**7}))
-    assert list(circuit.read(path)) == ["0.1 -> 1.3.q"]
-
-
-@pytest.mark.parametrize("sizes", [(2, 4, 4), (1, 4, 2), (2, 2, 1)])
-@pytest.mark.parametrize("flags", list(itertools.product([True, False], repeat=3)))
-def test_what_a_graph_has_is_what_it_lists(sizes, flags):
-    graph = Graph(*sizes, *flags)
-    layers, heads = range(3), range(5)
-    nodes = [Node("embed"), Node("pos_embed"), *(Node("mlp_out", layer) for layer in layers)]
-    nodes += [Node("z", layer, head) for layer in layers for head in heads]
-    inputs = [Input("resid_post"), *(Input("mlp_pre", layer) for layer in layers)]
-    inputs += [
-        Input(site, layer, head, grouped)
-        for site in ("q", "k", "v")
-        for layer in layers
-        for head in (None, *heads)
-        for grouped in (False, True)
-    ]
-    edges = [Edge(node, one) for node in nodes for one in inputs]
-    assert {node for node in nodes if node in graph} == set(graph.nodes)
-    assert {edge for edge in edges if edge in graph} == graph.edges
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_toke
         "screen": lambda **size: patch.screen(model, tokens, other_tokens, metric, exact=2, **few, **size),
         "edges": lambda **size: patch.edges(model, tokens, other_tokens, metric, exact=2, **few, **size),
         "evaluate": lambda **size: circuit.evaluate(
-            model, c, tokens, other_tokens, metric, random=2, subsets=1, greedy=0, draws=2, **size
+            model, c, tokens, other_tokens, metric, random=2, subsets=1, draws=2, **size
         ),
         "curve": lambda **size: circuit.curve(
             model, ["0.1", "1.2"], tokens, other_tokens, metric, draws=2, **size
@@ -57,7 +57,7 @@ def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_toke
         "probe": lambda **size: probe.linear(model, tokens, tokens[:, 0].double(), draws=2, **size),
     }
     rows = []
-    handle = HookedModel.of(model).on_forward("blocks.0.hook_resid_pre", lambda x: rows.append(len(x)))
+    handle = HookedModel.of(model).on_forward("hook_embed", lambda x: rows.append(len(x)))
     for name, verb in verbs.items():
         assert verb().settings["batch_size"] >= len(tokens), name
         rows.clear()

@@ -1,10 +1,10 @@
-"""What the picture of a circuit holds: its nodes by layer, its edges by width, and a menu that fades."""
+"""What the picture of a circuit holds: its nodes by layer, its edges by width."""
 
 import numpy as np
 import pytest
 
 from circuits import circuit
-from circuits.circuit._graph import Edge, Effect
+from circuits.circuit._graph import Effect
 from circuits.circuit._value import Circuit
 from circuits.figures import circuit_graph
 
@@ -35,7 +35,7 @@ def nodes_of(figure):
 
 def lines_of(figure):
     """The traces of edges: between those of the key and that of the nodes."""
-    return [trace for trace in figure.data if trace.meta is not None]
+    return [trace for trace in figure.data if trace.opacity is not None]
 
 
 def test_rows_go_up_in_the_order_of_computation(c):
@@ -87,21 +87,6 @@ def test_the_legend_has_each_kind_of_input_once(c):
         # Without places of its own it is drawn in the key alone, and all are of one width there.
         assert same.x == (None,)
         assert same.line.width == circuit_graph._KEY
-
-
-def test_the_menu_fades_all_edges_but_those_of_a_node(c):
-    figure = c.plot()
-    buttons = {button.label: button.args for button in figure.layout.updatemenus[0].buttons}
-    assert next(iter(buttons)) == "all edges"
-    opacity, indices = buttons["edges of 1.2"]
-    assert list(indices) == list(range(len(figure.data)))
-    by_trace = list(zip(opacity["opacity"], figure.data, strict=True))
-    assert all(value == 1 for value, trace in by_trace if trace.meta is None)
-    of_edges = [value for value, trace in by_trace if trace.meta is not None]
-    for value, (edge, _) in zip(of_edges, c.members, strict=True):
-        assert isinstance(edge, Edge)
-        touches = "1.2" in (str(edge.sender), edge.receiver.node)
-        assert (value > 0.5) == touches
 
 
 @pytest.mark.parametrize("heads", [2, 3, 8])

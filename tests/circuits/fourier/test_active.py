@@ -44,27 +44,6 @@ def test_shares_and_bounds_against_numpy(sizes):
     np.testing.assert_allclose(found.together["b"], found.share["b"].numpy() @ weights / weights.sum())
 
 
-@pytest.mark.parametrize("size", [3, 7, 8])
-def test_one_coordinate_against_numpy(size):
-    """A curve over one coordinate, such as an embedding; the grid is then the axis itself."""
-    x = torch.randn(size, 4, generator=torch.Generator().manual_seed(size), dtype=torch.float64) + 3
-    found = fourier.active(x, None, draws=5, seed=7)
-
-    def shares(values):
-        power = np.abs(np.fft.fft(values, axis=0)) ** 2
-        each = [power[sorted({k, size - k})].sum(0) for k in range(1, size // 2 + 1)]
-        return np.array(each) / power[1:].sum(0)
-
-    np.testing.assert_allclose(found.share["x"], shares(x.numpy()), rtol=1e-10)
-    drawn = []
-    for draw in range(5):
-        (names,) = relabelling(fourier.Grid({"x": size}), 7, draw)
-        renamed = np.empty_like(x.numpy())
-        renamed[names] = x.numpy()
-        drawn.append(shares(renamed).max(0))
-    np.testing.assert_allclose(found.bound, np.max(drawn, 0), rtol=1e-10)
-
-
 def test_coordinates_of_equal_size_are_relabelled_alike():
     first, second = relabelling(fourier.Grid({"a": 9, "b": 9}), 3)
     assert torch.equal(first, second)

@@ -145,15 +145,6 @@ def test_blocks_are_those_of_the_grid():
     assert total.block(keys).shape[1] == 16
 
 
-def test_products_that_repeat_count_once():
-    """With one coordinate the products of {1, cos, sin} are the waves themselves; twice the same column is one."""
-    x = torch.arange(12)[:, None]
-    total = ModularSum(x, (1,), 6)
-    assert total.block([1, 2, 3]).shape[1] == 5
-    twice = variance_explained(x.double(), torch.cat([x, x, 2 * x], 1).double())
-    assert twice.tolist() == pytest.approx([1.0])
-
-
 @pytest.mark.parametrize(
     "design",
     [
@@ -180,21 +171,6 @@ def test_what_comes_after_a_function_of_those_before_it_counts(design):
     assert float(share_of) == pytest.approx(np.var(expected) / np.var(values))
 
 
-@pytest.mark.parametrize(("coefficients", "q"), [((6, 1), 4), ((5, 1), 5), ((2, 1), 4)])
-def test_blocks_of_coordinates_that_do_not_matter(coefficients, q):
-    """Where m·x takes few values modulo q, waves of one frequency are those of another, or constant."""
-    p = 6
-    total, values = ModularSum(grid(p), coefficients, q), random_logits(p, 3)
-    design = [np.ones(p * p)]
-    for k in total.frequencies:
-        x, y = ([w(2 * np.pi * k * t.numpy() / q) for w in (np.cos, np.sin)] for t in total.terms.T)
-        design += [*x, *y, *(one * other for one in x for other in y)]
-    design = np.stack(design, 1)
-    fitted = design @ np.linalg.lstsq(design, values.numpy(), rcond=1e-9)[0]
-    found = share(values, total.block(total.frequencies)) + values.mean(0)
-    np.testing.assert_allclose(found.numpy(), fitted, atol=1e-12)
-
-
 @pytest.mark.parametrize("threshold", [0.3, 0.85])
 def test_clusters_on_the_complete_grid_are_those_of_the_transform(threshold):
     turn = 2 * np.pi / 7 * grid(7).double()
@@ -208,50 +184,6 @@ def test_clusters_on_the_complete_grid_are_those_of_the_transform(threshold):
     assert found.assigned.tolist() == expected.assigned.tolist()
     assert found.share.tolist() == pytest.approx(expected.share.tolist())
     assert found.assigned[:3].tolist() == [1, 2, -1]
-
-
-def test_values_on_a_device_meet_coordinates_on_the_cpu():
-    """Tensors on "meta" hold no numbers, but refuse those of another device."""
-    total, logits = ModularSum(grid(7), (1, 1), 7), random_logits(7, 7)
-    functions = fourier.components(fourier.Grid({"a": 7, "b": 7}), [2])
-    for measure in (
-        lambda x: total.cosines(x).coefficients,
-        lambda x: total.cosines(x).fitted([1, 3]),
-        lambda x: total.restricted(x, [1, 3]),
-        lambda x: total.excluded(x, [1, 3]),
-        lambda x: share(x, functions),
-        lambda x: variance_explained(x, functions),
-        lambda x: fourier.regression(x, functions),
-    ):
-        assert measure(logits.to("meta")).device.type == "meta"
-
-
-@pytest.mark.parametrize("offset", [1e3, 1e7, 1e9])
-def test_a_regressor_far_from_zero_counts(offset):
-    """The mean exceeds the spread; the share is that of the same regressor about 0."""
-    x = torch.arange(9.0, dtype=torch.float64)[:, None]
-    values = (x + torch.tensor([-1.0, 1.0, 0.0] * 3, dtype=torch.float64)[:, None]) + offset
-    slope, intercept = np.polyfit(x[:, 0], values[:, 0] - offset, 1)
-    fitted = slope * x + intercept
-    expected = float(fitted.var() / values.var())
-    assert 0.8 < expected < 0.95
-    assert float(variance_explained(values, x + offset)) == pytest.approx(expected, rel=1e-6)
-    torch.testing.assert_close(fourier.regression(values, x + offset), fitted + offset)
-    # A constant one, whatever its size, explains nothing.
-    assert float(variance_explained(values, 0 * x + offset / 3)) == 0
-
-
-def test_variance_explained_against_numpy():
-    stream = np.random.default_rng(0)
-    regressors, values = stream.normal(size=(40, 3)), stream.normal(size=(40, 2))
-    values[:, 1] = 5
-    design = np.concatenate([np.ones((40, 1)), regressors], 1)
-    fitted = design @ np.linalg.lstsq(design, values, rcond=None)[0]
-    found = variance_explained(torch.tensor(values), torch.tensor(regressors))
-    assert found.tolist() == pytest.approx([np.var(fitted[:, 0]) / np.var(values[:, 0]), 0.0])
-    one = variance_explained(torch.tensor(values[:, 0]), torch.tensor(regressors))
-    assert one.shape == ()
-    torch.testing.assert_close(one, found[0])
 
 
 def test_faults_are_one_line():

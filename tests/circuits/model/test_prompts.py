@@ -164,7 +164,6 @@ def test_screen_and_edges(model, side):
     metric = partial(logit_difference, 3, 5)
     calls = {
         "integrated": partial(patch.screen, steps=2, exact=3, by="position"),
-        "site": partial(patch.screen, steps=2, exact=3, line="site", sites="z"),
         "gradient": partial(patch.screen, method="gradient", exact="all", sites=["mlp_out", "z.1"]),
         "edges": partial(patch.edges, steps=2, exact=3),
     }
@@ -614,34 +613,26 @@ def test_positions_of_a_screen(model):
     for row in range(4):
         mask[row, made.real[row].nonzero().flatten()[[0, -2]]] = True
     given = dict(metric=logit_difference(1, 2), sites="mlp_out", exact="all", **FEW)
-    for how in ({"method": "gradient"}, {"line": "input"}, {"line": "site"}):
-        frames = [
-            patch.screen(model, made, source, positions=positions, **extra, **how, **given).frame
-            for positions, extra in [([0, -2], {}), (mask, {}), ([0, -2], {"source_positions": [0, -2]})]
-            if not (extra and how == {"line": "input"})
-        ]
-        for other in frames[1:]:
-            for column in ("estimate", "effect"):
-                np.testing.assert_allclose(other[column], frames[0][column], rtol=1e-9, atol=1e-12)
-        whole = patch.screen(model, made, source, **how, **given).frame
+    for method in ("gradient", "integrated"):
+        given["method"] = method
+        frames = [patch.screen(model, made, source, positions=at, **given).frame for at in ([0, -2], mask)]
+        for column in ("estimate", "effect"):
+            np.testing.assert_allclose(frames[1][column], frames[0][column], rtol=1e-9, atol=1e-12)
+        whole = patch.screen(model, made, source, **given).frame
         assert not np.allclose(whole["effect"], frames[0]["effect"])
     other = prompts(model, drawn((3, 6, 4, 5), seed=1))
-    for arguments, message in (
-        ({}, "give pairs of one length"),
-        ({"positions": [0]}, "give pairs of one length"),
-        ({"source_positions": [0]}, "needs positions="),
-        ({"positions": [0, 1], "source_positions": [0]}, "2 positions= and 1 source_positions="),
-        ({"positions": [3], "source_positions": [0]}, "no position 3"),
-        ({"positions": mask, "source_positions": [0]}, "example 0 is patched at 2 positions"),
-        ({"positions": [0], "source_positions": [0]}, "no line leads from one input to the other"),
-        ({"positions": [0], "source_positions": [0], "by": "position"}, "leave positions= out"),
+    for partner, arguments, message in (
+        (other, {"positions": [0]}, "give pairs of one length"),
+        (source, {"positions": [3]}, "no position 3"),
+        (source, {"positions": [0], "by": "position"}, "leave positions= out"),
         (
-            {"positions": [0], "source_positions": [0], "sites": "pattern", "method": "gradient"},
-            "cannot say which keys go together at pattern",
+            other,
+            {"positions": [0], "source_positions": [0]},
+            "no argument source_positions=; patch.activations",
         ),
     ):
         with pytest.raises(CircuitsError, match=message):
-            patch.screen(model, made, other, **{**given, **arguments})
+            patch.screen(model, made, partner, **{**given, **arguments})
 
 
 @pytest.mark.parametrize("model", ["bridge, learned", "bridge, rotary"], indirect=True)

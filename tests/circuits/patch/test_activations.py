@@ -83,11 +83,8 @@ def test_arrays_are_activations_like_tensors(causal, tokens, other_tokens, name,
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (lambda z: None, "is NoneType, not a tensor of real numbers$"),
-        (lambda z: z.tolist(), "is list, not a tensor of real numbers$"),
-        (lambda z: z.to(torch.complex128), "is complex, not a tensor of real numbers$"),
-        (lambda z: z.numpy().astype(np.complex128), "is complex, not a tensor of real numbers$"),
-        (lambda z: z.numpy().astype(object), "torch has no numbers of object"),
+        (lambda z: z.tolist(), "is not a tensor of real numbers$"),
+        (lambda z: z.to(torch.complex128), "is not a tensor of real numbers$"),
         (lambda z: z.to_sparse(), "got a sparse tensor"),
         (lambda z: z.to("meta"), "got a meta tensor"),
     ],

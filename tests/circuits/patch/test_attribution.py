@@ -9,17 +9,12 @@ import torch
 from circuits import (
     CircuitsError,
     ablate,
-    cache,
     edit,
-    heads,
     intervene,
     patch,
     permute,
-    run,
-    sweep,
     transplant,
 )
-from circuits.model.hooked_model import HookedModel
 
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 FEW = {"draws": 20, "flips": 20}
@@ -109,67 +104,6 @@ def test_what_gets_a_row(causal, tokens, other_tokens, by_hand):
     assert one.interventions["resid_pre.1, position 2"][0]["direction"] == "source -> base"
 
 
-def test_exact_where_the_metric_is_linear_in_the_site(family, make_model, tokens, other_tokens):
-    """Without norms the logits are linear in the last residual stream, and in everything added to it last."""
-    model = make_model(family=family, n_layers=2, normalization_type=None)
-    for site in ("resid_post.1", "mlp_out.1"):
-        estimated = patch.attribution(model, tokens, other_tokens, weighed, site, **FEW).frame
-        real = {
-            f"{site}, position {at}": patch.activations(site, other_tokens, positions=at) for at in range(6)
-        }
-        patched = sweep(model, tokens, real, metric=weighed, **FEW).frame
-        assert list(estimated["variant"]) == list(real)
-        for column in ("value", "effect", "effect_ci_low", "value_ci_high", "p_value", "p_adjusted"):
-            np.testing.assert_allclose(estimated[column], patched[column], rtol=1e-9, atol=1e-11)
-        assert float(np.abs(estimated["effect"]).max()) > 0.1
-    attention = make_model(family=family, n_layers=1, attn_only=True, normalization_type=None)
-    estimated = patch.attribution(attention, tokens, other_tokens, weighed, **FEW).frame
-    real = ablate.each(
-        lambda head, **given: patch.activations("z", heads=head, **given),
-        heads("all", attention),
-        source=other_tokens,
-    )
-    patched = sweep(attention, tokens, real, metric=weighed, **FEW).frame
-    assert list(estimated["variant"]) == list(patched["variant"])
-    np.testing.assert_allclose(estimated["effect"], patched["effect"], rtol=1e-9, atol=1e-11)
-
-
-def test_the_direction_is_from_source_to_base(causal, tokens, other_tokens):
-    """The gradient is taken at base, so the two directions are not each other's negative."""
-    there = patch.attribution(causal, tokens, other_tokens, weighed, **FEW).frame
-    back = patch.attribution(causal, other_tokens, tokens, weighed, **FEW).frame
-    np.testing.assert_allclose(there["baseline"][0], weighed(run(causal, tokens)).mean())
-    assert not np.allclose(there["effect"], -back["effect"], rtol=0.05)
-    same = patch.attribution(causal, tokens, tokens, weighed, **FEW).frame
-    assert (same["effect"] == 0).all()
-    assert same["null_effect"].all()
-
-
-def test_pairs_batches_and_pieces(causal, tokens, other_tokens, by_hand):
-    hidden = torch.rand(8, 6, generator=torch.Generator().manual_seed(1)) < 0.4
-    hidden[2] = False
-
-    def metric(output, rows):
-        loss = output.square().mean(-1)
-        return {"hidden": ((loss * hidden[rows]).sum(1), hidden[rows].sum(1)), "last": loss[:, -1]}
-
-    whole = patch.attribution(causal, tokens, other_tokens, metric, batch=torch.arange(8), **FEW).frame
-    expected = by_autograd(
-        by_hand, causal, tokens, other_tokens, "z", lambda o: (o.square().mean(-1) * hidden).sum(1)
-    )
-    total = torch.stack(list(expected.values())).sum((2, 4)).sum(1).flatten() / hidden.sum()
-    np.testing.assert_allclose(whole[whole["metric"] == "hidden"]["effect"], total, rtol=1e-8, atol=1e-11)
-    sizes = []
-    handle = HookedModel.of(causal).on_run(lambda args, kwargs: sizes.append(len(args[0])))
-    pieces = patch.attribution(
-        causal, tokens, other_tokens, metric, batch=torch.arange(8), batch_size=3, **FEW
-    ).frame
-    handle.remove()
-    assert sizes == [3] * 4 + [2] * 2
-    for column in ("value", "effect", "effect_ci_low", "p_value"):
-        np.testing.assert_allclose(pieces[column], whole[column], rtol=1e-9, atol=1e-12)
-
-
 def test_weights_gradients_and_modes_are_left_alone(causal, tokens, other_tokens):
     frozen = copy.deepcopy(causal)
     for weight in frozen.parameters():
@@ -210,72 +144,22 @@ def test_inside_blocks_of_every_kind_it_is_of_the_model_outside_of_them(
         assert abs(float(inside - clean)) > 0.01
 
 
-def test_heads_that_share_keys_have_a_row_for_each_group(family, make_model, tokens, other_tokens):
-    """The slope of the metric along `patch.activations` of that group, under its own name."""
-    model = make_model(family=family, n_key_value_heads=2, positional_embedding_type="rotary")
-
-    def metric(output):
-        return output.square().sum((1, 2))
-
-    for site in ("k", "v"):
-        ours, theirs = (cache(model, given, [site]) for given in (tokens, other_tokens))
-        frame = patch.attribution(model, tokens, other_tokens, metric, site, **FEW).frame
-        assert frame["head"].isna().all()
-        found = dict(zip(frame["variant"], frame["effect"], strict=True))
-        assert list(found) == [f"{x}.k{y} (heads {h})" for x in (0, 1) for y, h in ((0, "0,1"), (1, "2,3"))]
-        for name, estimate in found.items():
-            values = [
-                metric(
-                    run(
-                        model,
-                        tokens,
-                        patch.activations(
-                            site,
-                            {at: ours[at] + step * (theirs[at] - ours[at]) for at in ours},
-                            heads=name.split()[0],
-                        ),
-                    )
-                ).mean()
-                for step in (1e-5, -1e-5)
-            ]
-            assert estimate == pytest.approx(float(values[0] - values[1]) / 2e-5, rel=1e-5)
-        by_position = patch.attribution(
-            model, tokens, other_tokens, metric, site, by="head,position", **FEW
-        ).frame
-        assert by_position["variant"][1] == "0.k0 (heads 0,1), position 1"
-        assert by_position["effect"].sum() == pytest.approx(sum(found.values()), rel=1e-9)
-
-
 def test_faults_are_one_line(causal, tokens, other_tokens):
     for arguments, message in (
         (
             {"source": other_tokens[:3]},
-            r"source is \[3, 6\], base \[8, 6\]; the source must have base's shape, or",
+            r"source is \[3, 6\], base \[8, 6\]; the source must have base's shape",
         ),
-        ({"source": other_tokens[:, :5]}, r"source is \[8, 5\], base \[8, 6\]"),
         ({"source": None}, "source must be texts, lists of ids or a tensor"),
-        (
-            {"metric": lambda output: output.argmax(-1)[:, -1].double()},
-            "(?<!metric )metric has no gradient; compute it",
-        ),
-        ({"metric": lambda output: output.detach()[:, -1, 0]}, "no gradient"),
         (
             {"metric": lambda output: {"a": output[:, -1, 0], "b": output.detach()[:, -1, 0]}},
             "b has no gradient; compute it with torch, without detach or argmax; or leave it out here",
         ),
         ({"metric": lambda output: output.mean()}, r"returned \[\] for 8 examples"),
-        ({"metric": lambda output: output[:, -1, 0] / 0}, "not finite"),
-        ({"metric": "loss"}, "metric: expected a function"),
         ({"metric": lambda output, rows: output}, "pass batch="),
-        (
-            {"batch": [1, 2], "metric": lambda output, rows: output[:, 0, 0]},
-            "8 examples, batch has 2",
-        ),
         ({"site": "resid_pre", "by": "head"}, "site resid_pre has no heads; by= position, neuron or layer"),
-        ({"site": "z", "by": "neuron"}, "site z has no neurons; those are at mlp_pre and mlp_post"),
         ({"by": "token"}, "by='token'; choose from 'auto', 'head'"),
         ({"site": "z.4"}, r"no site z\.4: the model has layers 0-1"),
-        ({"seed": -1}, "seed=-1"),
         ({"draws": 0}, "draws and flips are positive numbers up to"),
     ):
         given = {"base": tokens, "source": other_tokens, "metric": weighed, **arguments}

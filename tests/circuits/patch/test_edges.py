@@ -1,56 +1,326 @@
-"""Estimates of edges over every value that edges carry, method, kind of model and precision."""
+"""Estimates of edges against derivatives along paths by hand, theorems and real patches."""
 
-import copy
-
+import numpy as np
 import pytest
 import torch
 
-from circuits import patch
-
-WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-HOWS = [pytest.param("resample", marks=pytest.mark.slow), "mean", "zero"]
-METHODS = {
-    "gradient": {"method": "gradient"},
-    "integrated": {"method": "integrated", "steps": 2},
-}
-#: Largest difference from float64, as a share of the largest estimate.
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.15}
-SERVED = ["gpt2", "neox", "pythia", "llama", "qwen2", "qwen3", "mistral", "gemma2"]
-
-
-def weighed(output):
-    return (output.double()[..., :11] * WEIGHT[: output.shape[1], : output.shape[-1]]).sum((1, 2))
-
-
-def estimates(model, base, source, how, method):
-    given = None if how == "zero" else source
-    found = patch.edges(
-        model, base, given, weighed, how=how, **METHODS[method], draws=1, flips=1, exact=1
-    ).frame
-    return torch.tensor(found.set_index("variant")["estimate"].sort_index().to_numpy())
+from circuits import CircuitsError, cache, circuit, logit_difference, patch, prompts, run
+from circuits.statistics import bootstrap
+from tests.circuits.patch.by_hand import (
+    ONE,
+    assert_equal,
+    by_name,
+    curved,
+    edges,
+    every_edge,
+    midpoints,
+    nodes,
+    on_the_way,
+    path_of,
+    path_slope,
+    weighed,
+)
 
 
-def assert_near(models, exact, *asked):
-    """Estimates are those of float64, which other tests hold to slopes of paths."""
-    expected = estimates(exact, *asked)
-    for dtype, tolerance in TOLERANCES.items():
-        found = estimates(models(dtype), *asked)
-        assert float((found - expected).abs().max()) <= tolerance * float(expected.abs().max()), dtype
+def test_edges_are_derivatives_along_paths_by_hand(model, tokens, other_tokens, by_hand):
+    found = edges(model, tokens, other_tokens, curved, **ONE)
+    names = every_edge(model)
+    assert set(found.frame["variant"]) == set(names)
+    some = names[::3]
+    slopes = {name: path_slope(by_hand, model, tokens, other_tokens, name, curved) for name in some}
+    estimates = by_name(found)
+    assert_equal({name: estimates[name] for name in some}, {n: float(x.mean()) for n, x in slopes.items()})
+    # Example by example, as the interval shows.
+    again = bootstrap(np.stack([x.numpy() for x in slopes.values()]), np.ones((len(some), 8)), 0, 20)
+    lows = by_name(found, column="estimate_ci_low")
+    expected = dict(zip(some, np.quantile(again, 0.025, axis=0), strict=True))
+    assert_equal({name: lows[name] for name in some}, expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", HOWS)
-def test_every_precision(model, tokens, other_tokens, how, method):
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in model.parameters():
-            # Smaller, as without norms the softmax is a step otherwise, which half precision is too coarse for.
-            weight.copy_((weight / 2).bfloat16())
-    assert_near(lambda dtype: copy.deepcopy(model).to(dtype), model, tokens, other_tokens, how, method)
+def test_integrated_edges_against_passes_by_hand(model, tokens, other_tokens, by_hand):
+    found = by_name(edges(model, tokens, other_tokens, curved, method="integrated", steps=2, **ONE))
+    some = every_edge(model)[:: 5 if model.cfg.n_layers > 1 else 2]
+    expected = {}
+    for name in some:
+        slopes = [
+            path_slope(
+                by_hand,
+                model,
+                tokens,
+                other_tokens,
+                name,
+                curved,
+                on_the_way(by_hand, model, tokens, other_tokens, fraction),
+            )
+            for fraction in midpoints(2)
+        ]
+        expected[name] = float(sum(slopes).mean() / 2)
+    assert_equal({name: found[name] for name in some}, expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", SERVED)
-def test_every_precision_of_hugging_face(hf_model, name, method):
+GROUPS = ("k0", "heads 0,1"), ("k1", "heads 2,3")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel_attn_mlp": True, "act_fn": "gelu"},
+        {
+            "normalization_type": "RMS",
+            "use_normalization_before_and_after": True,
+            "attn_scores_soft_cap": 2.0,
+            "output_logits_soft_cap": 3.0,
+        },
+        {
+            "original_architecture": "Olmo2ForCausalLM",
+            "normalization_type": "RMS",
+            "use_local_attn": True,
+            "attn_types": ["local", "global"],
+            "window_size": 3,
+        },
+    ],
+    ids=["parallel", "gemma", "olmo2"],
+)
+@pytest.mark.parametrize("steps", [None, 2])
+def test_edges_of_other_blocks_against_passes_by_hand(
+    make_model, hooked_only, tokens, other_tokens, by_hand, changes, steps
+):
+    """Where a norm follows a head, also its derivative is that of the run on the way."""
+    model = make_model(family=hooked_only, **changes)
+    given = {"method": "gradient"} if steps is None else {"method": "integrated", "steps": steps}
+    found, names = by_name(edges(model, tokens, other_tokens, curved, **given, **ONE)), every_edge(model)
+    assert set(found) == set(names)
+    some = names[::5]
+    ways = [
+        [] if steps is None else [on_the_way(by_hand, model, tokens, other_tokens, fraction)]
+        for fraction in ([0.0] if steps is None else midpoints(steps))
+    ]
+    expected = {
+        name: float(
+            sum(path_slope(by_hand, model, tokens, other_tokens, name, curved, *way).mean() for way in ways)
+            / len(ways)
+        )
+        for name in some
+    }
+    assert_equal({name: found[name] for name in some}, expected)
+
+
+def test_edges_are_the_slope_of_the_path_patched_metric(featured, tokens, other_tokens):
+    """Finite differences along `patch.path` itself, for every kind of block that is supported."""
+    model = featured
+    # The RMS norm of a bridge computes in single precision.
+    norms = f"{model.cfg.normalization_type}{' RMS' * bool(getattr(model.cfg, 'final_rms', False))}"
+    single = type(model).__name__ == "TransformerBridge" and "RMS" in norms
+    step, tolerance = (3e-3, 3e-3) if single else (1e-5, 1e-6)
+    names = by_name(edges(model, tokens, other_tokens, weighed, **ONE))
+    largest = max(map(abs, names.values()))
+    sites = [name for name in ("embed", "z", "mlp_out") if name != "mlp_out" or not model.cfg.attn_only]
+    ours, theirs = (cache(model, given, sites) for given in (tokens, other_tokens))
+    ahead, behind = (
+        {name: ours[name] + sign * step * (theirs[name] - ours[name]) for name in ours} for sign in (1, -1)
+    )
+    # Some twenty, from the largest to the smallest.
+    for name in list(names)[:: max(1, len(names) // 20)]:
+        values = [weighed(run(model, tokens, path_of(name, source))).mean() for source in (ahead, behind)]
+        slope = float(values[0] - values[1]) / (2 * step)
+        assert abs(names[name] - slope) <= tolerance * largest, name
+
+
+@pytest.mark.parametrize("how", ["mean", "zero"])
+def test_edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones(model, tokens, other_tokens, how):
+    """What takes a sender's place is computed by hand from its activations, and patched as a stored source."""
+    source = torch.cat([other_tokens, tokens.flip(0)[:2]]) if how == "mean" else None
+    sites = [
+        name
+        for name in ("embed", "pos_embed", "z", "mlp_out")
+        if name != "mlp_out" or not model.cfg.attn_only
+    ]
+    ours = cache(model, tokens, sites)
+    values = {name: torch.zeros_like(x) for name, x in ours.items()}
+    if how == "mean":
+        theirs = cache(model, source, sites)
+        values = {name: theirs[name].mean(0, keepdim=True).expand_as(x).clone() for name, x in ours.items()}
+    found = edges(model, tokens, source, weighed, how=how, **{**ONE, "exact": "all"})
+    estimates, effects = by_name(found), by_name(found, column="effect")
+    senders = set(found.frame["sender"])
+    assert "embed" in senders
+    assert ("pos_embed" in senders) == (how == "zero")
+    step = 1e-5
+    ahead, behind = (
+        {name: ours[name] + sign * step * (values[name] - ours[name]) for name in ours} for sign in (1, -1)
+    )
+    clean, largest = float(weighed(run(model, tokens)).mean()), max(map(abs, estimates.values()))
+    some = list(estimates)[:: max(1, len(estimates) // 8)]
+    if how == "zero":
+        some += [name for name in list(estimates)[: len(estimates) // 2] if name.startswith("pos_embed")][:1]
+        assert some[-1].startswith("pos_embed")
+    for name in some:
+        near = [weighed(run(model, tokens, path_of(name, given))).mean() for given in (ahead, behind)]
+        assert abs(estimates[name] - float(near[0] - near[1]) / (2 * step)) <= 1e-5 * largest, name
+        there = float(weighed(run(model, tokens, path_of(name, values))).mean()) - clean
+        assert abs(effects[name] - there) <= 1e-9 * largest, name
+    assert found.settings["how"] == how
+    assert how in found.frame["intervention"][0]
+
+
+def test_edges_of_means_over_prompts_of_unequal_length(make_model, tokens):
+    """A batch of padded prompts under means over padded prompts, against each prompt alone with means by hand."""
+    model = make_model()
+    base = prompts(model, [tokens[0, :4].tolist(), tokens[1].tolist()])
+    reference = [tokens[2, :3].tolist(), tokens[3].tolist(), tokens[4].tolist()]
+    found = edges(
+        model, base, prompts(model, reference), logit_difference(3, 1), how="mean", **{**ONE, "exact": "all"}
+    )
+    each = [cache(model, torch.tensor([row]), ["embed", "pos_embed", "z", "mlp_out"]) for row in reference]
+    effects, estimates = by_name(found, column="effect"), by_name(found)
+    for name in list(effects)[::9]:
+        total = 0.0
+        for row in (tokens[0, :4], tokens[1]):
+            means = {}
+            for hook in each[0]:
+                at = [
+                    torch.stack(
+                        [one[hook][0, position] for one in each if one[hook].shape[1] > position]
+                    ).mean(0)
+                    for position in range(len(row))
+                ]
+                means[hook] = torch.stack(at)[None]
+            patched, plain = (run(model, row[None], *given) for given in ([path_of(name, means)], []))
+            total += float((patched - plain)[0, -1, 3] - (patched - plain)[0, -1, 1]) / 2
+        assert abs(effects[name] - total) <= 1e-9 * max(map(abs, effects.values())), name
+    assert set(estimates) == set(effects)
+    with pytest.raises(CircuitsError, match="no mean at its last positions"):
+        edges(model, base, prompts(model, [row[:4] for row in reference]), logit_difference(3, 1), how="mean")
+
+
+def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
+    """The chain rule: every way out of a component is one of its edges."""
+    for method in ("gradient", "integrated"):
+        given = {"method": method, "steps": 2, **ONE}
+        of_nodes = nodes(model, tokens, other_tokens, curved, **given)
+        of_edges = edges(model, tokens, other_tokens, curved, **given)
+        assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
+
+
+def test_key_value_groups_receive_by_their_own_names(family, make_model, tokens, other_tokens):
+    model = make_model(family=family, n_key_value_heads=2)
+    receivers = set(edges(model, tokens, other_tokens, weighed, **ONE).frame["receiver"])
+    of_groups = {
+        f"{layer}.{group}.{site} ({served})"
+        for layer in range(2)
+        for group, served in GROUPS
+        for site in "kv"
+    }
+    queries = {f"{layer}.{head}.q" for layer in range(2) for head in range(4)}
+    assert receivers == of_groups | queries | {"mlp_pre.0", "mlp_pre.1", "output"}
+
+
+def test_hooks_of_the_users_own_are_part_of_the_model(causal, tokens, other_tokens):
+    """Doubled on its way into the residual stream, a head sends twice as much."""
+    before = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
+    causal.add_hook("blocks.0.hook_attn_out", lambda x, hook: 2 * x)
+    found = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
+    ours, theirs = (cache(causal, given, ["z"]) for given in (tokens, other_tokens))
+    for name in ("0.1 -> 1.3.v", "0.2 -> mlp_pre.0", "0.0 -> output"):
+        values = [
+            weighed(
+                run(
+                    causal,
+                    tokens,
+                    path_of(name, {hook: ours[hook] + size * (theirs[hook] - ours[hook]) for hook in ours}),
+                )
+            ).mean()
+            for size in (1e-5, -1e-5)
+        ]
+        assert found[name] == pytest.approx(float(values[0] - values[1]) / 2e-5, rel=1e-5)
+        assert found[name] != pytest.approx(before[name], rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_backward_passes_of_edges(make_model, hooked_only, tokens, other_tokens, monkeypatch, steps):
+    """One through the model for each point; then one for all heads of a hook, whatever the number of senders. Before
+    the first, two per layer carry the changes of its heads to the stream.
+    """
+    layers = 3
+    model = make_model(0, hooked_only, n_layers=layers, n_key_value_heads=2, gated_mlp=True)
+    count, grad = [], torch.autograd.grad
+
+    def counted(*args, **kwargs):
+        count.append(args)
+        return grad(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    found = edges(model, tokens, other_tokens, curved, method="integrated", steps=steps, **ONE)
+    assert len(found.frame) > 100
+    hooks = 4 * layers  # q, k, v and the MLP; the output is a site of the stream
+    assert len(count) == 2 * layers + steps * (1 + hooks)
+
+
+def test_a_backward_that_knows_no_batch(model, tokens, other_tokens):
+    """A hook with an autograd function of the user's own: its backward passes are made one by one."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    def doubled(function):
+        with model.hooks([("blocks.0.attn.hook_q", lambda x, hook: function(x))]):
+            return by_name(edges(model, tokens, other_tokens, curved, **ONE))
+
+    found = doubled(Doubled.apply)
+    assert_equal(found, doubled(lambda x: 2 * x))
+    assert found != doubled(lambda x: x)
+
+
+@pytest.mark.parametrize("exact", [2, "all"])
+@pytest.mark.parametrize("rank", ["mean", "size"])
+def test_rows_are_in_the_order_of_exact_effects_where_measured(make_model, tokens, rank, exact):
+    """A circuit of the first rows is that of `top`, and print begins with them; `rank` is that of the estimates."""
+
+    def two(output):
+        return {"squared": output[:, -1].square().sum(-1), "first": output[:, -1, 0]}
+
+    model = make_model(0)
+    found = patch.edges(model, tokens, tokens.roll(1, 0), two, exact=exact, rank=rank, method="gradient")
+    estimate, effect = ("size", "effect_size") if rank == "size" else ("estimate", "effect")
+    for metric in found.metrics:
+        rows = found.frame[found.frame["metric"] == metric]
+        size = rows[effect].abs().fillna(rows[estimate].abs())
+        assert size.is_monotonic_decreasing
+        assert rows.sort_values("rank")[estimate].abs().is_monotonic_decreasing
+        assert exact != "all" or not rows["rank"].is_monotonic_increasing
+        first = rows["variant"].tolist()
+        assert found.ranking(metric) == first
+        assert found.top(5, metric) == circuit.edges(first[:5])
+    first_row = next(line for line in repr(found).split("\n") if line.split()[0].isdigit())
+    assert first_row.split()[0] == str(found.frame["rank"].iloc[0])
+
+
+def test_a_hook_on_the_stream_itself_is_refused(causal, tokens, other_tokens):
+    handle = causal.blocks[1].register_forward_hook(lambda module, inputs, output: None)
+    with pytest.raises(CircuitsError, match="a hook of yours is on the residual stream in layer 1"):
+        edges(causal, tokens, other_tokens, weighed, **ONE)
+    handle.remove()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_every_precision_of_hugging_face(hf_model, name):
+    """Estimates are those of float64."""
     base, source = torch.randint(3, 50, (2, 3, 6), generator=torch.Generator().manual_seed(1))
-    assert_near(lambda dtype: hf_model(name, dtype=dtype), hf_model(name), base, source, "mean", method)
+
+    def metric(output):
+        return output.double()[:, -1, 3] - output.double()[:, -1, 5]
+
+    def estimates(dtype):
+        model = hf_model(name, dtype=dtype) if dtype else hf_model(name)
+        found = patch.edges(model, base, source, metric, how="mean", steps=2, **ONE).frame
+        return found.set_index("variant")["estimate"].sort_index().to_numpy()
+
+    expected = estimates(None)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.15)):
+        assert np.abs(estimates(dtype) - expected).max() <= tolerance * np.abs(expected).max(), dtype

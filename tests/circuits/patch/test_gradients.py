@@ -16,7 +16,6 @@ FEW = {"draws": 20, "flips": 20}
 VERBS = {
     "attribution": (patch.attribution, {}),
     "screen": (patch.screen, {"exact": 2, "steps": 2}),
-    "screen along sites": (patch.screen, {"exact": 2, "steps": 2, "line": "site"}),
     "edges": (patch.edges, {"exact": 2, "steps": 2}),
     "edges of means": (patch.edges, {"exact": 2, "steps": 2, "how": "mean"}),
 }

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patterns
+from circuits import CircuitsError, ablate, edit, heads, intervene, patterns
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
@@ -87,9 +87,8 @@ def test_scores_of_every_shape_against_loops(model, tokens, mask, seen):
         assert row.effect == pytest.approx(row.score - row.chance, abs=1e-15)
         assert row.corrected == pytest.approx((row.score - row.chance) / (1 - row.chance), abs=1e-12)
         assert (row.queries, row.n) == (count.sum(), 8)
-        own = found.per_example(row.template)[row.layer * 4 + row.head]
-        with np.errstate(invalid="ignore"):
-            np.testing.assert_allclose(own, mass / count, atol=1e-12)
+        at = row.layer * 4 + row.head, found.templates.index(row.template)
+        np.testing.assert_allclose(found.mass[at], mass, atol=1e-12)
 
 
 def test_which_keys_are_visible_is_read_off_the_model(featured, tokens, seen):
@@ -123,29 +122,6 @@ def test_a_head_that_attends_exactly_to_a_template_scores_one(grid, tokens, keys
     assert row["corrected"] == pytest.approx(1, abs=1e-12)
     assert row["bits"] == pytest.approx(-math.log2(chance), abs=1e-9)
     assert (found["score"] < 0.99).sum() == len(found) - 1
-
-
-def test_scores_set_by_hand_in_a_causal_model(causal, tokens):
-    """The model's own softmax makes attention of them: all on the position before, from the second query on."""
-    far = torch.where(patterns.previous(LENGTH), 0.0, -1e4)
-
-    def before(scores):
-        return torch.where(scores.isinf(), scores, far.to(scores))
-
-    with intervene(causal, edit("scores", before, "0.3")):
-        found = patterns.scores(
-            causal, tokens, {"before": patterns.previous(LENGTH), "first": patterns.constant(LENGTH, 0)}
-        ).frame
-    of_head = found[(found["layer"] == 0) & (found["head"] == 3)].set_index("template")
-    assert of_head["score"]["before"] == pytest.approx(1, abs=1e-12)
-    # Query q sees q + 1 keys; query 0 has none before it and is left out.
-    assert of_head["chance"]["before"] == pytest.approx(
-        np.mean([1 / (q + 1) for q in range(1, 6)]), abs=1e-12
-    )
-    assert of_head["queries"]["before"] == 8 * 5
-    # Queries 0 and 1 attend to the first position, of all six.
-    assert of_head["score"]["first"] == pytest.approx(2 / 6, abs=1e-12)
-    assert of_head["queries"]["first"] == 8 * 6
 
 
 def test_uniform_attention_scores_its_chance(model, tokens, mask):
@@ -193,7 +169,8 @@ def test_templates_that_depend_on_the_batch(grid, tokens, mask):
                 mine = frame[frame["template"] == name].reset_index(drop=True)
                 np.testing.assert_allclose(mine["score"], own["score"], rtol=0, atol=1e-12)
                 np.testing.assert_allclose(mine["score_ci_low"], own["score_ci_low"], rtol=0, atol=1e-12)
-    assert (expected.per_example("fixed") == expected.per_example("array")).all()
+    scores = expected.frame.pivot(index=["layer", "head"], columns="template", values="score")
+    assert (scores["fixed"] == scores["array"]).all()
 
 
 def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
@@ -265,18 +242,6 @@ def test_one_example_has_no_interval_and_no_class(grid, tokens):
     assert set(patterns.classify(found).groups) == {"unclear"}
 
 
-def test_a_template_that_nothing_can_see_has_no_score(grid, tokens):
-    nothing = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
-    found = patterns.scores(grid, tokens, {"nothing": nothing, "all": ~nothing})
-    of = found.frame.set_index("template")
-    assert of["score"]["nothing"].isna().all()
-    assert (of["queries"]["nothing"] == 0).all()
-    # All that can be seen: no head can do otherwise, and the correction has nothing to divide by.
-    np.testing.assert_allclose(of["score"]["all"], 1)
-    assert of["corrected"]["all"].isna().all()
-    assert set(patterns.classify(found).groups) == {"other"}
-
-
 def test_bits_are_the_divergence_of_two_level_attention_from_uniform():
     for score in (0.3, 0.5, 0.9, 1.0):
         attention = np.r_[np.full(4, score / 4), np.full(12, (1 - score) / 12)]
@@ -338,16 +303,6 @@ def test_each_head_gets_the_template_it_attends_by(grid, tokens):
         Head(1, 3),
     }
     ablate.uniform(classes.groups["row"]).plan(HookedModel.of(grid))
-
-
-def test_a_class_needs_a_clear_lead(grid, tokens):
-    """Two names for one template lead each other by nothing."""
-    twice = {"row": TEMPLATES["row"], "again": TEMPLATES["row"]}
-    with intervene(grid, attending(spread(TEMPLATES["row"]))):
-        classes = patterns.classify(patterns.scores(grid, tokens, twice))
-    assert set(classes.groups) == {"unclear"}
-    assert (classes.frame["lead"] == 0).all()
-    assert set(classes.frame["rival"]) == {"again"}
 
 
 def test_a_class_needs_an_interval_above_the_threshold(grid, tokens):
@@ -414,28 +369,6 @@ def test_a_class_of_what_a_head_does_at_some_queries_only(grid, tokens):
     assert patterns.classify(found, 0.6, unless={"here": "there"})[1, 2] == "here"
 
 
-def test_what_must_not_fit_must_surely_not(grid, tokens):
-    """Of eight examples half attend to the other template: 0.5 on average, with an interval around it."""
-    share = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0], dtype=torch.float64)[:, None, None, None]
-    first = torch.arange(LENGTH) < 3
-    own, flat = spread(TEMPLATES["identity"]), torch.full((LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
-    mixed = share * own + (1 - share) * half(own, first, flat)
-    keys = patterns.identity(LENGTH)
-    named = {"here": keys & first[:, None], "there": keys & ~first[:, None]}
-    with intervene(grid, edit("pattern", lambda current: mixed.expand_as(current).to(current))):
-        found = patterns.scores(grid, tokens, named)
-    assert set(patterns.classify(found, 0.55, unless={"here": "there"}).groups) == {"unclear"}
-    assert set(patterns.classify(found, 0.95, unless={"here": "there"}).groups) == {"here"}
-    assert set(patterns.classify(found, 0.45, unless={"here": "there"}).groups) == {"other"}
-
-
-def test_a_template_without_a_query_rules_nothing_out(grid, tokens):
-    never = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
-    with intervene(grid, attending(spread(TEMPLATES["row"]))):
-        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "never": never})
-    assert set(patterns.classify(found, unless={"row": "never"}).groups) == {"row"}
-
-
 GROUPS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
@@ -468,36 +401,6 @@ def test_what_follows_is_counted_by_loops(model, tokens, other_tokens, mask, see
     assert found["share"].max() > 0
 
 
-def test_a_head_that_follows_and_those_that_do_not(grid, tokens):
-    """Attention is on the token 10, whose group changes."""
-    here = torch.arange(8) % 3
-    there = (here + 1 + torch.arange(8) % 2) % 3
-    base = tokens.clamp(max=9)
-    first, second = (base.clone() for _ in range(2))
-    for example in range(8):
-        first[example, here[example]] = 10
-        second[example, 3 + there[example]] = 10
-    inputs = []
-
-    def on_ten(current):
-        keys = (inputs[-1] == 10).to(current)
-        return keys[:, None, None, :].expand_as(current).clone()
-
-    handle = grid.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
-    try:
-        with intervene(grid, edit("pattern", on_ten, "1.2"), attending(spread(TEMPLATES["row"]), "0.1")):
-            found = patterns.follow(grid, first, second, GROUPS, here, there)
-            chunked = patterns.follow(grid, first, second, GROUPS, here, there, batch_size=2)
-    finally:
-        handle.remove()
-    assert found.heads() == (Head(1, 2),)
-    rows = found.frame.set_index(["layer", "head"])
-    assert rows.loc[(1, 2), "share"] == 1
-    assert rows.loc[(0, 1), "share"] == 0, "a head that ignores the input cannot follow"
-    assert rows["n"].unique().tolist() == [8]
-    np.testing.assert_allclose(chunked.frame, found.frame)
-
-
 def test_mean_maps_are_the_means_of_a_forward_by_hand(model, tokens, mask, seen):
     expected = seen(model, tokens)
     everywhere = patterns.attention(model, tokens)
@@ -522,6 +425,17 @@ def test_mean_maps_are_the_means_of_a_forward_by_hand(model, tokens, mask, seen)
     torch.testing.assert_close(everywhere.of((0, 2)), everywhere.mean[0, 2])
 
 
+def test_heads_that_stay_and_heads_that_follow(grid, tokens, other_tokens):
+    row, column = spread(TEMPLATES["row"]), GROUPS[None] == GROUPS[:, None]
+    with intervene(grid, attending(row, "1.1")):
+        assert patterns.movement(grid, tokens, other_tokens).static() == (Head(1, 1),)
+    ones = torch.ones(len(tokens), dtype=torch.long)
+    with intervene(grid, attending(spread(column), "all")):
+        followed = patterns.follow(grid, tokens, other_tokens, GROUPS, 0 * ones, ones)
+    assert followed.frame["share"].max() == 0, "a head that ignores the input cannot follow"
+    assert followed.heads() == ()
+
+
 def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, mask, seen):
     one, two = seen(model, tokens), seen(model, other_tokens)
     order = derangement(8, 4).numpy()
@@ -544,46 +458,6 @@ def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, m
         assert [row.distance_ci_low, row.effect_ci_low, row.share_ci_low] == pytest.approx(
             list(lows), abs=1e-12
         )
-
-
-def test_sensitivity_to_a_mask_and_to_values_are_told_apart(grid, tokens, other_tokens):
-    """Token 0 is the mask. Where all others have one embedding, attention depends on the mask alone."""
-    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(6)) < 0.5
-    new_mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(7)) < 0.5
-    values, others = tokens.clamp(min=1), other_tokens.clamp(min=1)
-    run = values.masked_fill(hidden, 0)
-    (table,) = (w for n, w in HookedModel.of(grid).named_weights().items() if n.startswith("embed."))
-    with torch.no_grad():
-        table[1:] = table[1]
-    by_mask = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
-    by_values = patterns.movement(grid, run, others.masked_fill(hidden, 0))
-    assert by_values.frame["distance"].max() == 0
-    assert by_values.static() == heads("all", grid)
-    assert by_mask.frame["distance"].min() > 0.05
-    assert by_mask.static() == ()
-    with torch.no_grad():
-        table[:] = table[0]
-    still = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
-    assert still.frame["distance"].max() == 0
-    assert still.frame["share"].isna().all()
-    assert still.static(0.0) == heads("all", grid)
-
-
-def test_one_static_head_among_others(grid, tokens, other_tokens):
-    with intervene(grid, attending(spread(TEMPLATES["row"]), "1.1")):
-        found = patterns.movement(grid, tokens, other_tokens)
-    assert found.static() == (Head(1, 1),)
-    assert found.frame["distance"].max() <= 1
-
-
-def test_attention_as_a_function_of_two_operands(grid):
-    """Each example's own score, on the grid of inputs, is a p×p picture per head."""
-    inputs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
-    inputs = torch.cat([inputs, torch.full((25, 1), 10)], 1)
-    found = patterns.scores(grid, inputs, {"a": patterns.constant(3, 0)}, positions=2)
-    pictures = found.per_example("a").reshape(-1, 5, 5)
-    pattern = cache(grid, inputs, "pattern")["pattern.1"]
-    np.testing.assert_allclose(pictures[4 + 3], pattern[:, 3, 2, 0].reshape(5, 5), rtol=0, atol=1e-12)
 
 
 def test_templates_by_hand():
@@ -611,70 +485,29 @@ def test_duplicate_and_induction_by_loops():
                 assert set(found[row, query].nonzero().flatten().tolist()) == earlier
     assert patterns.induction(torch.tensor([[1, 2, 1]])).nonzero().tolist() == [[0, 2, 1]]
     assert patterns.duplicate(torch.tensor([[1, 2, 1]])).nonzero().tolist() == [[0, 2, 0]]
-    for wrong in (tokens[0], tokens.float()):
-        with pytest.raises(CircuitsError, match=r"patterns.induction: expected token ids \[batch pos\], got"):
-            patterns.induction(wrong)
 
 
-def test_an_induction_head_scores_one(causal, tokens):
-    there = patterns.induction(tokens)
-    nowhere = ~there.any(-1, keepdim=True) & patterns.identity(LENGTH)
-    weights = spread(there | nowhere)[:, None]
-    with intervene(
-        causal, edit("pattern", lambda current: weights.to(current).expand_as(current).clone(), "1.2")
+def test_what_does_not_fit_is_refused(grid, tokens):
+    own, ones = patterns.identity(LENGTH), torch.ones(8, dtype=torch.long)
+    for given, message in (
+        ({"templates": {}}, "no templates"),
+        ({"templates": {"a": torch.ones(6, 6)}}, "expected bool .6, 6. or .8, 6, 6., got float32"),
+        ({"templates": {"a": lambda rows: rows}}, "template 'a': .* got int64"),
+        ({"layers": 2}, "no layer 2: there are layers 0, 1"),
+        ({"positions": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
+        ({"batch": (torch.ones(8), torch.ones(8))}, "batch has 2; of several tensors make .*Dataset"),
+        ({"draws": 0}, "draws=0"),
     ):
-        found = patterns.scores(causal, tokens, {"induction": patterns.induction, "again": there})
-    own = found.frame.query("layer == 1 and head == 2")
-    np.testing.assert_allclose(own["score"], 1, atol=1e-6)
-    assert own["queries"].tolist() == [int(there.any(-1).sum())] * 2 != [0, 0]
-
-
-REFUSED = {
-    "templates: none": ({"templates": {}}, "no templates"),
-    "templates: numbers": (
-        {"templates": {"a": torch.ones(6, 6)}},
-        "expected bool .6, 6. or .8, 6, 6., got float32",
-    ),
-    "templates: shape": ({"templates": {"a": patterns.identity(5)}}, "got bool .5, 5."),
-    "templates: batch": ({"templates": {"a": torch.ones(2, 6, 6) > 0}}, "got bool .2, 6, 6."),
-    "templates: text": ({"templates": {"a": "row"}}, "a function of the tokens, got str"),
-    "templates: function": ({"templates": {"a": lambda rows: rows}}, "template 'a': .* got int64"),
-    "layers": ({"layers": 2}, "no layer 2: the model has layers 0-1"),
-    "positions": ({"positions": 6}, "no position 6"),
-    "mask": ({"positions": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
-    "batch": ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
-    "batches": ({"batch": (torch.ones(8), torch.ones(8))}, "batch has 2; of several tensors make .*Dataset"),
-    "batch_size": ({"batch_size": 0}, "batch_size=0"),
-    "draws": ({"draws": 0}, "draws=0"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(grid, tokens, name):
-    given, message = REFUSED[name]
-    with pytest.raises(CircuitsError, match=message):
-        patterns.scores(grid, tokens, **({"templates": {"a": patterns.identity(LENGTH)}} | given))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+        with pytest.raises(CircuitsError, match=message):
+            patterns.scores(grid, tokens, **({"templates": {"a": own}} | given))
+    for given, message in (
         ({"other": torch.zeros(8, 5, dtype=torch.long)}, "at least 2 rows; got"),
-        (
-            {"groups": torch.zeros(5, dtype=torch.long)},
-            r"groups are 6 whole numbers from 0; got \[5\] of int64",
-        ),
-        ({"before": torch.zeros(8)}, "before are 8 whole numbers from 0; got .* of float32"),
-        ({"after": -torch.ones(8, dtype=torch.long)}, "after are 8 whole numbers from 0"),
-        ({"after": torch.zeros(8, dtype=torch.long)}, "in 8 pairs nothing moves: before equals after"),
-        (
-            {"after": torch.full((8,), 3)},
-            "no position is in group 3, which before or after names; groups are 0, 1, 2",
-        ),
-    ],
-)
-def test_refusals_of_follow(grid, tokens, given, message):
-    usual = {"groups": GROUPS, "before": torch.zeros(8, dtype=torch.long), "other": tokens}
-    usual["after"] = usual["before"] + 1
-    with pytest.raises(CircuitsError, match=message):
-        patterns.follow(grid, tokens, **(usual | given))
+        ({"groups": ones[:5]}, r"groups are 6 whole numbers from 0; got \[5\] of int64"),
+        ({"after": 0 * ones}, "in 8 pairs nothing moves: before equals after"),
+        ({"after": 3 * ones}, "no position is in group 3, which before or after names; groups are 0, 1, 2"),
+    ):
+        usual = {"groups": GROUPS, "before": 0 * ones, "after": ones, "other": tokens}
+        with pytest.raises(CircuitsError, match=message):
+            patterns.follow(grid, tokens, **(usual | given))
+    with pytest.raises(CircuitsError, match="no layer 0: there are layers 1 in what was recorded"):
+        patterns.attention(grid, patterns.record(grid, tokens, layers=1), layers=0)

@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, probe, run
 from circuits.model.prompts import Prompts
 from circuits.probe._inputs import parse_entries, parse_targets
-from circuits.probe._result import Regression, squared_error
+from circuits.probe._linear import Regression
 
 N, HELD_OUT = 64, 16
 
@@ -150,21 +150,6 @@ def test_penalty_chosen_as_a_brute_force_over_the_folds_does(causal, inputs, int
     assert chosen["weak"] != chosen["strong"], "each target has its own"
 
 
-def test_folds_and_held_out_never_split_an_example(inputs):
-    for seed in range(5):
-        entries = parse_entries(Prompts(inputs), None, None, 0.3, 7, seed, False)
-        assert set(entries.fit.tolist()) | set(entries.held_out.tolist()) == set(range(N))
-        assert not set(entries.fit.tolist()) & set(entries.held_out.tolist())
-        assert len(entries.held_out) == round(0.3 * N)
-        # The fold is of the example; entries have it through their example only.
-        assert entries.fold.shape == (N,)
-        assert bool((entries.fold[entries.held_out] == -1).all())
-        sizes = entries.fold[entries.fit].bincount(minlength=7)
-        assert int(sizes.max() - sizes.min()) <= 1
-    other = parse_entries(Prompts(inputs), None, None, 0.3, 7, 9, False)
-    assert not torch.equal(other.held_out, entries.held_out)
-
-
 def test_no_entry_of_a_left_out_example_takes_part(causal, inputs):
     """One vector and one number at all positions of an example: whoever has seen one entry knows the others."""
     target = noise(N, seed=3)
@@ -224,15 +209,15 @@ def test_the_tolerance_keeps_what_is_above_rounding_and_drops_what_is_not():
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("outlier", [1, 300, 3000])
-@pytest.mark.parametrize("where", ["feature", "two features", "vector"])
+@pytest.mark.parametrize("outlier", [1, 3000])
+@pytest.mark.parametrize("where", ["feature", "vector"])
 def test_a_massive_activation_hides_no_direction_in_half_precision(outlier, where, intercept):
     """Against least squares in float64 by numpy; an eighth of the entries have the outlier, as a first token's do."""
     x = noise(2000, 32) @ torch.linalg.qr(noise(32, 32, seed=1)).Q
     planted = x @ noise(32, 1, seed=2)
     first = torch.arange(len(x)) % 8 == 0
     x[first] = noise(32, seed=3)
-    at = {"feature": [3], "two features": [3, 9], "vector": list(range(32))}[where]
+    at = {"feature": [3], "vector": list(range(32))}[where]
     x[:, at] *= torch.where(first, outlier, 1)[:, None]
     y = planted * ~first[:, None] + 4 * noise(2000, 1, seed=4)
     x = x.bfloat16().double()
@@ -241,44 +226,6 @@ def test_a_massive_activation_hides_no_direction_in_half_precision(outlier, wher
     oracle = LinearRegression(fit_intercept=intercept).fit(x[:1500], y[:1500])
     assert fits.rank == 32
     np.testing.assert_allclose((x @ weight + bias).numpy(), oracle.predict(x), atol=1e-6)
-
-
-def test_what_rounding_to_half_precision_adds_is_no_direction():
-    x = (noise(500, 10) @ noise(10, 32, seed=1)).bfloat16().double()
-    assert regression(x, True, eps=2**-7).rank == 10
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e8, 1.7e9])
-def test_the_penalty_of_targets_far_from_zero(causal, inputs, offset):
-    """A time stamp's errors and penalty are those of the same target about 0."""
-    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"].double()
-    target = 0.3 * noise(N, 6) + activation @ noise(16, seed=2)
-    kwargs = {"intercept": True, "ridge": (0.01, 1.0, 30.0, 1000.0), "draws": 20}
-    found = probe.linear(causal, inputs, target + offset, "resid_post.0", **kwargs)
-    expected = probe.linear(causal, inputs, target, "resid_post.0", **kwargs)
-    assert found.errors["mse"].to_numpy() == pytest.approx(expected.errors["mse"].to_numpy(), rel=1e-5)
-    assert found.weights["resid_post.0", "target"].ridge == expected.weights["resid_post.0", "target"].ridge
-    assert value(found.frame, "r2") == pytest.approx(value(expected.frame, "r2"), rel=1e-5)
-
-
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("ridge", [0.0, 0.3])
-def test_features_and_targets_far_from_zero(intercept, ridge):
-    x, y = noise(300, 3) + 1e5, noise(300, 2, seed=1) + 1e8
-    weight, bias = regression(x, intercept).solve(y, 2, ridge)
-    model = Ridge(ridge, fit_intercept=intercept, solver="svd").fit(x, y)
-    residual = y.numpy() - model.predict(x)
-    assert float(squared_error(x, y, weight, bias)) == pytest.approx((residual**2).sum(), rel=1e-5)
-
-
-def test_a_constant_feature_is_no_direction_where_there_is_an_intercept():
-    x = torch.cat([noise(300, 3), torch.full((300, 1), 1e3, dtype=torch.float64)], 1)
-    fits, y = regression(x, True), x[:, :1] + 5
-    assert (fits.rank, regression(x).rank) == (3, 4)
-    weight, bias = fits.solve(y, 1, 0.0)
-    assert torch.allclose(weight[:, 0], torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), atol=1e-9)
-    assert float(bias) == pytest.approx(5)
-    assert float(squared_error(x, y, weight, bias)) == pytest.approx(0, abs=1e-8)
 
 
 def test_a_planted_target_is_recovered_exactly(model, inputs):
@@ -359,26 +306,6 @@ def test_positions_a_mask_and_a_probe_for_each(causal, inputs, hidden):
         assert set(rows["entries"]) == {int(hidden[test][:, position].sum())}
 
 
-def test_a_boolean_target_is_two_classes(causal, inputs):
-    large = inputs > 5
-    asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
-    as_bool, as_int = (probe.linear(causal, inputs, target, **asked) for target in (large, large.long()))
-    assert as_bool.frame.equals(as_int.frame)
-
-
-def test_a_list_or_a_column_of_a_table_is_a_target(causal, inputs):
-    asked = {"sites": "resid_post", "kind": "classification", "draws": 10}
-    last = inputs[:, -1]
-    given = (last, last.tolist(), tuple(last.tolist()), pd.Series(last.numpy()), [int(one) for one in last])
-    frames = [probe.linear(causal, inputs, target, **asked).frame for target in given]
-    assert all(frame.equals(frames[0]) for frame in frames[1:])
-    numbers = noise(N)
-    as_list, as_tensor = (
-        probe.linear(causal, inputs, y, "z", draws=10).frame for y in (numbers.tolist(), numbers)
-    )
-    assert as_list.equals(as_tensor)
-
-
 def test_a_target_per_example_is_the_same_at_all_its_positions(causal, inputs):
     vectors = noise(N, 1, 3)
     kwargs = {"draws": 20, "splits": {"first": torch.arange(6) == 0}}
@@ -391,23 +318,6 @@ def test_a_target_per_example_is_the_same_at_all_its_positions(causal, inputs):
     assert set(scalar["metric"]) == {"mse", "r2"}
 
 
-def test_a_zero_vector_has_no_cosine(causal, inputs):
-    target = noise(N, 6, 2) + 1
-    target[:, 3:] = 0
-    found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, draws=20)
-    _, test = fit_and_held_out()
-    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
-    p = found.weights["resid_post.0", "target"].predict(activation[test][:, :3]).flatten(0, 1)
-    t = target[test][:, :3].flatten(0, 1)
-    cosine = torch.nn.functional.cosine_similarity(p, t)
-    assert value(found.frame, "cosine") == pytest.approx(cosine.mean().item(), rel=1e-9)
-    assert value(found.frame, "abs_cosine") == pytest.approx(cosine.abs().mean().item(), rel=1e-9)
-    assert value(found.frame, "cosine") < value(found.frame, "abs_cosine")
-    nothing = probe.linear(causal, inputs, torch.zeros(N, 6, 2), "resid_post.0", draws=20).frame
-    assert nothing[nothing["metric"].isin(["cosine", "abs_cosine", "r2"])]["value"].isna().all()
-    assert value(nothing, "mse") == 0
-
-
 @pytest.mark.parametrize("number", [0.1, 1 / 3, 1e5 + 0.1])
 def test_a_target_that_is_the_same_everywhere_has_no_r2(causal, inputs, number):
     """Its mean is rounded where its numbers are not; the difference is no spread."""
@@ -415,43 +325,6 @@ def test_a_target_that_is_the_same_everywhere_has_no_r2(causal, inputs, number):
     found = probe.linear(causal, inputs[1:], constant, "resid_post.0", intercept=True, draws=20).frame
     of_r2 = found[found["metric"] == "r2"]
     assert of_r2[["value", "value_ci_low", "shuffled", "selectivity"]].isna().all(axis=None)
-
-
-def test_arrays_that_torch_cannot_read_in_place(causal, inputs, hidden):
-    target, mask = (torch.arange(N) % 5).numpy(), hidden.numpy()
-    held_out = np.arange(N) % 3 == 0
-    kwargs = {"sites": "resid_post.0", "draws": 20}
-
-    def found(turned):
-        return probe.linear(
-            causal, inputs, turned(target), test=turned(held_out), splits={"hidden": turned(mask)}, **kwargs
-        ).frame
-
-    assert found(lambda x: x[::-1].copy()[::-1]).equals(found(lambda x: x))
-
-
-def test_a_target_that_is_not_there_is_not_found(causal):
-    """512 examples to fit 16 numbers by: an R² beyond 3·16/512 either way would be found where nothing is."""
-    inputs = torch.randint(0, 11, (1024, 6), generator=torch.Generator().manual_seed(8))
-    targets = {
-        "noise": noise(1024, 6, 4),
-        "classes": torch.randint(0, 4, (1024, 6), generator=torch.Generator().manual_seed(1)),
-    }
-    found = probe.linear(
-        causal, inputs, targets, kind={"classes": "classification"}, test=0.5, intercept=True, shuffles=3
-    ).frame
-    allowed = 3 * 16 / 512
-    nothing = found[found["metric"] == "r2"]
-    assert (nothing["value"].abs() < allowed).all()
-    assert (nothing["selectivity"].abs() < allowed).all()
-    guesses = found[found["metric"] == "accuracy"]
-    assert (abs(guesses["value"] - 0.25) < allowed).all()
-    assert (guesses["selectivity"].abs() < allowed).all()
-    for name in ("value", "shuffled"):
-        assert (found[found["metric"] == "mse"][name] < 1 + 2 * allowed).all()
-    # There is a real one to be found by the same call.
-    real = probe.linear(causal, inputs, inputs % 4, kind="classification", test=0.5, intercept=True).frame
-    assert (real["selectivity_ci_low"] > 0.2).all()
 
 
 def test_the_shuffled_control_is_a_probe_of_exchanged_targets(causal, inputs):
@@ -542,7 +415,7 @@ def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, f
     assert value(one, "mse", layer=1) != value(plain, "mse", layer=1)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5, N])
+@pytest.mark.parametrize("batch_size", [1, 5])
 def test_batch_sizes_are_the_whole_batch(causal, inputs, hidden, batch_size):
     targets = {"vector": noise(N, 6, 3) + inputs[..., None], "class": inputs % 3}
     kwargs = {
@@ -573,7 +446,7 @@ def test_one_pass_whatever_is_asked_unless_activations_are_large(causal, inputs,
     expected = probe.linear(causal, inputs, many, sites, **kwargs).frame
     runs.clear()
     of_all = 8 * N * 6 * 2 * (16 + 24)
-    monkeypatch.setattr("circuits.probe._result.MOST_KEPT", of_all // passes + 1)
+    monkeypatch.setattr("circuits.probe._linear.MOST_KEPT", of_all // passes + 1)
     found = probe.linear(causal, inputs, many, sites, **kwargs).frame
     handle.remove()
     assert sum(runs) >= passes * N if passes > 1 else sum(runs) == N
@@ -591,50 +464,16 @@ def test_ways_to_hold_out(causal, inputs):
     assert set(probe.linear(causal, inputs, target, test=0.25, draws=20).frame["n"]) == {16}
 
 
-def test_half_precision_is_summed_in_double(make_model, inputs):
-    """Activations of bfloat16 as they are, fitted as scikit-learn fits them in float64."""
-    model = make_model().to(torch.bfloat16)
-    activation = cache(model, inputs, "resid_post.1")["resid_post.1"].double()
-    target = inputs.double() + noise(N, 6)
-    found = probe.linear(model, inputs, target, "resid_post.1", test=HELD_OUT, draws=20).frame
-    train, test = fit_and_held_out()
-    oracle = LinearRegression(fit_intercept=False).fit(
-        flat(activation, train), target[train].flatten().numpy()
-    )
-    error = mean_squared_error(target[test].flatten().numpy(), oracle.predict(flat(activation, test)))
-    assert value(found, "mse") == pytest.approx(error, rel=1e-8)
-
-
-def test_mistakes_in_targets_splits_and_penalties_are_one_line(causal, make_model, family, inputs, untyped):
-    """Each was a traceback of torch's, or, of masked arrays, a number like any other."""
-    classes, numbers = inputs[:, 0], noise(N)
-    masked = np.ma.masked_array(numbers.numpy(), mask=np.arange(N) < 3)
+def test_mistakes_are_one_line(causal, inputs, untyped):
+    numbers = noise(N)
     for arguments, says in (
-        (
-            {"targets": classes + 10**12, "kind": "classification"},
-            "a class numbered 1000000000.*torch.unique",
-        ),
-        ({"targets": masked}, "3 entries of the array are masked"),
-        ({"targets": numbers, "test": slice(None, None, 0)}, "hold out a fraction below 1"),
+        ({"targets": np.ma.masked_array(numbers.numpy(), mask=np.arange(N) < 3)}, "3 entries .* are masked"),
+        ({"targets": numbers / 0}, "64 of 64 are not finite"),
+        ({"targets": numbers, "kind": "classification"}, "classes are whole numbers from 0, got float64"),
+        ({"targets": numbers, "test": 1.5}, "hold out a fraction below 1"),
         ({"targets": numbers, "ridge": torch.tensor(-1.0)}, "give a penalty from 0"),
-        ({"targets": numbers, "untrained": make_model(1, family, d_vocab=5)}, "of the untrained model"),
+        ({"targets": numbers, "folds": 1}, "folds=1; give a whole number, at least 2"),
     ):
-        with pytest.raises(CircuitsError, match=says):
+        with pytest.raises(CircuitsError, match=says) as caught:
             probe.linear(causal, inputs, **arguments)
-
-
-def test_numbers_of_any_kind_mean_the_same(causal, inputs, untyped):
-    """Unsigned classes, an array without a masked entry, penalties in a tensor, a slice that goes backwards."""
-    given = {"sites": "resid_post.0", "kind": "classification", "draws": 20}
-    asked = [
-        {"targets": inputs, "ridge": 1.0, "test": range(10, N)},
-        {"targets": inputs.numpy().astype(np.uint16), "ridge": torch.tensor(1.0), "test": slice(None, 9, -1)},
-        {
-            "targets": np.ma.masked_array(inputs.numpy()),
-            "ridge": torch.tensor([1.0]),
-            "test": slice(10, None),
-        },
-    ]
-    one, *others = (probe.linear(causal, inputs, **arguments, **given).frame for arguments in asked)
-    for other in others:
-        pd.testing.assert_frame_equal(one, other)
+        assert "\n" not in str(caught.value)
