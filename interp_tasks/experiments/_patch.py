@@ -26,7 +26,7 @@ from interp_tasks.measurement.head_edits import (
     resolve_choices,
     select_positions,
 )
-from interp_tasks.measurement.options import called, check_layers_below, has_heads, layer_of, parse_positions
+from interp_tasks.measurement.options import called, check_layer, has_heads, layer_of, parse_positions
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, run_sweep
 from interp_tasks.measurement.subjects import (
@@ -167,7 +167,8 @@ class Patching:
 
     def check_sizes(self, sizes: Any, name: str) -> None:
         """Refuses layers, positions and heads that a model of these sizes lacks."""
-        check_layers_below("--site", map(layer_of, self.sites), sizes, name)
+        for site in self.sites:
+            check_layer(f"--site {site}", layer_of(site), sizes, name)
         check_positions_below(sizes.n_ctx, "--positions", self.positions, f"{name} has")
         if any(map(has_heads, self.sites)):
             resolve_choices(self.choices, sizes)

@@ -16,7 +16,7 @@ from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_edits import check_positions_below, parse_named_heads, resolve_heads
-from interp_tasks.measurement.options import check_layers_below, check_positions, has_heads, layer_of
+from interp_tasks.measurement.options import check_layer, check_positions, has_heads, layer_of
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
@@ -143,7 +143,8 @@ class Probing:
 
     def check_sizes(self, sizes: Any, name: str) -> None:
         """Refuses layers, positions and heads that a model of these sizes lacks."""
-        check_layers_below("--site", map(layer_of, self.sites), sizes, name)
+        for site in self.sites:
+            check_layer(f"--site {site}", layer_of(site), sizes, name)
         check_positions_below(sizes.n_ctx, "--positions", self.positions, f"{name} has")
         if self.heads is not None:
             resolve_heads(self.heads, sizes)

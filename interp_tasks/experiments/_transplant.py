@@ -18,7 +18,7 @@ from circuits.figures.panels import heat
 from circuits.model.components import COMPONENTS
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import called, check_layers_below, check_positions, united
+from interp_tasks.measurement.options import called, check_layer, check_positions, united
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, run_sweep
 from interp_tasks.measurement.subjects import (
@@ -100,7 +100,8 @@ def transplant(
         )
 
     def check_sizes(sizes: Any, name: str) -> None:
-        check_layers_below("--layers", chosen_layers or (), sizes, name)
+        for layer in chosen_layers or ():
+            check_layer(f"--layers {layer}", layer, sizes, name)
 
     resolved = [one.ref for one in sources]
     config = {

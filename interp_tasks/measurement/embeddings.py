@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from interp_tasks.measurement.paired import LEVEL
 from interp_tasks.measurement.paired import resamples as bootstrap_weights
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tasks import Task
 
-Array = NDArray[np.float64]
+    Array = NDArray[np.float64]
+
 #: What stands in the column ``split`` where no example plays a part.
 WEIGHTS = "weights"
 
@@ -40,11 +41,15 @@ class Tables:
 
 def resamples(points: int, seed: int) -> Array:
     """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
+    import numpy as np
+
     return np.concatenate([np.ones((1, points)), bootstrap_weights(seed, points, stream=4)])
 
 
 def ranks(values: Array) -> Array:
     """Ranks from 1, the mean rank where values are equal."""
+    import numpy as np
+
     _, rank, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2)[rank], dtype=float)
@@ -52,6 +57,8 @@ def ranks(values: Array) -> Array:
 
 def correlation(one: Array, other: Array, weights: Array) -> Array:
     """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
+    import numpy as np
+
     # Without the overall mean, as an offset would cost the products below their digits.
     one, other = (x.reshape(len(x), -1) - x.reshape(len(x), -1).mean(0) for x in (one, other))
     total = weights.sum(1)
@@ -68,6 +75,8 @@ def correlation(one: Array, other: Array, weights: Array) -> Array:
 
 def interval(resampled: Array) -> tuple[float, float]:
     """Returns the percentile interval of resamples; NaN where there are none, or all are equal."""
+    import numpy as np
+
     if not len(resampled) or np.ptp(resampled) == 0:
         return float("nan"), float("nan")
     low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

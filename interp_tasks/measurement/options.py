@@ -63,15 +63,17 @@ def layer_of(site: str) -> int | None:
     return int(layer) if layer else None
 
 
-def check_layers_below(option: str, layers: Iterable[int | None], sizes: Any, name: str) -> None:
-    """Refuses layers that a model of these sizes, called ``name``, does not have.
+def check_layer(written: str, layer: int | None, sizes: Any, name: str) -> None:
+    """Refuses a layer that a model of these sizes, called ``name``, does not have.
+
+    Args:
+        written: the option with its value, for the message.
 
     Raises:
         UserError: in one line.
     """
-    for layer in layers:
-        if layer is not None and layer >= sizes.n_layers:
-            raise UserError(f"{option}: no layer {layer}: {name} has layers 0-{sizes.n_layers - 1}")
+    if layer is not None and layer >= sizes.n_layers:
+        raise UserError(f"{written}: {name} has layers 0-{sizes.n_layers - 1}")
 
 
 def check_draws(draws: int, option: str = "--draws") -> None:

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Array, Tables, correlation, ranks, resamples
+from interp_tasks.measurement.embeddings import Tables, correlation, ranks, resamples
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from interp_tasks.measurement.embeddings import Array
     from tasks import Task
 
 ALIGNMENT = "alignment with the final embeddings"
@@ -40,6 +41,8 @@ class Components:
 
 def principal(points: Array, n: int = 2) -> Components:
     """Returns the first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
+    import numpy as np
+
     centred = points - points.mean(0)
     left, sizes, right = np.linalg.svd(centred, full_matrices=False)
     power = sizes**2
@@ -52,6 +55,8 @@ def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> 
 
     Whichever end of the scores fits better is taken for the positive class's.
     """
+    import numpy as np
+
     wins = np.sign(scores[positive][:, None] - scores[~positive]) / 2 + 0.5
     ups, downs = weights[:, positive], weights[:, ~positive]
     pairs = ups.sum(1) * downs.sum(1)
@@ -63,6 +68,8 @@ def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> 
 
 def distances(points: Array) -> Array:
     """Returns the Euclidean distances between all points."""
+    import numpy as np
+
     return np.asarray(np.sqrt(((points[:, None] - points) ** 2).sum(-1)))
 
 
@@ -72,6 +79,8 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
     (b − a) / max(a, b) of each point: a its mean distance to the others of its cluster, b to the nearest other
     cluster's points. A point alone in its cluster has 0.
     """
+    import numpy as np
+
     members = np.eye(labels.max() + 1)[labels]
     sizes = members.sum(0)
     sums = apart @ members
@@ -96,6 +105,8 @@ class Clustered:
 
 def clustered(points: Array, labels: NDArray[np.int64], seed: int, permutations: int = 999) -> Clustered:
     """Measures how far points lie in clusters, by their silhouette, with a permutation test."""
+    import numpy as np
+
     apart = distances(points)
     value = silhouette(apart, labels)
     rng = np.random.default_rng([seed, 3])
@@ -107,6 +118,7 @@ def clustered(points: Array, labels: NDArray[np.int64], seed: int, permutations:
 
 def tsne(points: Array, seed: int, perplexity: float = 30.0) -> tuple[Array, float]:
     """Returns scikit-learn's t-SNE in two dimensions, and the perplexity used: at most a third of the other points."""
+    import numpy as np
     from sklearn.manifold import TSNE
 
     used = min(perplexity, (len(points) - 1) / 3)
@@ -151,6 +163,8 @@ class EmbeddingTargets:
 
     def labels(self, axis: str) -> np.ndarray:
         """Returns where each position of the grid lies along an axis."""
+        import numpy as np
+
         sizes = tuple(self.axes.values())
         return np.unravel_index(np.arange(int(np.prod(sizes))), sizes)[list(self.axes).index(axis)]
 
@@ -159,6 +173,8 @@ def of_tokens(
     targets: EmbeddingTargets, tables: Tables, end: Tables | None, seed: int
 ) -> dict[str, tuple[str, Array]]:
     """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples."""
+    import numpy as np
+
     values, points = np.array(list(targets.values.values())), tables.rows(targets.values)
     components, weights = principal(points), resamples(len(values), seed)
     quantities: dict[str, tuple[str, Array]] = {

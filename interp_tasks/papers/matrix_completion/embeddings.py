@@ -16,7 +16,7 @@ import typer
 from circuits.figures.layout import SEQUENTIAL, Panel, draw
 from circuits.figures.panels import Series, scatter
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import WEIGHTS, Array, Tables, interval
+from interp_tasks.measurement.embeddings import WEIGHTS, Tables, interval
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
+    from interp_tasks.measurement.embeddings import Array
 
 #: Width of the bins that values are coloured by, as in figure 7 of the paper.
 BIN = 0.5

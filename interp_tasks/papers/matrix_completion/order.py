@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Array, Tables, interval
+from interp_tasks.measurement.embeddings import Tables, interval
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice, check_kinds
 from interp_tasks.measurement.paired import DRAWS, read
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
+    from interp_tasks.measurement.embeddings import Array
 
 SHARES = (0.1, 0.5, 0.9)
 STARTS = ("plateau", "first")
@@ -187,6 +187,8 @@ class RunQuantities:
 
     def stacked(self, name: str) -> tuple[list[int], Array]:
         """Returns the steps and the curve ``[1 + draws, step]`` of a quantity."""
+        import numpy as np
+
         steps = sorted(self.curves[name])
         return steps, np.stack([self.curves[name][step] for step in steps], 1)
 
@@ -230,6 +232,8 @@ class RunQuantities:
 
 def pooled(sums: Any, counts: Any, seed: int) -> Array:
     """Returns Σsum / Σcount of per-example pairs, then of its resamples over examples."""
+    import numpy as np
+
     from circuits.statistics import bootstrap, ratio
 
     total, count = (np.asarray(x, dtype=float)[None] for x in (sums, counts))
@@ -274,6 +278,8 @@ def embeddings(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
 
 def positions(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
     """Returns how far the position embeddings form clusters, by each axis of the grid of positions."""
+    import numpy as np
+
     assert subject.task is not None
     axes = {axis.name: len(axis.values) for axis in subject.task.grid_axes() if axis.position is None}
     table, targets = Tables.of(subject.model).positions, EmbeddingTargets({}, axes)

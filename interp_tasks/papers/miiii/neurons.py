@@ -23,7 +23,7 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import THRESHOLD, check_choice, check_layers_below, layer_of
+from interp_tasks.measurement.options import THRESHOLD, check_choice, check_layer, layer_of
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import logged_drop
 from interp_tasks.measurement.runner import Measured, measure
@@ -175,7 +175,7 @@ def neurons(
 
 def check_neurons(site: str, chosen: Sequence[int], sizes: Any, name: str) -> None:
     """Refuses a layer and neurons that a model of these sizes, called ``name``, lacks."""
-    check_layers_below("--site", [layer_of(site)], sizes, name)
+    check_layer(f"--site {site}", layer_of(site), sizes, name)
     neurons = sizes.d_model if site == "mlp_out" else sizes.d_mlp
     if site != "pattern" and max(chosen, default=0) >= neurons:
         raise UserError(f"--neurons {max(chosen)}: {site} of {name} has neurons 0-{neurons - 1}")

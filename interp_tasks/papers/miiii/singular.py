@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from interp_tasks.measurement.embeddings import Array
+if TYPE_CHECKING:
+    from interp_tasks.measurement.embeddings import Array
 
 #: Chance that white noise is called periodic, and that a table in no order has a significant frequency at all.
 LEVEL = 0.05

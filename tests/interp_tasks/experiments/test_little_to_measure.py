@@ -1,6 +1,7 @@
 """Experiments on runs that are mangled, and on examples with little in them."""
 
 import json
+import shutil
 
 import pytest
 
@@ -48,12 +49,22 @@ MANGLED = {
         lambda text: json.dumps({**json.loads(text), "config": {"task": {}, "train": 3}}),
         "a section of its config is not an object",
     ),
+    "half a line": ("metrics.jsonl", lambda text: text + '{"step": \n', "mangled after line 0"),
     "no number of the metric": (
         "metrics.jsonl",
         lambda text: '{"step": 0, "validation": {"mse_masked": null, "mse_all": 1.0}}\n',
         "logs no validation 'mse_masked': it has mse_all",
     ),
 }
+
+
+@pytest.mark.parametrize("what", MANGLED)
+def test_a_mangled_run_is_said_to_be_one(call, tiny, tmp_path, what):
+    file, mangle, said = MANGLED[what]
+    run = tmp_path / "run"
+    shutil.copytree(tiny, run)
+    (run / file).write_text(mangle((run / file).read_text()))
+    assert said in refused(call("runs", "drops", "--ckpt", str(run)))
 
 
 ONE = {
