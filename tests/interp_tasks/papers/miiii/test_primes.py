@@ -1,6 +1,5 @@
 """What belongs to each prime, on a model built with a circuit for each prime, or with one for both."""
 
-import json
 import math
 
 import numpy as np
@@ -13,7 +12,6 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.miiii.prime_order import ranked, stratified
 from interp_tasks.papers.miiii.removal import lost, own_and_others
 from interp_tasks.papers.miiii.shares import GridInputs, spread_of
 
@@ -193,39 +191,3 @@ def test_answers_per_neuron_count_equal_parts():
     served = np.array([[True, True, False], [False, False, False], [False, False, False]])
     assert spread_of(strength, served) == pytest.approx((3 + 1) / 2)
     assert math.isnan(spread_of(strength, served & False))
-
-
-# --- prime-order
-
-
-def write_run(folder, p, steps_of, until=100):
-    """A run that logs accuracies which reach 1 at given steps (None: never)."""
-    folder.mkdir(parents=True)
-    config = {"task": {"name": "miiii", "p": p}, "train": {"seed": 0, "eval_samples": 50}, "model": {}}
-    drop = {"name": "loss", "direction": "down"}
-    (folder / "run.json").write_text(json.dumps({"config": config, "drop_metric": drop}))
-    lines = []
-    for step in range(0, until + 1, 10):
-        seen = {f"accuracy_{q}": float(at is not None and step >= at) for q, at in steps_of.items()}
-        lines.append(json.dumps({"step": step, "validation": {"loss": 1.0, "accuracy": 0.5, **seen}}))
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "checkpoints").mkdir()
-    return folder
-
-
-def test_ranks_are_within_strata_and_ties_share_them():
-    strata = np.array([0, 0, 0, 1, 1])
-    np.testing.assert_allclose(
-        ranked(np.array([5.0, math.inf, math.inf, 9, 1]), strata), [-1, 0.5, 0.5, 0.5, -0.5]
-    )
-
-
-def test_a_strict_order_is_found_and_its_p_value_counts_permutations():
-    x, y = np.arange(4.0), np.arange(4.0) * 3
-    value_, p_value = stratified(x, y, np.zeros(4), 0)
-    assert value_ == pytest.approx(1)
-    # Two of 24 orders are as extreme.
-    assert p_value == pytest.approx(2 / 24, abs=0.01)
-    assert all(math.isnan(one) for one in stratified(x, np.ones(4), np.zeros(4), 0))
-    # Between strata nothing is compared.
-    assert all(math.isnan(one) for one in stratified(x, y, np.arange(4), 0))
