@@ -61,21 +61,18 @@ def t_interval(values: Sequence[float]) -> Interval | None:
     return mean(values) - half, mean(values) + half
 
 
-def interval_over_runs(values: Sequence[float], log: bool = False) -> Interval:
+def interval_over_runs(values: Sequence[float]) -> Interval:
     """Returns a 95% interval over training runs: Student's t of their mean. NaN: an end that is not known.
 
     There is none below three runs. Where a run never got there, and is infinite, it is one of the median, from order
     statistics, which six runs have.
-
-    Args:
-        log: of the geometric mean, as of ratios.
     """
     if len(values) < MIN_RUNS:
         return math.nan, math.nan
-    if all(map(math.isfinite, values)) and (not log or min(values) > 0):
-        found = t_interval([math.log(value) for value in values] if log else values)
+    if all(map(math.isfinite, values)):
+        found = t_interval(values)
         assert found is not None
-        return (math.exp(found[0]), math.exp(found[1])) if log else found
+        return found
     low, high = median_interval([(value, value) for value in values]) or (math.nan, math.nan)
     return (low if math.isfinite(low) else math.nan), (high if math.isfinite(high) else math.nan)
 

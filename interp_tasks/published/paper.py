@@ -347,10 +347,6 @@ class Paper(Section):
                 raise ValueError(f"claim {claim.id!r}: its study names no checkpoint that has memorised")
         return self
 
-    def runs(self, role: str, preset: str) -> list[TrainingRun]:
-        """Returns the runs that play a role at a scale."""
-        return [run for run in self.run if run.role == role and run.preset == preset]
-
 
 def unique(noun: str, names: Iterable[Any]) -> None:
     seen = set()

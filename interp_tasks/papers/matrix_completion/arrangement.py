@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tasks import Task
 
 ALIGNMENT = "alignment with the final embeddings"
+#: Of labels, behind the p-value of a silhouette.
+PERMUTATIONS = 999
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,17 @@ class Clustered:
     p_value: float
 
 
-def clustered(points: Array, labels: NDArray[np.int64], seed: int, permutations: int = 999) -> Clustered:
+def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> Clustered:
     """Measures how far points lie in clusters, by their silhouette, with a permutation test."""
     import numpy as np
 
     apart = distances(points)
     value = silhouette(apart, labels)
     rng = np.random.default_rng([seed, 3])
-    null = np.array([silhouette(apart, rng.permutation(labels)) for _ in range(permutations)])
+    null = np.array([silhouette(apart, rng.permutation(labels)) for _ in range(PERMUTATIONS)])
     # Rounding must not tell an arrangement from its mirror image.
     hits = int((null >= value - 1e-12).sum())
-    return Clustered(value, float(null.mean()), (1 + hits) / (1 + permutations))
+    return Clustered(value, float(null.mean()), (1 + hits) / (1 + PERMUTATIONS))
 
 
 def tsne(points: Array, seed: int, perplexity: float = 30.0) -> tuple[Array, float]:

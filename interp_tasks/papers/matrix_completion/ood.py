@@ -43,27 +43,24 @@ UNTRAINED = "untrained_positions"
 VARY = typer.Option(
     "--vary", metavar="GROUP", help="Variations of the task; repeat.", show_default=", ".join(GROUPS)
 )
-METHOD = typer.Option("--method", metavar="NAME", help="The method.", show_default="the first")
 
 
-@experiment("matrix", says={"vary": list(GROUPS), "method": None}, judged_by_task=True)
+@experiment("matrix", says={"vary": list(GROUPS)}, judged_by_task=True)
 def ood(
     refs: str | Sequence[str],
     vary: Annotated[str | Sequence[str], VARY, list[str]] = GROUPS,
-    method: Annotated[str | None, METHOD] = None,
     **options: Unpack[Options],
 ) -> Result:
     """Try models on other laws of the entries, ranks, numbers of rows and columns than they were trained on.
 
-    Beside each stands a method that is not trained. Shapes that a model cannot take are named in the notes, as are
-    those that use positions it was never trained at.
+    Beside each stands a method that is not trained, the first of the task's. Shapes that a model cannot take are named
+    in the notes, as are those that use positions it was never trained at.
 
     Gopalani, Lubana, Hu 2024, appendix J.2 and figure 19.
 
     Args:
         refs: one or several REFs; all see the same examples.
         vary: groups of the task's ``variations()``.
-        method: one of the task's ``baselines()``; default: the first.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
 
     Raises:
@@ -71,9 +68,8 @@ def ood(
     """
     names = [vary] if isinstance(vary, str) else list(vary)
     check_has_task("ood", options)
-    variations = Variations(names, method, Comparison(Examples.of(options)))
-    config = {"vary": names, "method": method}
-    result = measure("ood", refs, options, variations.measured, config=config)
+    variations = Variations(names, Comparison(Examples.of(options)))
+    result = measure("ood", refs, options, variations.measured, config={"vary": names})
     notes = (
         PAIRED,
         f"{baseline_note(list(variations.used))}, on the same examples.",
@@ -88,7 +84,6 @@ class Variations:
     """The variations that models are tried on, the methods beside them, and what the notes say of shapes."""
 
     groups: Sequence[str]
-    method: str | None
     comparison: Comparison
     used: dict[str, None] = field(default_factory=dict)
     remarks: dict[str, None] = field(default_factory=dict)
@@ -99,8 +94,7 @@ class Variations:
 
         task = subject.task
         assert task is not None
-        known = declared(task, "baselines")
-        using = chosen(known, [self.method] if self.method else [], "--method", task) or list(known)[:1]
+        using = list(declared(task, "baselines"))[:1]
         self.used |= dict.fromkeys(using)
         groups = declared(task, "variations")
         rows: list[Row] = []

@@ -121,10 +121,6 @@ def input_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, GridAxis]:
             f"task {task.name!r} has no grid of two input digits (grid_axes with positions, and input_grid()), which "
             "neurons are drawn over; interp-run fourier also takes grids of positions"
         )
-    if min(len(axis.values) for axis in axes) < MIN_CHECKPOINTS:
-        raise UserError(
-            f"task {task.name!r}: a digit takes fewer than {MIN_CHECKPOINTS} values, which have no frequency"
-        )
     return axes[0], axes[1]
 
 

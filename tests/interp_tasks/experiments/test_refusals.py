@@ -79,7 +79,6 @@ REFUSED = [
     ("copying", "modular", {}, "declares no inputs to copy"),
     ("algorithm", "matrix", {"methods": "mean"}, "--method 'mean'"),
     ("baseline", "matrix", {"vary": "colour"}, "--vary 'colour'"),
-    ("ood", "matrix", {"method": "best"}, "--method 'best'"),
     ("order", "matrix", {}, "is in no run"),
     ("order", "matrix", {"kinds": "loss"}, "--kind 'loss'"),
     ("neurons", "modular", {"site": "z"}, "choose mlp_pre, mlp_post, mlp_out or pattern"),
