@@ -85,7 +85,9 @@ def heads(
     Args:
         refs: one or several REFs; all see the same examples.
         mode: what is done to the heads, as in :func:`ablation`.
-        keys, positions, scale: see ``mode``.
+        keys: of the mode, as in :func:`ablation`.
+        positions: likewise.
+        scale: likewise.
         groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
         by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
             examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
