@@ -16,90 +16,58 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from circuits import (
-        ablate,
-        circuit,
-        fourier,
-        patch,
-        patterns,
-        permute,
-        plots,
-        probe,
-        transplant,
-        variance,
-    )
-    from circuits.errors import CircuitsError
-    from circuits.interventions.apply import Activations, cache, intervene, run
-    from circuits.interventions.base import Intervention
-    from circuits.interventions.edits import edit
-    from circuits.interventions.grids import Draws, draws, grid
-    from circuits.logit_lens import DirectAttribution, Lens, lens
-    from circuits.model.check import check
-    from circuits.model.heads import Head, KeyValueGroup, heads
-    from circuits.model.prompts import Prompts, prompts
-    from circuits.model.sites import Site
-    from circuits.model.supported import unchecked
-    from circuits.sae import splice
-    from circuits.sweeps.logit_difference import logit_difference
-    from circuits.sweeps.sweep import compare, sweep
-    from circuits.sweeps.table import SweepResult
+    from circuits import ablate as ablate
+    from circuits import circuit as circuit
+    from circuits import fourier as fourier
+    from circuits import patch as patch
+    from circuits import patterns as patterns
+    from circuits import permute as permute
+    from circuits import plots as plots
+    from circuits import probe as probe
+    from circuits import transplant as transplant
+    from circuits import variance as variance
+    from circuits.errors import CircuitsError as CircuitsError
+    from circuits.interventions.apply import Activations as Activations
+    from circuits.interventions.apply import cache as cache
+    from circuits.interventions.apply import intervene as intervene
+    from circuits.interventions.apply import run as run
+    from circuits.interventions.base import Intervention as Intervention
+    from circuits.interventions.edits import edit as edit
+    from circuits.interventions.grids import Draws as Draws
+    from circuits.interventions.grids import draws as draws
+    from circuits.interventions.grids import grid as grid
+    from circuits.logit_lens import DirectAttribution as DirectAttribution
+    from circuits.logit_lens import Lens as Lens
+    from circuits.logit_lens import lens as lens
+    from circuits.model.check import check as check
+    from circuits.model.heads import Head as Head
+    from circuits.model.heads import KeyValueGroup as KeyValueGroup
+    from circuits.model.heads import heads as heads
+    from circuits.model.inputs import prompts as prompts
+    from circuits.model.prompts import Prompts as Prompts
+    from circuits.model.sites import Site as Site
+    from circuits.model.supported import unchecked as unchecked
+    from circuits.sae import splice as splice
+    from circuits.sweeps.logit_difference import logit_difference as logit_difference
+    from circuits.sweeps.sweep import compare as compare
+    from circuits.sweeps.sweep import sweep as sweep
+    from circuits.sweeps.table import SweepResult as SweepResult
 
 #: Of `interp-tasks` and of `interp-circuits`.
 __version__ = "0.2.0"
 
-__all__ = [
-    "Activations",
-    "CircuitsError",
-    "DirectAttribution",
-    "Draws",
-    "Head",
-    "Intervention",
-    "KeyValueGroup",
-    "Lens",
-    "Prompts",
-    "Site",
-    "SweepResult",
+# What is read without a model, such as the names of sites and heads, is read without importing torch.
+_MODULES = (
     "ablate",
-    "cache",
-    "check",
     "circuit",
-    "compare",
-    "draws",
-    "edit",
     "fourier",
-    "grid",
-    "heads",
-    "intervene",
-    "lens",
-    "logit_difference",
     "patch",
     "patterns",
     "permute",
     "plots",
     "probe",
-    "prompts",
-    "run",
-    "splice",
-    "sweep",
     "transplant",
-    "unchecked",
     "variance",
-]
-
-# What is read without a model, such as the names of sites and heads, is read without importing torch.
-_MODULES = frozenset(
-    {
-        "ablate",
-        "circuit",
-        "fourier",
-        "patch",
-        "patterns",
-        "permute",
-        "plots",
-        "probe",
-        "transplant",
-        "variance",
-    }
 )
 _HOMES = {
     "Activations": "circuits.interventions.apply",
@@ -123,12 +91,14 @@ _HOMES = {
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",
     "logit_difference": "circuits.sweeps.logit_difference",
-    "prompts": "circuits.model.prompts",
+    "prompts": "circuits.model.inputs",
     "run": "circuits.interventions.apply",
     "splice": "circuits.sae",
     "sweep": "circuits.sweeps.sweep",
     "unchecked": "circuits.model.supported",
 }
+
+__all__ = sorted([*_MODULES, *_HOMES])
 
 
 def __getattr__(name: str) -> Any:

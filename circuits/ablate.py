@@ -33,7 +33,8 @@ from circuits.interventions.edits import (
 from circuits.interventions.fitted import DIRECTIONS, ClassFit, FourierComponents, FourierGrid, RemoveFitted
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
-from circuits.model.prompts import Prompts, Texts, read_given
+from circuits.model.inputs import read_given
+from circuits.model.prompts import Prompts, Texts
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot, read_numbers
 from circuits.validate import (
@@ -417,18 +418,16 @@ def each(
         ablate.each(ablate.uniform, heads("all", model))           # {"0.0": ..., "0.1": ..., ...}
         ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens, over="batch,pos")
 
-    Other arguments go to `make`; without items, `over=` is the items.
-    Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a number (the number alone where
-    what is made of it is in another layer, as of neurons), else the item. `circuits.grid` does the same over several
-    arguments at once, by their names.
+    Other arguments go to `make`. Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a
+    number (the number alone where what is made of it is in another layer, as of neurons), else the item.
+    `circuits.grid` does the same over several arguments at once, by their names.
     """
-    given_items = arguments.pop("over", None) if items is None else items
-    items = grids.in_line(given_items)
-    if items is None:
+    listed = grids.in_line(items)
+    if listed is None:
         raise CircuitsError(
-            f"ablate.each: give a list of items, not {given_items!r}; heads(spec, model) makes one of heads"
+            f"ablate.each: give a list of items, not {items!r}; heads(spec, model) makes one of heads"
         )
-    given = [(item, *grids.named("layer" if _is_number(item) else "", item)) for item in items]
+    given = [(item, *grids.named("layer" if _is_number(item) else "", item)) for item in listed]
     labels: set[str] = set()
     for _, label, _ in given:
         if label in labels:

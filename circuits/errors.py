@@ -1,5 +1,7 @@
 """The one exception that users of `circuits` are meant to catch, and what it says of a value."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -17,7 +19,16 @@ class CircuitsError(ValueError):
 _LONGEST = 800
 
 
-def said(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns what an error says of a value: its text where that is short, else its type."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else type(value).__name__
+
+
+@contextmanager
+def prefixed(label: str) -> Iterator[None]:
+    """Puts what was asked before the message of an error raised inside the block."""
+    try:
+        yield
+    except CircuitsError as error:
+        raise CircuitsError(f"{label}: {error}") from error

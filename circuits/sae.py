@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError
-from circuits.model.blocks import model_block
+from circuits.errors import CircuitsError, prefixed
+from circuits.model.contexts import model_block
+from circuits.model.edit_state import exclusive
 from circuits.model.hooked_model import HookedModel
-from circuits.model.insertions import Autoencoder, SAEInsertion, reinstall, spliced
+from circuits.model.sae_insertions import Autoencoder, SAEInsertion, reinstall, spliced
 from circuits.model.sites import KINDS, Site
-from circuits.model.state import exclusive
 
 CALLER = "splice"
 
@@ -62,15 +62,13 @@ def reinstall_hooks(surface: HookedModel) -> None:
 
 def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]:
     """Returns the splice of each hook that a site names, with its autoencoder, checked."""
-    try:
+    with prefixed(CALLER):
         site = Site.parse(given)
         if site.name not in KINDS or site.kind.axes[1] != "pos":
             raise CircuitsError(
                 f"an autoencoder reads a site of the table that has a position axis, not {str(site)!r}"
             )
         places = surface.at(site)
-    except CircuitsError as error:
-        raise CircuitsError(f"{CALLER}: {error}") from error
     each_layer = site.layer is None and site.kind.per_layer
     if each_layer and (not callable(sae) or hasattr(sae, "encode")):
         raise CircuitsError(

@@ -6,8 +6,8 @@ C_i = 1, so that the value is the mean. Where ΣC = 0 there is nothing to averag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -80,10 +80,6 @@ def _swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
     return rng.integers(0, 2, size=(count, examples))
 
 
-# Groups of one shape are summarised together, up to this many numbers at a time.
-_TOGETHER = 1_000_000
-
-
 @dataclass(frozen=True)
 class Summary:
     """Statistics as arrays [series]; series 0 is the unedited model, with effects of 0 and ratios of 1."""
@@ -109,46 +105,24 @@ def summarise(
     ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
     is no interval, nor of a ratio whose denominator may be 0 (`is_endless`).
     """
-    return summarise_groups([(sums, counts)], Resampling(seed, draws, flips), level)[0]
+    return summarise_with(sums, counts, Resampling(seed, draws, flips), level)
 
 
-def summarise_groups(
-    groups: Sequence[tuple[np.ndarray, np.ndarray]], resampling: Resampling, level: float
-) -> list[Summary]:
-    """Summarises each (sums, counts) as `summarise` does, with the same draws; groups of one shape run together."""
-    summaries: list[Summary | None] = [None] * len(groups)
-    indices_by_shape: dict[tuple[int, ...], list[int]] = {}
-    for index, (sums, _) in enumerate(groups):
-        indices_by_shape.setdefault(sums.shape, []).append(index)
-    for (series, _), indices in indices_by_shape.items():
-        step = max(1, _TOGETHER // (series * max(resampling.draws, resampling.flips)))
-        for start in range(0, len(indices), step):
-            chunk = indices[start : start + step]
-            sums, counts = (np.stack([groups[index][part] for index in chunk]) for part in (0, 1))
-            joint = _summarise(sums, counts, resampling, level)
-            for row, index in enumerate(chunk):
-                summaries[index] = Summary(*(getattr(joint, column.name)[row] for column in fields(Summary)))
-    return [summary for summary in summaries if summary is not None]
-
-
-def _summarise(sums: np.ndarray, counts: np.ndarray, resampling: Resampling, level: float) -> Summary:
-    """Summarises groups [group series examples]; the others of a group are compared with its series 0."""
+def summarise_with(sums: np.ndarray, counts: np.ndarray, resampling: Resampling, level: float) -> Summary:
+    """Summarises series as `summarise` does; those after the first are compared with it."""
     value = ratio(sums.sum(-1), counts.sum(-1))
-    effect = value - value[:, :1]
     resampled = _resampled(sums, counts, resampling)
-    paired = (resampled, resampled - resampled[..., :1], ratio(resampled, resampled[..., :1]))
+    paired = (resampled, resampled - resampled[:, :1], ratio(resampled, resampled[:, :1]))
     # All at once, as a call takes longer than its work where there are few series.
     bounds = interval(np.concatenate(paired, axis=-1), level)
-    (low, effect_low, share_low), (high, effect_high, share_high) = (
-        np.split(bound, 3, axis=-1) for bound in bounds
-    )
-    endless = is_endless((low[:, :1], high[:, :1]), (share_low, share_high))
+    (low, effect_low, share_low), (high, effect_high, share_high) = (np.split(bound, 3) for bound in bounds)
+    endless = is_endless((low[:1], high[:1]), (share_low, share_high))
     share_low, share_high = (np.where(endless, np.nan, bound) for bound in (share_low, share_high))
     if sums.shape[-1] < 2:
         low, high, effect_low, effect_high, share_low, share_high = (
             np.full_like(value, np.nan) for _ in range(6)
         )
-    share = ratio(value, value[:, :1])
+    effect, share = value - value[:1], ratio(value, value[:1])
     p_value = _sign_flip(sums, counts, resampling)
     return Summary(value, low, high, effect, effect_low, effect_high, share, share_low, share_high, p_value)
 
@@ -182,10 +156,10 @@ def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np
 
 
 def _resampled(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """Returns pooled ratios of resamples, [*group draws series]."""
-    series, examples = sums.shape[-2:]
+    """Returns pooled ratios of resamples, [draws series]."""
+    series, examples = sums.shape
     blocks = [ratio(sums @ weights, counts @ weights) for weights in resampling.weights(examples, series)]
-    return (blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=-1)).swapaxes(-1, -2)
+    return np.concatenate(blocks, axis=-1).T
 
 
 def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np.ndarray:
@@ -201,39 +175,30 @@ def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np
 
 
 def _sign_flip(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """Returns two-sided sign-flip p-values, [*group series]."""
+    """Returns two-sided sign-flip p-values [series]."""
     examples = sums.shape[-1]
-    total, entries = sums.sum(-1), counts.sum(-1)
-    observed = np.abs(ratio(total, entries) - ratio(total[..., :1], entries[..., :1]))
+    total, entries = sums.sum(-1, keepdims=True), counts.sum(-1, keepdims=True)
+    values = ratio(total, entries)
+    observed = np.abs(values - values[:1])
     # Rounding must not turn the observed arrangement, or one as extreme, into a smaller one.
-    scale = np.abs(ratio(total, entries)) + np.abs(ratio(total[..., :1], entries[..., :1]))
-    threshold = (observed - 1e-11 * scale)[..., None]
-    pair_differences, count_differences = (each[..., :1, :] - each for each in (sums, counts))
+    threshold = observed - 1e-11 * (np.abs(values) + np.abs(values[:1]))
+    pair_differences, count_differences = sums[:1] - sums, counts[:1] - counts
     same_counts = not count_differences.any()
-    total, entries = total[..., None], entries[..., None]
-    hits = np.zeros(observed.shape)
-
-    def shifted(swap: np.ndarray, differences: np.ndarray) -> np.ndarray:
-        """Returns what swaps add to sums or counts of the edited run, [*group series flip]."""
-        product = differences.reshape(-1, examples) @ swap
-        return product.reshape(*differences.shape[:-1], swap.shape[-1])
-
-    for swap in resampling.swaps(examples, observed.size):
-        difference, limit = shifted(swap, pair_differences), threshold
+    hits = np.zeros(len(sums))
+    for swap in resampling.swaps(examples, len(sums)):
+        shift = pair_differences @ swap  # what swaps add to the sums of the edited run, [series flip]
         if same_counts:
             # The difference of the two ratios, times their denominator.
-            difference *= 2
-            difference += total - total[..., :1, :]
-            limit = threshold * entries
+            difference, limit = 2 * shift + total - total[:1], threshold * entries
         else:
-            shift, shift_counts = difference, shifted(swap, count_differences)
+            shift_counts, limit = count_differences @ swap, threshold
             difference = ratio(total + shift, entries + shift_counts) - ratio(
-                total[..., :1, :] - shift, entries[..., :1, :] - shift_counts
+                total[:1] - shift, entries[:1] - shift_counts
             )
         hits += (~(np.abs(difference) < limit)).sum(-1)
     is_exhaustive = resampling.flips_are_all(examples)
     p_value = hits / 2.0**examples if is_exhaustive else (1 + hits) / (1 + resampling.flips)
-    return np.where(np.isnan(observed), np.nan, p_value)
+    return np.where(np.isnan(observed[:, 0]), np.nan, p_value)
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
@@ -287,22 +252,19 @@ def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarra
 
     The numbers are those of `np.nanquantile`, which takes several times longer.
     """
-    values = np.moveaxis(resampled, -2, -1)
-    last = values.shape[-1] - 1 - np.isnan(values).sum(-1, keepdims=True)
-    places = [last * share for share in ((1 - level) / 2, (1 + level) / 2)]
-    around = [
-        np.clip(np.floor(place).astype(int) + step, 0, np.maximum(last, 0))
-        for place in places
-        for step in (0, 1)
-    ]
-    wanted = np.unique(around)
-    # NaN come last. To find a few places takes less than to sort.
-    ordered = np.partition(values, wanted, axis=-1) if len(wanted) <= 8 else np.sort(values, axis=-1)
-    found = [np.take_along_axis(ordered, index, -1) for index in around]
+    ordered = np.sort(np.moveaxis(resampled, -2, -1), axis=-1)  # NaN come last
+    last = ordered.shape[-1] - 1 - np.isnan(ordered).sum(-1, keepdims=True)
 
-    def quantile(place: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    def quantile(share: float) -> np.ndarray:
+        place = last * share
+        low, high = (
+            np.take_along_axis(
+                ordered, np.clip(np.floor(place).astype(int) + step, 0, np.maximum(last, 0)), -1
+            )
+            for step in (0, 1)
+        )
         part = place - np.floor(place)
         between = np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
         return between[..., 0] + 0.0  # no negative zero
 
-    return quantile(places[0], *found[:2]), quantile(places[1], *found[2:])
+    return quantile((1 - level) / 2), quantile((1 + level) / 2)

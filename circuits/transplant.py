@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.components import COMPONENTS, PARTS
+from circuits.model.edit_state import exclusive
 from circuits.model.hooked_model import HookedModel
-from circuits.model.state import exclusive
 from circuits.model.supported import foreign_names
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_indices
@@ -66,11 +66,6 @@ class Transplant(Intervention):
                 raise CircuitsError(
                     f"{self.label}: {name} is {list(value.shape)} in the source and {list(parameters[name].shape)} in "
                     "the model; shapes must be equal"
-                )
-            if parameters[name].is_inference():
-                raise CircuitsError(
-                    f"{self.label}: {name} of the model was made under torch.inference_mode and cannot be exchanged; "
-                    "make or copy the model outside of it"
                 )
         _check_shared(self.label, chosen, parameters)
         return tuple(

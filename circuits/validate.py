@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError, said
+from circuits.errors import CircuitsError, format_value
 from circuits.tensors import Snapshot, as_dense_tensor
 
 P = ParamSpec("P")
@@ -133,7 +133,9 @@ def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> s
     """Returns the value, or raises `CircuitsError` if it is not one of the choices."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
-        raise CircuitsError(f"{caller}: {name}={said(value)}; choose from {', '.join(map(repr, choices))}")
+        raise CircuitsError(
+            f"{caller}: {name}={format_value(value)}; choose from {', '.join(map(repr, choices))}"
+        )
     return str(value)
 
 

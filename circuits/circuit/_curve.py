@@ -13,7 +13,7 @@ from circuits.circuit._evaluation import baseline
 from circuits.circuit._graph import EVERYWHERE, NOWHERE, Graph, Member, Where, parse_member
 from circuits.circuit._measurement import Faithfulness, Measurement, with_interval
 from circuits.circuit._value import Circuit
-from circuits.errors import CircuitsError, said
+from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import curve as lines
 from circuits.figures.panels import of_rows
@@ -206,7 +206,7 @@ def _parse_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph |
         given, graph = given.ranking(), given.graph
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise CircuitsError(
-            f"{caller}: a ranking is a screening or a list of names, largest first; got {said(given)}"
+            f"{caller}: a ranking is a screening or a list of names, largest first; got {format_value(given)}"
         )
     if len(set(given)) < len(given):
         raise CircuitsError(f"{caller}: a ranking names a member twice")

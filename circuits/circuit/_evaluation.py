@@ -13,7 +13,7 @@ import pandas as pd
 from circuits.circuit._graph import Member
 from circuits.circuit._measurement import Faithfulness, Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
-from circuits.errors import CircuitsError, said
+from circuits.errors import CircuitsError, format_value
 from circuits.figures import results
 from circuits.statistics import holm, sign_flip, unreachable
 from circuits.sweeps.measurements import Row
@@ -299,7 +299,9 @@ class _Test:
 def _read(circuits: Any) -> dict[str, Circuit]:
     given = {"circuit": circuits} if isinstance(circuits, Circuit) else circuits
     if not isinstance(given, Mapping) or not given:
-        raise CircuitsError(f"{_CALLER}: give circuits by name, such as {{'IG': c}}; got {said(given)}")
+        raise CircuitsError(
+            f"{_CALLER}: give circuits by name, such as {{'IG': c}}; got {format_value(given)}"
+        )
     for name, one in given.items():
         if not isinstance(one, Circuit):
             raise CircuitsError(

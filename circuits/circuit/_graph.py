@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from circuits.errors import CircuitsError, said
+from circuits.errors import CircuitsError, format_value
 from circuits.model.sites import KINDS, Site
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
         kind: "nodes" or "edges".
     """
     if not isinstance(text, str):
-        raise CircuitsError(f"{caller}: {said(text)} is not the name of {_one(kind)}")
+        raise CircuitsError(f"{caller}: {format_value(text)} is not the name of {_one(kind)}")
     name, at, positions = text.partition("@")
     where = _parse_positions(positions, text, caller) if at else EVERYWHERE
     if kind == "nodes":
@@ -293,7 +293,7 @@ class Graph:
             graph = cls(**given)
         except TypeError:
             raise CircuitsError(
-                f"{caller}: graph is an object of n_layers, n_heads and so on; got {said(given)}"
+                f"{caller}: graph is an object of n_layers, n_heads and so on; got {format_value(given)}"
             ) from None
         *sizes, mlps, parallel, positions = asdict(graph).values()
         if (

@@ -20,11 +20,12 @@ from circuits.interventions.base import (
     Replacement,
     RunContext,
 )
-from circuits.interventions.reference_runs import Reference
+from circuits.interventions.clean_passes import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
 from circuits.interventions.sources import HOW
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import broadcast_mask, is_encoding, read_given
+from circuits.model.inputs import is_encoding, read_given
+from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
 from circuits.tensors import Snapshot, as_dense_tensor, select_positions
 from circuits.validate import read_choice

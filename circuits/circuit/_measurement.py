@@ -17,13 +17,14 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations, run
 from circuits.interventions.base import Replacement
-from circuits.interventions.reference_runs import MeanOver
+from circuits.interventions.clean_passes import MeanOver
 from circuits.interventions.replacements import Zero
 from circuits.interventions.sources import align_mean, read_source
+from circuits.model.edit_state import inside_block
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, read_prompts
+from circuits.model.inputs import read_prompts
+from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.model.state import inside_block
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors

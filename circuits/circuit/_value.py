@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from circuits.circuit._graph import EVERYWHERE, NOWHERE, Edge, Effect, Graph, Member, Where, parse_member
-from circuits.errors import CircuitsError, said
+from circuits.errors import CircuitsError, format_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,9 @@ def read_file(path: str | PathLike[str]) -> Circuit:
     if not isinstance(given, dict) or given.get("kind") not in ("nodes", "edges"):
         raise CircuitsError(f'{caller} is no circuit: an object whose kind is "nodes" or "edges" is needed')
     if given.get("format") != FORMAT:
-        raise CircuitsError(f"{caller}: format {said(given.get('format'))}; this version reads {FORMAT}")
+        raise CircuitsError(
+            f"{caller}: format {format_value(given.get('format'))}; this version reads {FORMAT}"
+        )
     _check_keys(given, KEYS, "a circuit", caller)
     where: dict[Member, Where] = {}
     effects: dict[Member, Effect] = {}
@@ -67,7 +69,7 @@ def read_file(path: str | PathLike[str]) -> Circuit:
             raise CircuitsError(f"{caller}: {member} is listed twice")
         where[member], effect = at, Effect(*(row.get(name) for name in Effect._fields))
         if wrong := [one for one in effect[1:] if one is not None and not _is_number(one)]:
-            raise CircuitsError(f"{caller}: an effect is a finite number; got {said(wrong[0])}")
+            raise CircuitsError(f"{caller}: an effect is a finite number; got {format_value(wrong[0])}")
         if effect != Effect():
             effects[member] = effect
     graph = None
@@ -81,7 +83,7 @@ def read_file(path: str | PathLike[str]) -> Circuit:
 def _check_keys(given: Any, known: Collection[str], what: str, caller: str) -> None:
     """Refuses keys that would be passed over: a misspelt one would be lost in silence."""
     if not isinstance(given, dict):
-        raise CircuitsError(f"{caller}: {what} is an object of {', '.join(known)}; got {said(given)}")
+        raise CircuitsError(f"{caller}: {what} is an object of {', '.join(known)}; got {format_value(given)}")
     if unknown := [key for key in given if key not in known]:
         raise CircuitsError(f"{caller}: {what} has no {unknown[0]!r}; known: {', '.join(known)}")
 
@@ -285,7 +287,7 @@ def circuit_of_names(names: Iterable[Any], kind: str, graph: Graph | None, calle
     if isinstance(names, str):
         names = [name for name in names.replace("\n", ";").split(";") if name.strip()]
     if not isinstance(names, Iterable):
-        raise CircuitsError(f"{caller}: give a list of names, got {said(names)}")
+        raise CircuitsError(f"{caller}: give a list of names, got {format_value(names)}")
     where: dict[Member, Where] = {}
     for name in names:
         member, at = parse_member(name, kind, caller)

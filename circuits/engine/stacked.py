@@ -21,14 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.base import ActivationEdit, EdgePatch, Step, WeightEdit
-from circuits.interventions.forward_pass import ForwardPass, replacement_for
-from circuits.interventions.reference_runs import References
-from circuits.model.blocks import interruptible
-from circuits.model.hooked_model import IN_LINE, HookedModel
+from circuits.interventions.base import ActivationEdit, Step, WeightEdit
+from circuits.interventions.clean_passes import References
+from circuits.interventions.forward_pass import ForwardPass, RunState, replacement_for
+from circuits.model.contexts import interruptible
+from circuits.model.edit_state import State, modules_of, state_of
+from circuits.model.generation import DecodeStep
+from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, hooks_on
 from circuits.model.prompts import Prompts
-from circuits.model.state import State, modules_of, state_of
 
 #: A user's class says by this attribute, in its body, that its blocks read nothing but the stream and what the model
 #: hands to every block, and treat examples independently.
@@ -46,7 +47,7 @@ class NotStacked(Exception):
 def check_model(surface: HookedModel, prompts: Prompts) -> None:
     """Raises `NotStacked` for a model whose blocks are not known to run on other rows and from a later block on."""
     model = surface.model
-    if surface.family not in IN_LINE:
+    if surface.bridged:
         raise NotStacked("a bridge cannot start at a block")
     if surface.spliced:
         raise NotStacked("an autoencoder is spliced in")
@@ -74,25 +75,8 @@ def check_model(surface: HookedModel, prompts: Prompts) -> None:
             raise NotStacked(f"its class {base.__name__} is not the library's")
 
 
-def edits_of(plan: Sequence[Step]) -> list[ActivationEdit]:
-    return [step for step in plan if isinstance(step, ActivationEdit)]
-
-
-def first_block(plan: Sequence[Step], surface: HookedModel) -> int:
-    """Returns the block from which a variant differs from the clean run, -1 for the embeddings, or n_layers; raises
-    `NotStacked` for a variant that acts on more than its own rows.
-    """
-    starts = [surface.n_layers]
-    for step in plan:
-        if isinstance(step, WeightEdit):
-            raise NotStacked("it edits weights")
-        if isinstance(step, EdgePatch):
-            raise NotStacked("it cuts paths")
-        starts += [_block_of(hook, surface) for hook in (step.hook, *step.replacement.reads(step).values())]
-    return min(starts)
-
-
 def _block_of(hook: str, surface: HookedModel) -> int:
+    """Returns the block from which an edit at a hook differs from the clean run, -1 for the embeddings."""
     if inside := re.match(r"blocks\.(\d+)\.", hook):
         return int(inside[1])
     if hook in _EMBEDDINGS:
@@ -146,6 +130,7 @@ class StackedVariant:
 
     Attributes:
         start: the first block that it runs.
+        hooks: those that it edits or reads.
         changed: whether an edit changed an activation: otherwise its output is the clean one, bit for bit.
         unseen: hooks of its edits that have not fired.
     """
@@ -153,6 +138,7 @@ class StackedVariant:
     index: int
     start: int
     plan: Sequence[ActivationEdit]
+    hooks: set[str]
     changed: bool = False
     unseen: set[str] = field(default_factory=set)
     call: ForwardPass | None = None
@@ -160,16 +146,11 @@ class StackedVariant:
     def begin(self, surface: HookedModel, prompts: Prompts, references: References, state: State) -> None:
         """Starts its run; passes that an edit makes on the run's own tokens are made here."""
         self.changed, self.unseen = False, {write.hook for write in self.plan}
-        self.call = ForwardPass(surface, references, state)
-        tokens, given = _inputs(surface.model, prompts)
-        self.call.begin(self.plan, (tokens,), given)
-
-    @property
-    def hooks(self) -> set[str]:
-        """The hooks that it edits or reads."""
-        return {
-            hook for write in self.plan for hook in (write.hook, *write.replacement.reads(write).values())
-        }
+        tokens, given = surface.inputs(prompts)
+        real = given["attention_mask"].bool() if prompts.padded else None
+        frame = RunState(given, tokens, whole=True, decode_step=DecodeStep(real=real))
+        self.call = ForwardPass(surface, references, state, self.plan, frames=[frame])
+        frame.prepared = {id(write): write.replacement.prepare(self.call) for write in self.plan}
 
     def value(self, hook: str, current: Tensor) -> Tensor:
         """Returns an activation of its rows after its edits there, in their order."""
@@ -186,6 +167,19 @@ class StackedVariant:
                 if read == hook:
                     self.call.reads(write)[name] = current
         return current
+
+
+def stacked_variant(index: int, plan: Sequence[Step], surface: HookedModel) -> StackedVariant:
+    """Returns a variant that shares forwards; raises `NotStacked` for one that acts on more than its own rows."""
+    edits: list[ActivationEdit] = []
+    hooks: set[str] = set()
+    for step in plan:
+        if not isinstance(step, ActivationEdit):
+            raise NotStacked("it edits weights" if isinstance(step, WeightEdit) else "it cuts paths")
+        edits.append(step)
+        hooks.update((step.hook, *step.replacement.reads(step).values()))
+    start = min((_block_of(hook, surface) for hook in hooks), default=surface.n_layers)
+    return StackedVariant(index, start, edits, hooks)
 
 
 def run_stacked(
@@ -215,41 +209,21 @@ def run_stacked(
             yield unembed.register_forward_pre_hook(lambda module, args: (args[0][:, columns],))
 
     with hooks_on(hooks()):
-        stream = _embedded(model, clean, starts.count(_EMBEDDING))
+        stream: Tensor | None = None
+        if embedded := starts.count(_EMBEDDING):
+            tokens, given = surface.inputs(clean.prompts.repeated(embedded))
+            stream = interruptible(model, tokens, stop_at_layer=0, **given)
         for start, stop in pairwise(edges):
             assert start is not None
-            stream = _joined(stream, clean, start, starts.count(start))
+            if joining := starts.count(start):
+                joined = _repeated(clean.streams[start], joining)
+                stream = joined if stream is None else torch.cat([stream, joined])
+            assert stream is not None
             count = len(stream) // together.size
             arguments = {name: _repeated(one, count) for name, one in clean.block_arguments.items()}
             stream = interruptible(model, stream, start_at_layer=start, stop_at_layer=stop, **arguments)
     assert stream is not None
     return stream
-
-
-def _embedded(model: nn.Module, clean: CleanPass, count: int) -> Tensor | None:
-    """Returns the first stream of the variants that edit the embeddings."""
-    if not count:
-        return None
-    tokens, given = _inputs(model, clean.prompts.repeated(count))
-    found: Tensor = interruptible(model, tokens, stop_at_layer=0, **given)
-    return found
-
-
-def _inputs(model: nn.Module, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns tokens and arguments as the model is called with them."""
-    device = next(model.parameters()).device
-    mask = prompts.mask
-    given = {} if mask is None else {"attention_mask": mask.to(device).long()}
-    return prompts.tokens.to(device, copy=True), given
-
-
-def _joined(stream: Tensor | None, clean: CleanPass, start: int, count: int) -> Tensor:
-    """Returns the stream of the stack, with the variants that start at this block."""
-    if not count:
-        assert stream is not None
-        return stream
-    joining = _repeated(clean.streams[start], count)
-    return joining if stream is None else torch.cat([stream, joining])
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:

@@ -152,51 +152,41 @@ def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) 
     Args:
         given: the columns of the source that are named, for each row of the whole batch or for all.
     """
-    write, decode_step, length = (
-        context.write,
-        context.decode_step,
-        current.shape[context.write.kind.query_axis],
-    )
-    if len(given) > 1:
-        numbers = torch.arange(len(given))
-        given = [given[int(row)] for row in (numbers if context.rows is None else numbers[context.rows])]
-    columns = torch.zeros(len(current), length, dtype=torch.long, device=current.device)
-    of_row = [given[row if len(given) > 1 else 0].to(current.device) for row in range(len(current))]
+    write, decode_step = context.write, context.decode_step
+    axis = write.kind.query_axis
+    length, label = current.shape[axis], write.label
+    # By row, which of the named columns goes to which column of the run.
+    pairs: list[list[tuple[int, int]]] = [[] for _ in range(len(current))]
     if isinstance(write.positions, tuple):
-        targets = [
-            decode_step.selected((position,), length, write.label).to(current.device).expand_as(columns)
-            for position in write.positions
-        ]
-        counts = [len(write.positions)] * len(current)
+        for number, position in enumerate(write.positions):
+            here = decode_step.selected((position,), length, label).expand(len(current), length)
+            for row, column in here.nonzero().tolist():
+                pairs[row].append((number, column))
     else:
-        shape = [len(current), length]
-        edited = context.selected.any(
-            [axis for axis in range(1, current.ndim) if axis != write.kind.query_axis]
-        )
-        edited = edited.expand(shape)
+        edited = context.selected.any([other for other in range(1, current.ndim) if other != axis])
+        for row, column in edited.expand(len(current), length).nonzero().tolist():
+            pairs[row].append((len(pairs[row]), column))
+    numbers = torch.arange(len(given))
+    numbers = numbers if context.rows is None or len(given) == 1 else numbers[context.rows]
+    sources = [given[number].tolist() for number in numbers.tolist()]
+    columns = torch.zeros(len(current), length, dtype=torch.long)
+    for row, of_row in enumerate(pairs):
+        source, chosen = sources[row if len(sources) > 1 else 0], dict[int, int]()
+        count = len(write.positions) if isinstance(write.positions, tuple) else len(of_row)
         # A mask is over the prompt, whose positions have come in the first run.
-        counts = [] if decode_step.start else edited.sum(1).tolist()
-        order = edited.long().cumsum(1) - 1
-        targets = [edited & (order == number) for number in range(max(counts, default=0))]
-    for row, count in enumerate(counts):
-        if len(of_row[row]) != count:
+        if len(source) != count and (isinstance(write.positions, tuple) or not decode_step.start):
             raise CircuitsError(
-                f"{write.label}: example {context.number(row)} is edited at {count} positions, and "
-                f"source_positions= names {len(of_row[row])} for it"
+                f"{label}: example {context.number(row)} is edited at {count} positions, and source_positions= names "
+                f"{len(source)} for it"
             )
-    seen = torch.zeros_like(columns, dtype=torch.bool)
-    for number, target in enumerate(targets):
-        found = torch.stack([one[number] if number < len(one) else one.new_zeros(()) for one in of_row])
-        twice = seen & target & (columns != found[:, None])
-        if bool(twice.any()):
-            row = int(twice.nonzero()[0, 0])
-            raise CircuitsError(
-                f"{write.label}: positions= names a token of example {context.number(row)} twice, and "
-                "source_positions= another token for each; name it once"
-            )
-        seen = seen | target
-        columns = torch.where(target, found[:, None], columns)
-    return columns
+        for number, column in of_row:
+            if chosen.setdefault(column, source[number]) != source[number]:
+                raise CircuitsError(
+                    f"{label}: positions= names a token of example {context.number(row)} twice, and source_positions= "
+                    "another token for each; name it once"
+                )
+            columns[row, column] = source[number]
+    return columns.to(current.device)
 
 
 def chosen_columns(positions: Positions | Snapshot | None, real: Tensor, label: str) -> list[Tensor]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -13,19 +12,19 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver, Step, WeightEdit
-from circuits.interventions.cuts.hooks import cutting, reinstall_hooks
-from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
+from circuits.interventions.clean_passes import Reference, References
+from circuits.interventions.edges.hooks import patched_edges, reinstall_hooks
+from circuits.interventions.forward_pass import ForwardPass, writer
 from circuits.interventions.paths import check_cuts
-from circuits.interventions.reference_runs import Reference, References
-from circuits.model.blocks import UninterruptedBlock, model_block
+from circuits.model.contexts import model_block
+from circuits.model.edit_state import editing, exclusive, replaced, state_of
 from circuits.model.generation import unreached, watching
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Handle
-from circuits.model.insertions import reinstall
-from circuits.model.prompts import Prompts, read_prompts
+from circuits.model.inputs import read_prompts
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
+from circuits.model.sae_insertions import reinstall
 from circuits.model.sites import Site, closest_sites
-from circuits.model.state import editing, exclusive, replaced, state_of
 
 Plan = tuple[Step, ...]
 
@@ -56,35 +55,19 @@ def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     return tuple(plan)
 
 
-class Block(ContextDecorator, UninterruptedBlock[Any]):
-    """A block in which a model is edited; entered as often as is liked, inside itself as well."""
-
-    def __init__(self, model: Any, interventions: tuple[Intervention, ...]) -> None:
-        self.model, self.interventions = model, interventions
-        self._open: list[AbstractContextManager[Any]] = []
-
-    def _enter(self) -> Any:
-        block = _edited(self.model, self.interventions)
-        model = block.__enter__()
-        self._open.append(block)
-        return model
-
-    def _leave(self, *error: Any) -> bool | None:
-        return self._open.pop().__exit__(*error)
-
-
-def intervene(model: Any, *interventions: Intervention) -> Block:
+@model_block
+def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
             output = model(tokens)
 
     Weights are edited first, then activations in argument order. A later edit sees what an earlier one left, and
-    what the user's earlier hooks left. Blocks may be nested, and an inner block adds to the outer one; one that has
-    ended may be entered again. Paths (`patch.path`) act together, wherever they stand: the run that they change is the
-    one with all other edits. Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as
-    it was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
-    are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
+    what the user's earlier hooks left. Blocks may be nested, and an inner block adds to the outer one. Paths
+    (`patch.path`) act together, wherever they stand: the run that they change is the one with all other edits. Clean
+    passes that an intervention needs (`reference=`, `source=`) are run on the model as it was before our outermost
+    block, in eval mode and without gradients. Modes and gradients of the block itself are left alone. On any exit only
+    what was added here is removed, and weights are what they were, bit for bit.
 
     The block has the model for its thread and task of asyncio alone: in another a call of it, or of a model that shares
     modules or parameters with it, is an error until the block ends.
@@ -92,12 +75,6 @@ def intervene(model: Any, *interventions: Intervention) -> Block:
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
-    return Block(model, interventions)
-
-
-@model_block
-def _edited(model: Any, interventions: Iterable[Any]) -> Iterator[Any]:
-    """Edits a model while it is open; see `intervene`."""
     surface = HookedModel.of(model)
     with exclusive(surface.model):
         # Not before: another thread may have put something in the place of the parameters.
@@ -121,45 +98,38 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
-    cuts = [step for step in plan if isinstance(step, EdgePatch)]
-    state = state_of(surface.model)
-    call = ForwardPass(surface, references, state)
-    fired = [0] * len(writes)
+    edges = [step for step in plan if isinstance(step, EdgePatch)]
+    call = ForwardPass(surface, references, state_of(surface.model), writes, edges)
+    fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
             stack.enter_context(editing(surface.model))
             stack.enter_context(watching(surface.model))
         stack.enter_context(
-            replaced(
-                surface.model,
-                [(weight_edit.parameter, weight_edit.value.tensor) for weight_edit in weight_edits],
-            )
+            replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
         )
-        runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)], cuts)
-        stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)
+        stack.callback(surface.on_run(call.begin, call.end, call.begin_unseen).remove)
         for index, write in enumerate(writes):
-            hook_function = writer(write, call, partial(_count, fired, index))
+            hook_function = writer(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
         for write in writes:
             for name, hook in write.replacement.reads(write).items():
-                stack.enter_context(_reading(surface, hook, partial(_read, call, write, name)))
+                stack.callback(surface.on_forward(hook, partial(_read, call, write, name)).remove)
         reinstall(surface.model, surface.on_forward)
-        _put_readers_last(surface)
-        received = stack.enter_context(cutting(surface, cuts, call))
-        if not cuts:
-            # Cuts of blocks around this one see what its edits leave.
+        received = stack.enter_context(patched_edges(surface, edges, call))
+        if not edges:
+            # Edges of blocks around this one see what its edits leave.
             reinstall_hooks(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
-    counts: list[tuple[str, ActivationEdit | Receiver, int]] = [
-        *((write.label, write, count) for write, count in zip(writes, fired, strict=True)),
-        *((cut.label, cut.receiver, int(cut.receiver.hook in received)) for cut in cuts),
-    ]
     unapplied = call.missed - call.reached
-    counts += [(cut.label, cut.sender, 0) for cut in cuts if id(cut.sender) in unapplied]
-    for label, place, count in counts:
-        if count == 0:
-            raise CircuitsError(_never_applied_message(surface, label, place, runs.count, call))
+    places: list[tuple[str, ActivationEdit | Receiver]] = [
+        *((write.label, write) for index, write in enumerate(writes) if index not in fired),
+        *((edge.label, edge.receiver) for edge in edges if edge.receiver.hook not in received),
+        *((edge.label, edge.sender) for edge in edges if id(edge.sender) in unapplied),
+    ]
+    for label, place in places:
+        raise CircuitsError(_never_applied_message(surface, label, place, call))
     for write in writes:
         late = unreached(write.positions, call.generation.end) if call.generation.end else None
         if late is not None:
@@ -169,9 +139,10 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
 
 
 def _never_applied_message(
-    surface: HookedModel, label: str, write: ActivationEdit | Receiver, runs: int, call: ForwardPass
+    surface: HookedModel, label: str, write: ActivationEdit | Receiver, call: ForwardPass
 ) -> str:
     """Returns what to say of an edit that never acted: no run, no such position, or a hook that never fired."""
+    runs = call.count
     if runs == 0:
         return f"{label}: the model was not run inside the block"
     if id(write) in call.missed:
@@ -182,72 +153,6 @@ def _never_applied_message(
         f"{label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "
         f"off, or the run stopped before it; closest sites: {', '.join(closest_sites(write.hook, others))}"
     )
-
-
-@dataclass(eq=False)
-class _Reader:
-    """A function that reads an activation after all edits, with its hook."""
-
-    hook: str
-    function: Callable[[Tensor], None]
-    handle: Handle | None = None
-
-
-@model_block
-def _reading(surface: HookedModel, hook: str, function: Callable[[Tensor], None]) -> Iterator[None]:
-    reader = _Reader(hook, function)
-    readers = state_of(surface.model).readers
-    readers.append(reader)
-    try:
-        yield
-    finally:
-        readers.remove(reader)
-        if reader.handle is not None:
-            reader.handle.remove()
-
-
-def _put_readers_last(surface: HookedModel) -> None:
-    """Moves readers behind all edits, those of inner blocks as well, so that they see the final activation."""
-    for reader in state_of(surface.model).readers:
-        if reader.handle is not None:
-            reader.handle.remove()
-        reader.handle = surface.on_forward(reader.hook, reader.function)
-
-
-class _Runs:
-    """Counts the runs of the model under some edits, clean passes excluded, and passes each run on to their
-    `ForwardPass`.
-    """
-
-    def __init__(self, call: ForwardPass, writes: list[ActivationEdit], cuts: list[EdgePatch]) -> None:
-        self.count = 0
-        self._call, self._writes, self._cuts = call, writes, cuts
-
-    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not self._call.state.suspended:
-            self.count += 1
-            self._call.begin(self._writes, args, kwargs)
-            self._check_cuts()
-
-    def end(self) -> None:
-        if not self._call.state.suspended:
-            self._call.end()
-
-    def begin_unseen(self, kwargs: Mapping[str, Any]) -> None:
-        if not self._call.state.suspended:
-            self.count += 1
-            self._call.begin_unseen(self._writes, kwargs)
-            self._check_cuts()
-
-    def _check_cuts(self) -> None:
-        if self._cuts and self._call.frame.decode_step.open:
-            raise CircuitsError(
-                f"{self._cuts[0].label}: paths are not supported while the model generates, or with {CACHED}"
-            )
-
-
-def _count(fired: list[int], index: int) -> None:
-    fired[index] += 1
 
 
 def _read(call: ForwardPass, write: ActivationEdit, name: str, activation: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.reference_runs import Reference
+from circuits.interventions.clean_passes import Reference
 from circuits.model.generation import WHOLE, DecodeStep
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import broadcast_mask

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from circuits.interventions.base import ActivationEdit
+from circuits.interventions.clean_passes import Edits, MeanOver, Reference, References
 from circuits.interventions.edits import Edit
 from circuits.interventions.forward_pass import ForwardPass, writer
-from circuits.interventions.reference_runs import Edits, MeanOver, Reference, References
 from circuits.interventions.replacements import Mean
+from circuits.model.edit_state import State
 from circuits.model.generation import WHOLE
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts
-from circuits.model.state import State
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, prefixed
 from circuits.interventions.base import ActivationEdit, Intervention, Replacement
 from circuits.interventions.replacements import Computed
 from circuits.model.heads import HeadSpec, index_of, looks_like_heads, parse_heads
@@ -168,7 +168,7 @@ def read_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
 
     A layer stands for its heads at z and its neurons at mlp_post, so that both output biases stay.
     """
-    try:
+    with prefixed(caller):
         if isinstance(what, bool):
             raise CircuitsError(f"expected heads, a site or a layer, got {what!r}")
         if isinstance(what, Site):
@@ -178,37 +178,29 @@ def read_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
         if isinstance(what, str) and not looks_like_heads(what):
             return (Place(Site.parse(what)),), False
         return (Place(Site("z"), parse_heads(what)),), False
-    except CircuitsError as error:
-        raise CircuitsError(f"{caller}: {error}") from error
 
 
 def read_heads(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
-    try:
+    with prefixed(caller):
         return (Place(Site(site), parse_heads(spec)),)
-    except CircuitsError as error:
-        raise CircuitsError(f"{caller}: {error}") from error
 
 
 def read_place(site: Any, heads: Any, caller: str, neurons: Any = None, features: Any = None) -> Place:
     """Reads a site, and heads, neurons or features of it where those are given."""
     unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
     chosen, size = (None, None) if units is None else read_neurons(units, caller, f"{unit}s")
-    try:
+    with prefixed(caller):
         parsed = Site.parse(site)
         if units is not None:
             _check_units(parsed, unit)
         return Place(parsed, None if heads is None else parse_heads(heads), chosen, size)
-    except CircuitsError as error:
-        raise CircuitsError(f"{caller}: {error}") from error
 
 
 def refuse_other_units(site: Site, by: str, caller: str) -> None:
     """Refuses by="neuron" and by="feature" at a site that has others, or none."""
     if by in UNITS.values():
-        try:
+        with prefixed(caller):
             _check_units(site, by)
-        except CircuitsError as error:
-            raise CircuitsError(f"{caller}: {error}") from error
 
 
 def _check_units(site: Site, unit: str) -> None:

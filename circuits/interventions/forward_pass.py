@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, HookContext
-from circuits.interventions.reference_runs import References
+from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext
+from circuits.interventions.clean_passes import References
 from circuits.interventions.replacements import Computed
+from circuits.model.edit_state import State, assert_weights_unchanged
 from circuits.model.generation import WHOLE, DecodeStep, GenerationState, cache_of, past_length, under_way
 from circuits.model.hooked_model import HookedModel, is_text
-from circuits.model.prompts import mask_of_model, mask_of_tokenizer, own_positions
-from circuits.model.state import State, assert_weights_unchanged
+from circuits.model.inputs import mask_of_model, mask_of_tokenizer
+from circuits.model.prompts import own_positions
 from circuits.tensors import Span
 
 CACHED = "a key-value cache"
@@ -86,22 +87,29 @@ class RunState:
 
 @dataclass
 class ForwardPass:
-    """The runs of the model under some edits: the current one, and those from within which it was called."""
+    """The runs of the model under some edits: the current one, and those from within which it was called.
+
+    Clean passes are not among them.
+    """
 
     surface: HookedModel
     references: References
     state: State
+    writes: Sequence[ActivationEdit] = ()
+    edges: Sequence[EdgePatch] = ()
+    #: The number of runs so far.
+    count: int = 0
     # The first one stands for a part of the model that was called alone.
-    _frames: list[RunState] = field(default_factory=lambda: [RunState()])
+    frames: list[RunState] = field(default_factory=lambda: [RunState()])
     generation: GenerationState = field(default_factory=GenerationState)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
-    #: The senders of cuts, by id, that some run reached at a position of theirs.
+    #: The senders of edges, by id, that some run reached at a position of theirs.
     reached: set[int] = field(default_factory=set)
 
     @property
     def frame(self) -> RunState:
-        return self._frames[-1]
+        return self.frames[-1]
 
     @property
     def given(self) -> Mapping[str, Any]:
@@ -115,32 +123,34 @@ class ForwardPass:
     def mask(self) -> Tensor | None:
         return self.frame.decode_step.mask
 
-    def begin(
-        self, writes: Sequence[ActivationEdit], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Starts a run of the model on these inputs."""
+        if self.state.suspended:
+            return
         tokens = self.surface.tokens_of(args, kwargs)
-        self._frames.append(RunState(kwargs, tokens, whole=True))
+        self.frames.append(RunState(kwargs, tokens, whole=True))
         # A run within a run, which a hook starts, is none of those that generate.
-        self._follow(kwargs, tokens, len(self._frames) == 2)
-        self._prepare(writes)
+        self._follow(kwargs, tokens, len(self.frames) == 2)
+        self._prepare()
 
     def end(self) -> None:
-        if len(self._frames) > 1:
-            self._frames.pop()
+        if len(self.frames) > 1 and not self.state.suspended:
+            self.frames.pop()
 
-    def begin_unseen(self, writes: Sequence[ActivationEdit], kwargs: Mapping[str, Any]) -> None:
+    def begin_unseen(self, kwargs: Mapping[str, Any]) -> None:
         """Starts a run whose inputs are unknown, but for these arguments of its first block."""
-        self._frames[:] = [RunState(kwargs)]
+        if self.state.suspended:
+            return
+        self.frames[:] = [RunState(kwargs)]
         self._follow(kwargs, kwargs.get("resid_pre"))
         if self.frame.decode_step.real is not None:
-            for write in writes:
+            for write in self.writes:
                 if write.layer is None and _depends_on_positions(write):
                     raise CircuitsError(
                         f"{write.label}: {self.surface.family}.run_with_hooks embeds before the padding of its call is "
                         "known; call the model itself, or edit resid_pre.0"
                     )
-        self._prepare(writes)
+        self._prepare()
 
     def _follow(self, kwargs: Mapping[str, Any], inputs: Tensor | None, outermost: bool = True) -> None:
         real = mask_of(self.surface, kwargs, inputs)
@@ -152,7 +162,10 @@ class ForwardPass:
             self.surface.model, kwargs, length, self.frame.whole, real
         )
 
-    def _prepare(self, writes: Sequence[ActivationEdit]) -> None:
+    def _prepare(self) -> None:
+        """Checks that the edits can act in the run, and makes the passes on its tokens that they need first."""
+        self.count += 1
+        writes = [*self.writes, *(edge.sender for edge in self.edges)]
         odd = unusual(self.frame.given, self.frame.decode_step.real)
         for write in writes:
             if self.frame.decode_step.open and not write.replacement.cache_safe:
@@ -168,9 +181,10 @@ class ForwardPass:
                     "from activations cached with it, or run without"
                 )
         self.frame.prepared = {id(write): write.replacement.prepare(self) for write in writes}
-
-    def prepared(self, write: ActivationEdit) -> Any:
-        return self.frame.prepared.get(id(write))
+        if self.edges and self.frame.decode_step.open:
+            raise CircuitsError(
+                f"{self.edges[0].label}: paths are not supported while the model generates, or with {CACHED}"
+            )
 
     def reads(self, write: ActivationEdit) -> dict[str, Tensor]:
         """Returns the activations, by name, that the edit has read elsewhere in the current run."""
@@ -237,7 +251,7 @@ def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -
         selected,
         {name: call.references[reference] for name, reference in references.items()},
         call.reads(write),
-        call.prepared(write),
+        call.frame.prepared.get(id(write)),
         call.tokens,
         state.rows,
         state.total,

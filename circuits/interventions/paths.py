@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, prefixed
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver
 from circuits.interventions.edits import Edit, Place
 from circuits.model.heads import Head, group_of
@@ -30,13 +30,11 @@ class Path(Intervention):
     def plan(self, surface: HookedModel) -> tuple[EdgePatch, ...]:
         """Returns a cut for each sender and receiver; refuses a receiver that is computed before the sender."""
         senders = self.sender.plan(surface)
-        try:
+        with prefixed(self.label):
             output = Place(Site("resid_post", surface.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
             _check_shared_inputs(receivers, surface)
             places = [(place, *hook_heads) for place in receivers for hook_heads in place.on(surface)]
-        except CircuitsError as error:
-            raise CircuitsError(f"{self.label}: {error}") from error
         last = max(order_of(write.kind.name, write.layer, SENDERS) for write in senders)
         table = receivers_of(surface)
         for place, layer, _, _ in places:

@@ -22,9 +22,10 @@ from circuits.interventions.alignment import (
     source_rows,
 )
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
-from circuits.interventions.reference_runs import MeanOver, Reference
+from circuits.interventions.clean_passes import MeanOver, Reference
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Given, Prompts, own_positions, refuse_padding, with_model
+from circuits.model.inputs import refuse_padding, with_model
+from circuits.model.prompts import Given, Prompts, own_positions
 from circuits.model.sites import KINDS
 from circuits.tensors import (
     Positions,

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, check_pair, own_positions, read_prompts, taken
+from circuits.model.inputs import read_prompts
+from circuits.model.prompts import Prompts, check_pair, own_positions, taken
 from circuits.validate import read_choice
 
 #: What takes the place of an activation: that of a source prompt, the mean over a batch of them at each of the

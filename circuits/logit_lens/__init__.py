@@ -16,10 +16,11 @@ from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene, run_with_padding
 from circuits.logit_lens._result import Computed, DirectAttribution, Lens
 from circuits.logit_lens._stream import ReadOut, components, needed, streams
+from circuits.model.edit_state import running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, read_prompts, taken
+from circuits.model.inputs import read_prompts
+from circuits.model.prompts import Prompts, taken
 from circuits.model.sites import Site
-from circuits.model.state import running_rows
 from circuits.sweeps.metrics import Metric, in_errors, is_pair, read_values
 from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
 

@@ -10,41 +10,29 @@ Hooks here and beside are lambdas: a deep copy of a model shares them, and does 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
+from circuits.model.contexts import model_block
+from circuits.model.edit_state import modules_of
 from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point, passed
+from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
+from circuits.model.softmax import SoftmaxHooks
+from circuits.model.supported import AT_SOFTMAX, Family, family_of
 
 BRIDGE = "TransformerBridge"
 
 # Sites at which the model has all heads on one flat axis.
 _BY_HEAD = ("q", "k", "v", "z")
-
-
-@runtime_checkable
-class Inputs(Protocol):
-    """What a model is run on, as `circuits.model.prompts.Prompts` holds it."""
-
-    @property
-    def tokens(self) -> Tensor: ...
-    @property
-    def mask(self) -> Tensor | None: ...
-    @property
-    def extra(self) -> Mapping[str, Tensor]: ...
-    @property
-    def padded(self) -> bool: ...
-    @property
-    def real(self) -> Tensor: ...
-    @property
-    def lengths(self) -> Tensor: ...
+# Sites inside the MLP and around it.
+_IN_MLP = ("resid_mid", "mlp_pre", "mlp_post", "mlp_out")
 
 
 class Bridge(ABC):
@@ -135,17 +123,170 @@ class Bridge(ABC):
         return start is None or (layer is not None and layer >= start)
 
 
-def wrapped_model(model: nn.Module) -> nn.Module:
-    """Returns the model that a bridge is around."""
+class NativeBridge(Bridge):
+    """Hooks one native bridge (boot_native)."""
+
+    @property
+    def key_heads(self) -> int:
+        return int(self._attention(0).n_kv_heads)
+
+    def block(self, layer: int) -> Any:
+        return _inner(self._blocks[layer])
+
+    def _d_head(self, layer: int) -> int:
+        return int(self._attention(layer).d_head)
+
+    def _at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
+        attention = self._attention(layer)
+        in_line = bool(getattr(attention, "accepts_pattern_fn", False))
+        if site == "scores" or (site == "pattern" and not in_line):
+            return SoftmaxHooks.of(attention, layer, masks_after=True).listen(site, function)
+        return None
+
+    def _attention(self, layer: int) -> Any:
+        return _inner(_inner(self._blocks[layer]).attn)
+
+
+class HuggingFaceBridge(Bridge):
+    """Hooks one bridge around a Hugging Face model."""
+
+    def __init__(
+        self, model: nn.Module, hooks: dict[str, nn.Module], wrapped: nn.Module, family: Family
+    ) -> None:
+        """
+        Args:
+            hooks: the hook points by name; those of sites that are not supported are removed from it.
+        """
+        super().__init__(model, hooks, wrapped)
+        self._model = model
+        self._cfg: Any = model.cfg
+        # In compatibility mode such a query has a pattern of zeros.
+        self._compatible = bool(getattr(model, "compatibility_mode", False))
+        self.family = family
+        # The length of the run, by layer, where the MLP does not show it.
+        self._lengths: dict[int, int] = {}
+        for kind in KINDS.values():
+            for layer in range(len(self._blocks) if kind.per_layer else 1):
+                hook = kind.hook.format(layer)
+                if kind.name not in family.sites:
+                    hooks.pop(hook, None)
+                elif kind.name in family.places:
+                    hooks[hook] = hooks[family.places[kind.name].format(layer)]
+
+    @property
+    def key_heads(self) -> int:
+        return int(getattr(self._cfg, "n_key_value_heads", None) or self._cfg.n_heads)
+
+    def block(self, layer: int) -> Any:
+        return self._blocks[layer]
+
+    def _d_head(self, layer: int) -> int:
+        return int(self._cfg.d_head)
+
+    def _at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
+        if not self.family.softmax or site not in AT_SOFTMAX:
+            return None
+        attention: Any = self._blocks[layer].get_submodule("attn").original_component
+        return SoftmaxHooks.of(attention, layer).listen(site, function)
+
+    def on_branch(self, site: str) -> bool:
+        return site == "resid_mid" and site not in self.family.places
+
+    def on_forward(self, hook: str, function: Function) -> Handle:
+        return self._by_example(hook, function, super().on_forward)
+
+    def before(self, hook: str, function: Function) -> Handle:
+        return self._by_example(hook, function, super().before)
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        if self._flat_at(hook) is None:
+            return super().through(hook, activation)
+        flat = activation.flatten(0, 1)
+        output = super().through(hook, flat)
+        return activation if output is flat else output.unflatten(0, activation.shape[:2])
+
+    @model_block
+    def without_empty_queries(self) -> Iterator[None]:
+        """Lets queries that see no key, which are padding, see all of them, where they would make the run NaN.
+
+        In float64 the wrapped model masks with the lowest number of that type, and many take the softmax in float32,
+        where it is minus infinity: a query without a key then gets NaN, which every later layer spreads to the tokens.
+        """
+        if self._compatible:
+            yield
+            return
+        with ExitStack() as stack:
+            for block in self._blocks:
+                handle = block.get_submodule("attn").register_forward_pre_hook(_seeing, with_kwargs=True)
+                stack.callback(handle.remove)
+            yield
+
+    def check_angles(self, prompts: Prompts, what: str) -> None:
+        """Refuses rows that would get other rotary angles than each gets alone: those of the longest in the batch."""
+        places, lengths = prompts.extra.get("position_ids"), prompts.lengths
+        if places is not None:
+            lengths = places.masked_fill(~prompts.real, 0).amax(1) + 1
+        if self._rotation is not None and bool((lengths != lengths[0]).any()):
+            raise CircuitsError(
+                f"{what}: with {self._rotation} rotary scaling a prompt of {int(lengths.min())} tokens gets other "
+                f"angles beside one of {int(lengths.max())} than alone; run them apart"
+            )
+
+    @cached_property
+    def _rotation(self) -> str | None:
+        """The kind of rotary scaling, if its angles depend on the longest row of a run."""
+        config: Any = self._wrapped.config
+        scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        # One for all layers, or one for each type of layer.
+        kinds = [one for one in scaling.values() if isinstance(one, Mapping)] or [scaling]
+        names = (str(one.get("rope_type", one.get("type"))) for one in kinds)
+        return next((name for name in names if name in ("dynamic", "longrope")), None)
+
+    def forget_lengths(self) -> None:
+        """Makes the next run compute its rotary angles anew; with dynamic scaling they would be an earlier, longer
+        run's.
+        """
+        for module in modules_of(self._model) if self._rotation else ():
+            for name in [each for each in vars(module) if each.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)
+
+    def _flat_at(self, hook: str) -> int | None:
+        """Returns the layer of a hook point that has batch and positions on one axis."""
+        site, layer = self._sites.get(hook, (hook, None))
+        return layer if self.family.flat_mlp and site in _IN_MLP else None
+
+    def _by_example(
+        self, hook: str, function: Function, register: Callable[[str, Function], Handle]
+    ) -> Handle:
+        """Registers a function, which gets batch and positions apart where the hook point has them on one axis."""
+        layer = self._flat_at(hook)
+        if layer is None:
+            return register(hook, function)
+        lengths = self._lengths
+
+        def apply(flat: Tensor) -> Tensor | None:
+            new = function(flat.unflatten(0, (-1, lengths[layer])))
+            return None if new is None else new.flatten(0, 1)
+
+        start = self._hooks[KINDS["resid_pre"].hook.format(layer)]
+        count = start.register_forward_hook(
+            lambda module, inputs, output: lengths.update({layer: output.shape[1]})
+        )
+        return Handles(count, register(hook, apply))
+
+
+def bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
+    """Returns the hooks of a bridge; hook points of sites that are not supported are removed from `hooks`.
+
+    Args:
+        parallel: whether attention and MLP of a block read the same stream.
+    """
     wrapped: Any = model.__dict__.get("original_model")
     if not isinstance(wrapped, nn.Module):
         raise CircuitsError(f"this {type(model).__name__} has no original_model, and is not supported")
-    return wrapped
-
-
-def is_native(wrapped: nn.Module) -> bool:
-    """Tells whether the model that a bridge is around is TransformerLens's own."""
-    return type(wrapped).__name__ == "NativeModel"
+    if type(wrapped).__name__ == "NativeModel":  # TransformerLens' own
+        return NativeBridge(model, hooks, wrapped)
+    return HuggingFaceBridge(model, hooks, wrapped, family_of(model, wrapped, parallel))
 
 
 def _for_bridge(
@@ -167,166 +308,18 @@ def _flattened(by_head: Tensor | None) -> Tensor | None:
     return None if by_head is None else by_head.flatten(-2)
 
 
-class SoftmaxHooks:
-    """Hooks scores and pattern of a module that computes attention itself, for as long as any function is hooked.
-
-    The softmax that the module calls is met while it runs: scores are what that is given, and what it returns is the
-    pattern. A call of torch's fused attention, which has none to meet, is computed in its steps.
-    """
-
-    def __init__(self, attention: Any, layer: int, masks_after: bool) -> None:
-        """
-        Args:
-            masks_after: whether the module masks the pattern once more, which would undo a write at a masked key.
-        """
-        self._attention, self._layer, self.masks_after = attention, layer, masks_after
-        self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
-        self._hooks: Handles | None = None
-        self._mode: _Softmax | None = None
-
-    @classmethod
-    def of(cls, attention: nn.Module, layer: int, masks_after: bool = False) -> SoftmaxHooks:
-        if attention not in _softmax_hooks:
-            _softmax_hooks[attention] = cls(attention, layer, masks_after)
-        return _softmax_hooks[attention]
-
-    def listen(self, site: str, function: Function) -> Handle:
-        if self._hooks is None:
-            self._hooks = Handles(
-                self._attention.register_forward_pre_hook(lambda module, inputs: self._enter(), prepend=True),
-                self._attention.register_forward_hook(
-                    lambda module, inputs, output: self._leave(output), always_call=True
-                ),
-            )
-        key = object()
-        self._listeners[site][key] = function
-        return _ListenerHandle(self, site, key)
-
-    def stop(self, site: str, key: object) -> None:
-        self._listeners[site].pop(key, None)
-        if self._hooks is not None and not any(self._listeners.values()):
-            self._hooks.remove()
-            self._hooks = None
-            self._end()
-            _softmax_hooks.pop(self._attention, None)
-
-    def _end(self) -> int:
-        """Stops looking at softmaxes; returns how many there were, or 1 where that had been stopped."""
-        mode, self._mode = self._mode, None
-        if mode is None:
-            return 1
-        mode.__exit__(None, None, None)
-        return mode.count
-
-    def _enter(self) -> None:
-        # A copy of the model made while hooks are on shares them.
-        if any(self._listeners.values()):
-            self._mode = _Softmax(self)
-            self._mode.__enter__()
-
-    def _leave(self, output: Any) -> None:
-        count = self._end()
-        # After an exception of the module there is no output. (After an interrupt nothing is called but `_end`.)
-        if output is not None and count != 1:
-            raise CircuitsError(
-                f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is supported, which hides scores "
-                'and pattern; call model.original_model.set_attn_implementation("eager"), and no softmax in a hook '
-                "there"
-            )
-
-    @property
-    def grouped(self) -> bool:
-        """Whether heads share keys, which may then come with another axis than that of heads."""
-        return bool(getattr(self._attention, "num_key_value_groups", 1) > 1)
-
-    def given(self, scores: Tensor) -> Tensor:
-        new = apply_in_order(self._listeners["scores"], scores)
-        return scores if new is None else new
-
-    def returned(self, pattern: Tensor) -> Tensor:
-        # The module brings the pattern into the dtype of its weights; one that is put there has it, unrounded.
-        new = apply_in_order(self._listeners["pattern"], pattern.to(next(self._attention.parameters()).dtype))
-        return pattern if new is None else new
+def _inner(component: Any) -> Any:
+    """Returns the wrapped module of a bridge component."""
+    return component.get_submodule("_original_component")
 
 
-class _ListenerHandle:
-    def __init__(self, hooks: SoftmaxHooks, site: str, key: object) -> None:
-        self._hooks, self._site, self._key = hooks, site, key
-
-    def remove(self) -> None:
-        self._hooks.stop(self._site, self._key)
-
-
-# The attention modules whose scores or pattern have a hook now.
-_softmax_hooks: WeakKeyDictionary[nn.Module, SoftmaxHooks] = WeakKeyDictionary()
-
-
-class _Softmax(TorchFunctionMode):
-    """Meets the softmax of an activation [batch head query key]."""
-
-    def __init__(self, hooks: SoftmaxHooks) -> None:
-        super().__init__()
-        self._hooks = hooks
-        self.count = 0
-        self._pattern: Tensor | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.masked_fill and args[0] is self._pattern:
-            return args[0]
-        # Inside this method the mode is off, so that a softmax which calls another is seen once.
-        if func not in _MET or not args or args[0].ndim != 4:
-            return func(*args, **kwargs)
-        if func is scaled_dot_product_attention:
-            return func(*args, **kwargs) if self._hooks.grouped else self._attention(*args, **kwargs)
-        self.count += 1
-        scores = self._hooks.given(args[0])
-        if not self._hooks.masks_after:
-            return self._hooks.returned(func(scores, *args[1:], **kwargs))
-        self._pattern = self._hooks.returned(pattern_of(scores))
-        return self._pattern
-
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Returns what torch's scaled_dot_product_attention does, [batch head query d_head], by its definition."""
-        self.count += 1
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None:
-            hidden = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
-        pattern = self._hooks.returned(pattern_of(self._hooks.given(scores)))
-        return dropout(pattern, dropout_p) @ value
-
-
-_MET = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax, scaled_dot_product_attention)
-
-
-def apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
-    """Applies the functions to a value one after the other; returns None where all of them only read."""
-    changed = None
-    for function in list(listeners.values()):
-        new = function(value if changed is None else changed)
-        changed = changed if new is None else new
-    return changed
-
-
-def pattern_of(scores: Tensor) -> Tensor:
-    """Returns the softmax over keys; a query that sees no key gets zeros, and no NaN gradient."""
-    fully_masked = torch.isneginf(scores).all(-1, keepdim=True)
-    return scores.masked_fill(fully_masked, 0.0).softmax(-1).masked_fill(fully_masked, 0.0)
+def _seeing(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Clears the rows of an additive mask [batch 1 query key] in float64 that hide every key."""
+    mask = kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.dtype != torch.float64:
+        return None
+    empty = (mask <= torch.finfo(mask.dtype).min).all(-1, keepdim=True)
+    return args, {**kwargs, "attention_mask": mask.masked_fill(empty, 0.0)}
 
 
 def _on_stream(module: nn.Module, function: Function, layer: int) -> Handle:

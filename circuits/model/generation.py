@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import model_block
+from circuits.model.contexts import model_block
 from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
 
@@ -139,13 +139,12 @@ def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
 @dataclass
 class _OpenRun:
     """Runs of which each goes on from the one before: the length of their prompt, the end of the last, how it was
-    called, and their cache.
+    called.
     """
 
     prompt: int | None
     end: int | None
     seen: bool
-    cache: Callable[[], Any] | None = None
 
 
 class GenerationState:
@@ -155,8 +154,7 @@ class GenerationState:
 
     def __init__(self) -> None:
         self.end = 0  # number of positions up to the last of any open run
-        # By generation, by the id of a cache, or by the end of runs whose cache cannot be told from others; the latest
-        # last.
+        # By generation, or by the id of a loop's cache; the latest last.
         self._open_runs: dict[object, _OpenRun] = {}
 
     def next(
@@ -176,7 +174,12 @@ class GenerationState:
         """
         closed = replace(WHOLE, real=real)
         generation, cache, start = under_way(model), cache_of(given), past_length(given)
-        before = self._before(generation, cache, start)
+        key = generation or (None if cache is None else id(cache))
+        before = self._open_runs.get(key)
+        if generation is None and (before is None or before.end != start):
+            # A cache not seen before may come from a run without one, or be a copy.
+            runs = [one for other, one in self._open_runs.items() if not isinstance(other, _Generation)]
+            before = next((one for one in reversed(runs) if start and one.end == start), None)
         if generation is not None and before is not None and seen is not before.seen:
             return closed  # a hook has called the model: no method calls it now one way, now the other
         earlier = 0 if generation is None or before is None else before.end or 0
@@ -187,35 +190,14 @@ class GenerationState:
             )
         end = None if length is None else start + length
         prompt = end if before is None else before.prompt
-        known = None if cache is None or generation is not None else _reference(cache)
-        key: object = generation or (("end", end) if known is None else id(cache))
         self._open_runs.pop(key, None)
-        self._open_runs[key] = _OpenRun(prompt, end, seen, known)
+        self._open_runs[key] = _OpenRun(prompt, end, seen)
         if generation is None and cache is None:
             return closed
         # With padding, a position has come once it has in all rows.
         self.end = max(self.end, (end or 0) if real is None else int(real.sum(1).min()))
         whole = not (before is not None and start > 0 and length != 1)
         return DecodeStep(start, prompt, open=True, whole=whole, real=real)
-
-    def _before(self, generation: object, cache: Any, start: int) -> _OpenRun | None:
-        """Returns the earlier run that a run goes on with; None where it begins one."""
-        if generation is not None:
-            return self._open_runs.get(generation)
-        if not start:
-            return None
-        loops = [one for key, one in self._open_runs.items() if not isinstance(key, _Generation)]
-        own = [one for one in loops if one.cache is not None and one.cache() is cache]
-        # A cache not seen before may come from a run without one, or be a copy.
-        return next((one for one in reversed(own or loops) if one.end == start), None)
-
-
-def _reference(cache: Any) -> Callable[[], Any] | None:
-    """Returns a weak reference to a cache; None for a kind that takes none, such as a tuple."""
-    try:
-        return ref(cache)
-    except TypeError:
-        return None
 
 
 class _Generation:

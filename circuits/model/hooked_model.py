@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import interruptible
-from circuits.model.bridge import BRIDGE, Bridge, Inputs, is_native, wrapped_model
-from circuits.model.bridge_huggingface import HuggingFaceBridge
-from circuits.model.bridge_native import NativeBridge
+from circuits.model.bridge import BRIDGE, HuggingFaceBridge, bridge_of
+from circuits.model.contexts import interruptible
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -30,29 +28,21 @@ from circuits.model.hooks import (
     on_hook_point,
     passed,
 )
-from circuits.model.insertions import splices_of
+from circuits.model.prompts import Prompts
+from circuits.model.sae_insertions import splices_of
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
-from circuits.model.state import parameters_of
 from circuits.model.supported import (
     FAMILIES,
-    check_not_compiled,
-    family_of,
     has_norms_after_only,
     is_parallel,
-    is_post_norm,
     is_unchecked,
     served_sites,
     untested_setting,
     untested_version,
 )
 
-# (model class, site) pairs at which a written value is what the model goes on with, established by a random
-# write against a hand-written forward (tests/circuits/model/test_hooked_model.py). In HookedTransformer a hook point
-# is a module that stands in line, so a site outside the table may be written too; a class that is not
-# listed is refused.
-QUALIFIED: dict[str, frozenset[str]] = {"HookedTransformer": frozenset(KINDS), BRIDGE: frozenset(KINDS)}
-IN_LINE = frozenset({"HookedTransformer"})
-
+#: The classes that are supported; of a bridge, the sites of the table alone.
+SUPPORTED = ("HookedTransformer", BRIDGE)
 
 Begin = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 Direct = Callable[[Mapping[str, Any]], None]
@@ -63,7 +53,6 @@ class HookedModel:
 
     def __init__(self, model: nn.Module) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
-        check_not_compiled(model)
         hooks = _hook_points(model)
         self.model = model
         self.family = _class_of(model, hooks)
@@ -73,18 +62,24 @@ class HookedModel:
         self.hooks: dict[str, nn.Module] = hooks
         self._drop_unused()
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
-        self.post_norm: bool = is_post_norm(hooks, self.n_layers)
+        self.post_norm: bool = "blocks.0.hook_normalized_resid_post" in hooks
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
         self.parallel: bool = is_parallel(hooks, self.n_layers)
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
-        self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
-        self._bridge = _bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
+        self.norms_after_only: bool = self.family != BRIDGE and has_norms_after_only(model)
+        self.bridged = self.family == BRIDGE
+        self._bridge = bridge_of(model, hooks, self.parallel) if self.bridged else None
+        #: The hooks of a bridge around a Hugging Face model; None for other models.
+        self.huggingface = self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
         #: The hook points of the autoencoders that are spliced in now.
         self.spliced = {
             name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()
         }
         hooks.update(self.spliced)
-        key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
+        grouped = getattr(cfg, "n_key_value_heads", None)
+        if not grouped or getattr(cfg, "ungroup_grouped_query_attention", False):
+            grouped = cfg.n_heads
+        key_heads = self._bridge.key_heads if self._bridge is not None else grouped
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
             "d_head": cfg.d_head,
@@ -100,7 +95,7 @@ class HookedModel:
                 self.hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
         if getattr(self.model.cfg, "positional_embedding_type", None) == "alibi":
             self.hooks.pop("hook_pos_embed", None)
-        untested = untested_setting(self.model) if self.family in IN_LINE else None
+        untested = untested_setting(self.model) if self.family != BRIDGE else None
         if untested is not None:
             sites = served_sites(self.model, untested)
             for kind in KINDS.values():
@@ -123,8 +118,10 @@ class HookedModel:
             raise CircuitsError(
                 f"no site {site} in this model{meant or '; it has ' + ', '.join(self.site_names())}"
             )
-        if site.kind.whole not in QUALIFIED[self.family] and self.family not in IN_LINE:
-            raise CircuitsError(f"site {site} is not qualified for writing on a {self.family}")
+        if self.bridged and site.kind.whole not in KINDS:
+            raise CircuitsError(
+                f"site {site} is not supported on a {BRIDGE}, where a write there may reach nothing"
+            )
         if not site.kind.per_layer:
             places: list[tuple[int | None, str]] = [(None, site.hook())]
         elif site.layer is not None:
@@ -232,15 +229,10 @@ class HookedModel:
         return {name: value for name, value in tensors.items() if isinstance(value, nn.Parameter)}
 
     def check_inputs(self, tokens: Tensor, what: str) -> None:
-        """Refuses token ids and lengths that the model has no embedding for, and weights that are not in memory.
+        """Refuses token ids and lengths that the model has no embedding for.
 
         Negative ids would count from the end of the table.
         """
-        if any(parameter.is_meta for parameter in parameters_of(self.model)):
-            raise CircuitsError(
-                f"{what}: some weights of the model are not in memory (offloaded by device_map, or never loaded), so "
-                "that edits cannot be computed; boot it on one device"
-            )
         if tokens.is_floating_point() and tokens.ndim == 3 and self._bridge is not None:
             if tokens.shape[2] != self.sizes["d_model"]:
                 raise CircuitsError(
@@ -267,7 +259,7 @@ class HookedModel:
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
             )
 
-    def check_prompts(self, prompts: Inputs, what: str) -> None:
+    def check_prompts(self, prompts: Prompts, what: str) -> None:
         """Refuses inputs as `check_inputs` does, what the model's own forward does not take, and rows that would not
         get what each gets alone: padding that the model would not mask, rotary angles of a longer row.
         """
@@ -300,20 +292,24 @@ class HookedModel:
         masked = str(getattr(cfg, "architecture", "")).endswith("ForMaskedLM")
         return getattr(cfg, "attention_dir", "causal") == "causal" and not masked
 
-    def call(self, prompts: Inputs) -> Any:
-        """Returns the model's output on inputs, with the arguments that make each row what the prompt alone gives."""
+    def inputs(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns tokens, and the arguments that make each row what the prompt alone gives."""
         tokens = prompts.tokens.to(self.device, copy=True)
-        arguments: dict[str, Any] = {name: x.to(self.device) for name, x in prompts.extra.items()}
+        arguments: dict[str, Tensor] = {name: x.to(self.device) for name, x in prompts.extra.items()}
+        if prompts.mask is not None:
+            mask = arguments["attention_mask"] = prompts.mask.to(self.device).long()
+            if self._bridge is not None and self._takes_positions():
+                arguments.setdefault("position_ids", (mask.cumsum(1) - 1).clamp(min=0))
+        return tokens, arguments
+
+    def call(self, prompts: Prompts) -> Any:
+        """Returns the model's output on inputs, each row as the prompt alone gives it."""
+        tokens, arguments = self.inputs(prompts)
         bridge = self.huggingface
-        if bridge is not None:
-            bridge.forget_lengths()
-        if prompts.mask is None:
+        if bridge is None:
             return interruptible(self.model, tokens, **arguments)
-        mask = prompts.mask.to(self.device).long()
-        arguments["attention_mask"] = mask
-        if self._bridge is not None and self._takes_positions():
-            arguments.setdefault("position_ids", (mask.cumsum(1) - 1).clamp(min=0))
-        with nullcontext() if bridge is None else bridge.without_empty_queries():
+        bridge.forget_lengths()
+        with nullcontext() if prompts.mask is None else bridge.without_empty_queries():
             return interruptible(self.model, tokens, **arguments)
 
     def _takes_positions(self) -> bool:
@@ -388,22 +384,6 @@ class HookedModel:
                 f"hand (compared: {served}); use patch.activations, or circuits.unchecked(model)"
             )
 
-    def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
-        """Calls `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
-
-        Returns None where no norm reads from the stream that others read too.
-        """
-        block = (
-            None
-            if self._bridge is not None or self.post_norm or self.norms_after_only
-            else self.model.get_submodule(f"blocks.{layer}")
-        )
-        norm = getattr(block, name, None)
-        if not isinstance(norm, torch.nn.Module):
-            return None
-        ours = Revocable(function, self.model)
-        return Handles(ours, before_module(norm, ours))
-
     def through(self, hook: str, activation: Tensor) -> Tensor:
         """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
 
@@ -412,15 +392,6 @@ class HookedModel:
         if self._bridge is not None and hook not in self.spliced:
             return self._bridge.through(hook, activation)
         return passed(self.hooks[hook], activation)
-
-    @property
-    def bridged(self) -> bool:
-        return self._bridge is not None
-
-    @property
-    def huggingface(self) -> HuggingFaceBridge | None:
-        """The hooks of a bridge around a Hugging Face model; None for other models."""
-        return self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
 
     def on_run(
         self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
@@ -489,11 +460,11 @@ def _class_of(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
             f"{name} is not a hooked transformer: it has {what}. Copy its weights into a HookedTransformer or a "
             "TransformerBridge, or give outputs of your own edits to circuits.compare"
         )
-    families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
+    families = [base.__name__ for base in type(model).__mro__ if base.__name__ in SUPPORTED]
     if not families:
         raise CircuitsError(
-            f"{name} is not supported: its hook points are not qualified for writing (supported: "
-            f"{', '.join(sorted(QUALIFIED))})"
+            f"{name} is not supported; give a {' or a '.join(SUPPORTED)}, or outputs of your own edits to "
+            "circuits.compare"
         )
     if not hasattr(model, "blocks"):
         raise CircuitsError(
@@ -501,14 +472,6 @@ def _class_of(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
             "circuits supports models of one stack"
         )
     return families[0]
-
-
-def _bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
-    """Returns the hooks of a bridge; hook points of sites that are not supported are removed from `hooks`."""
-    wrapped = wrapped_model(model)
-    if is_native(wrapped):
-        return NativeBridge(model, hooks, wrapped)
-    return HuggingFaceBridge(model, hooks, wrapped, family_of(model, wrapped, parallel))
 
 
 def is_text(given: Any) -> bool:
@@ -559,8 +522,3 @@ def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _key_heads(cfg: Any) -> int:
-    grouped = getattr(cfg, "n_key_value_heads", None)
-    return cfg.n_heads if not grouped or getattr(cfg, "ungroup_grouped_query_attention", False) else grouped

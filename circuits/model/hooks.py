@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.model.blocks import User, model_block
-from circuits.model.state import hook_state
+from circuits.model.contexts import User, model_block
+from circuits.model.edit_state import hook_state
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
@@ -53,25 +53,6 @@ class Projections:
             return streams.clone()  # a caller may keep both
         normed: Tensor = self._block(layer).ln1(streams)
         return normed
-
-    def norms(self, layer: int, streams: Tensor) -> Tensor:
-        """Returns the norms of several residual streams [stream batch pos d_model], as `norm` does."""
-        without = self.surface.post_norm or self.surface.norms_after_only
-        norm: Any = None if without else self._block(layer).ln1
-        inner = (
-            norm._modules.get("_original_component") if self.surface.bridged and norm is not None else None
-        )
-        if (
-            type(inner) is nn.LayerNorm
-            and getattr(norm.config, "eps", None) == inner.eps
-            and not getattr(norm, "uses_weight_offset", False)
-            and not any(map(_has_hooks, norm.modules()))
-        ):
-            # A bridge computes it step by step for its hooks, of which there is none.
-            fused: Tensor = inner(streams)
-            return fused
-        # One by one: hooks inside the norm may depend on the examples in the batch.
-        return torch.stack([self.norm(layer, stream) for stream in streams])
 
     def onward(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
         """Returns the residual stream past a site: normalised in a post-norm model, else the same object."""
@@ -151,14 +132,6 @@ class Projections:
             f"the model has no weight {names[0]}, which paths and direct contributions need"
             f"{foreign_names(self.tensors)}"
         )
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Tells whether anything hangs on a module but what a bridge puts there to keep its input."""
-    return bool(module._forward_hooks) or any(
-        not str(getattr(hook, "__module__", "")).startswith("transformer_lens.model_bridge.")
-        for hook in module._forward_pre_hooks.values()
-    )
 
 
 def check_made(activation: Tensor, computed: Tensor, label: str, what: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.model.blocks import model_block
+from circuits.model.contexts import model_block
+from circuits.model.edit_state import exclusive, modules_of
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.state import exclusive, modules_of
 
 
 @model_block
@@ -23,25 +23,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Modes belong to the model and not to a thread, so another is refused meanwhile.
     """
-    with exclusive(model), _evaluating(model):
-        yield
-
-
-@model_block
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in modules_of(model)]
-    gradients = torch.is_grad_enabled()
-    try:
-        # Set only where it changes, as setting an attribute of a module is slow.
-        for module, training in before:
-            if training:
-                module.training = False
-        yield
-    finally:
-        for module, training in before:
-            if module.training != training:
-                module.training = training
-        torch.set_grad_enabled(gradients)
+    with exclusive(model):
+        before = [(module, module.training) for module in modules_of(model)]
+        gradients = torch.is_grad_enabled()
+        try:
+            # Set only where it changes, as setting an attribute of a module is slow.
+            for module, training in before:
+                if training:
+                    module.training = False
+            yield
+        finally:
+            for module, training in before:
+                if module.training != training:
+                    module.training = training
+            torch.set_grad_enabled(gradients)
 
 
 @model_block

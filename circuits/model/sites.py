@@ -94,7 +94,7 @@ GROUPED = ("k", "v", "rot_k", "k_input", "v_input")
 #: What an entry of these axes is called.
 UNITS = {"d_mlp": "neuron", "feature": "feature"}
 
-# A site into which a sparse autoencoder is spliced (`circuits.model.insertions`) has two parts, which are sites too.
+# A site into which a sparse autoencoder is spliced has two parts, which are sites too.
 FEATURES, ERROR = "features", "error"
 _PREFIXES = (f"{FEATURES}.", f"{ERROR}.")
 

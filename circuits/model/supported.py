@@ -18,7 +18,6 @@ from torch import nn
 
 from circuits.errors import CircuitsError
 from circuits.model.sites import KINDS
-from circuits.model.state import modules_of
 
 # Settings of a HookedTransformer that change what happens at a site, with the values that have been tested.
 PROVED: dict[str, tuple[Any, ...]] = {
@@ -37,8 +36,6 @@ PROVED: dict[str, tuple[Any, ...]] = {
 }
 # Architectures for which HookedTransformer has its norms after attention and MLP, and none before.
 _NORMS_AFTER_ONLY = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-# The class of what torch.compile makes of a module.
-_COMPILED = "OptimizedModule"
 
 #: Releases of both packages with which every row was tested.
 PROVED_VERSIONS: dict[str, tuple[str, ...]] = {
@@ -234,22 +231,6 @@ def served_sites(model: nn.Module, what: str) -> frozenset[str]:
     return _EVERY if isinstance(found, str) else found
 
 
-def check_not_compiled(model: nn.Module) -> None:
-    """Refuses a model of which torch.compile has made or changed a part: it passes over hooks that come later."""
-    if type(model).__name__ == _COMPILED:
-        raise CircuitsError(
-            "this model is compiled, and what is compiled passes over hooks; give the one that torch.compile was given"
-        )
-    for module in modules_of(model):
-        forward = vars(module).get("forward")  # torch.compile(module.forward) in its place
-        own = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
-        if own or type(module).__name__ == _COMPILED:
-            name = next((name for name, one in model.named_modules() if one is module), "") or "the model"
-            raise CircuitsError(
-                f"{name} is compiled, and what is compiled passes over hooks; give a model that is not"
-            )
-
-
 def foreign_names(names: Iterable[str]) -> str:
     """Returns what to do about weights that are missing under TransformerLens' names, for the end of an error."""
     names = list(names)
@@ -261,35 +242,12 @@ def foreign_names(names: Iterable[str]) -> str:
     return ""
 
 
-def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
-    """Tells whether norms stand on the residual stream itself, by the hook point of a block's normalised output.
-
-    Raises:
-        CircuitsError: blocks differ.
-    """
-    normed = [f"blocks.{layer}.hook_normalized_resid_post" in hooks for layer in range(n_layers)]
-    if len(set(normed)) > 1:
-        raise CircuitsError(
-            f"blocks {normed.index(True)} and {normed.index(False)} differ: one hands on its residual stream "
-            "normalised, one does not; circuits supports models whose blocks are all of one kind"
-        )
-    return all(normed)
-
-
 def is_parallel(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
-    """Tells whether the MLP of each block reads the stream that attention reads: there is then no sum between them.
-
-    Raises:
-        CircuitsError: blocks differ.
-    """
-    layers = [layer for layer in range(n_layers) if f"blocks.{layer}.mlp.hook_pre" in hooks]
-    parallel = [f"blocks.{layer}.hook_resid_mid" not in hooks for layer in layers]
-    if len(set(parallel)) > 1:
-        raise CircuitsError(
-            f"blocks {layers[parallel.index(True)]} and {layers[parallel.index(False)]} differ: one runs attention and "
-            "MLP in parallel, one does not; circuits supports models whose blocks are all of one kind"
-        )
-    return any(parallel)
+    """Tells whether the MLP of each block reads the stream that attention reads: there is then no sum between them."""
+    return any(
+        f"blocks.{layer}.mlp.hook_pre" in hooks and f"blocks.{layer}.hook_resid_mid" not in hooks
+        for layer in range(n_layers)
+    )
 
 
 def has_norms_after_only(model: nn.Module) -> bool:

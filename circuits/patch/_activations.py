@@ -29,7 +29,7 @@ from circuits.model.heads import (
     names_heads,
     parse_heads,
 )
-from circuits.model.prompts import is_encoding, read_given
+from circuits.model.inputs import is_encoding, read_given
 from circuits.model.sites import Site
 from circuits.tensors import Positions, Snapshot, Span
 from circuits.validate import answers_former_names, read_choice

@@ -16,7 +16,7 @@ from circuits.model.sites import Site, SiteKind
 from circuits.patch._gradients import Pair, summed
 from circuits.patch._screen import estimates
 from circuits.sweeps.measurements import Measurements, Row
-from circuits.sweeps.table import SweepResult, Table, read_resampling
+from circuits.sweeps.table import SweepResult, read_resampling, tabulate
 from circuits.validate import read_choice
 
 CALLER = "patch.attribution"
@@ -61,7 +61,7 @@ def attribution(
     """
     place = read_place(site, None, CALLER)
     pair = Pair.read(CALLER, model, base, source, metric, batch, batch_size=batch_size)
-    table = Table(read_resampling(seed, draws, flips, CALLER))
+    resampling = read_resampling(seed, draws, flips, CALLER)
     places, kind = pair.surface.at(place.site), place.site.kind
     by = _parse_by(by, place.site)
 
@@ -69,12 +69,12 @@ def attribution(
         return size, _measured(pair.of_size(size), places, kind, by)
 
     size, measured = within_memory(pair.batch_size, estimated)
-    table.add([measured])
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": size}
     settings |= pair.surface.settings
     settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
     description = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
-    return table.result({run["variant"]: [description] for run in measured.runs}, settings)
+    described = {run["variant"]: [description] for run in measured.runs}
+    return tabulate([measured], resampling, described, settings)
 
 
 def _measured(pair: Pair, places: list[tuple[int | None, str]], kind: SiteKind, by: str) -> Measurements:

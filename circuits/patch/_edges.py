@@ -17,10 +17,10 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import SENDERS, Path, order_of, receivers_of
 from circuits.interventions.replacements import DIRECTION
+from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.heads import HeadSpec, at_index, index_of, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS, Site
-from circuits.model.state import assert_weights_unchanged
 from circuits.patch._gradients import (
     Pair,
     Run,

@@ -15,16 +15,17 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.base import Replacement
-from circuits.interventions.reference_runs import MeanOver, Reference, References
+from circuits.interventions.clean_passes import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import align_mean, read_source
-from circuits.model.blocks import model_block
+from circuits.model.contexts import model_block
+from circuits.model.edit_state import suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.prompts import Prompts, broadcast_mask, read_prompts
+from circuits.model.inputs import read_prompts
+from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
-from circuits.model.state import suspended
 from circuits.patch._gim import gim_functions
 from circuits.sweeps.measurements import BASELINE
 from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors, is_pair, read_values

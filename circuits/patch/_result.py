@@ -14,7 +14,7 @@ from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
-from circuits.model.state import inside_block
+from circuits.model.edit_state import inside_block
 from circuits.patch._gradients import Pair
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
 from circuits.sweeps.measurements import Row

@@ -14,11 +14,11 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import Edit, Place, read_place, refuse_other_units
 from circuits.interventions.replacements import DIRECTION
+from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site, SiteKind
-from circuits.model.state import assert_weights_unchanged
 from circuits.patch._gradients import (
     Pair,
     between,

@@ -14,14 +14,15 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_query_positions
 from circuits.interventions.replacements import derangement, visible
+from circuits.model.edit_state import running_rows
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.prompts import Prompts, read_prompts, refuse_padding
+from circuits.model.inputs import read_prompts, refuse_padding
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
-from circuits.model.state import running_rows
 from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
 from circuits.validate import answers_former_names, is_whole, read_indices, read_seed

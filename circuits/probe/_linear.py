@@ -17,10 +17,11 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
+from circuits.model.edit_state import running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, read_prompts, refuse_padding
+from circuits.model.inputs import read_prompts, refuse_padding
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
-from circuits.model.state import running_rows
 from circuits.probe._inputs import Entries, ProbeSite, Target, parse_entries, parse_sites, parse_targets
 from circuits.probe._result import LinearMap, Probe, ProbeResult, pooled, score, tabulate
 from circuits.validate import answers_former_names, is_whole, read_seed

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, Texts, continuation, read_given
+from circuits.model.inputs import continuation, read_given
+from circuits.model.prompts import Prompts, Texts
 from circuits.tensors import as_dense_tensor, columns_of
 from circuits.validate import is_whole
 

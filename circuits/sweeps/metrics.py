@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, refuse_padding
-from circuits.model.state import assert_weights_unchanged
+from circuits.model.inputs import refuse_padding
+from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, bound
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
 from circuits.validate import check_batch_length, read_batch

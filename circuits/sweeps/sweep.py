@@ -9,19 +9,20 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.errors import CircuitsError, said
+from circuits.errors import CircuitsError, format_value, prefixed
 from circuits.interventions.apply import planned
 from circuits.interventions.grids import Draws
+from circuits.model.edit_state import exclusive
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, read_prompts
-from circuits.model.state import exclusive
+from circuits.model.inputs import read_prompts
+from circuits.model.prompts import Prompts
 from circuits.statistics import Resampling
-from circuits.sweeps.checkpoints import loaded_checkpoints
+from circuits.sweeps.checkpoints import read_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference
-from circuits.sweeps.measure import ModelSweep, Variant
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import Metric
-from circuits.sweeps.table import SweepResult, Table, read_resampling
+from circuits.sweeps.model_sweep import ModelSweep, Variant
+from circuits.sweeps.table import SweepResult, read_resampling, tabulate
 from circuits.validate import BOUND, RENAMED, read_choice, refuse_removed
 
 _PARTS = "give each process some of the variants, and join the results by SweepResult.concat"
@@ -102,20 +103,27 @@ def run_sweep(
 ) -> tuple[SweepResult, list[Measurements]]:
     """Returns the result of `sweep`, and by checkpoint the values of every example behind it."""
     with exclusive(surface.model):
-        read = _read_variants(variants)
-        size = _default_size(surface, prompts, metric, batch_size)
-        plans = _planned(
-            read, surface
-        )  # before a checkpoint is loaded, so that what does not fit shows at once
+        read, columns = _read_variants(variants), metric.columns
+        # The streams of the clean pass are held beside a forward.
+        kept = surface.n_layers * (surface.sizes["d_model"] or 1)
+        size = rows_in_a_forward(
+            surface,
+            prompts.shape[1],
+            batch_size,
+            "sweep",
+            kept=kept,
+            read=None if columns is None else len(columns),
+        )
+        # Before a checkpoint is loaded, so that what does not fit shows at once.
+        plans = _planned(read, surface)
         naive: dict[str, str] = {}
-        table, found = Table(resampling, metric.untested), list[Measurements]()
-        for label, checkpoint in loaded_checkpoints(checkpoints, surface):
+        found: list[Measurements] = []
+        for label, checkpoint in read_checkpoints(checkpoints, surface):
             with checkpoint.loaded() as loaded:
                 plans = plans if checkpoints is None else _planned(read, loaded)
                 job = ModelSweep(loaded, prompts, metric, plans, engine, size)
                 measurements = job.run(label)
             size, naive = job.batch_size, naive | job.naive
-            table.add([measurements])
             found.append(measurements)
             # A model of its own is gone before the next one is read.
             del checkpoint, loaded, job
@@ -128,15 +136,10 @@ def run_sweep(
             "engine": engine,
             "naive": naive,
         }
-        return table.result(_described(read), settings), found
-
-
-def _default_size(surface: HookedModel, prompts: Prompts, metric: Metric, given: int | None) -> int:
-    """Returns how many rows are in a forward; the streams of the clean pass are held beside it."""
-    columns = metric.columns
-    kept = surface.n_layers * (surface.sizes["d_model"] or 1)
-    read = None if columns is None else len(columns)
-    return rows_in_a_forward(surface, prompts.shape[1], given, "sweep", kept=kept, read=read)
+        described: dict[str, list[Row]] = {}
+        for name, _, together in read:
+            described.setdefault(name, []).extend(one.describe() for one in together)
+        return tabulate(found, resampling, described, settings, metric.untested), found
 
 
 _Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interventions that act together
@@ -146,7 +149,7 @@ def _read_variants(variants: Any) -> _Given:
     """Returns every variant as (name, draw, interventions); refuses names that would be the same in the table."""
     if not isinstance(variants, Mapping):
         raise CircuitsError(
-            f"sweep: give variants by name, such as {{'without 0.1': ablate.zero('0.1')}}; got {said(variants)}"
+            f"sweep: give variants by name, such as {{'without 0.1': ablate.zero('0.1')}}; got {format_value(variants)}"
         )
     if not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
@@ -169,18 +172,9 @@ def _planned(read: _Given, surface: HookedModel) -> list[Variant]:
     """Returns the variants as steps on a model with its current weights."""
     parsed: list[Variant] = []
     for name, draw, together in read:
-        try:
+        with prefixed(f"variant {name!r}"):
             parsed.append(Variant(name, draw, together, planned(together, surface)))
-        except CircuitsError as error:
-            raise CircuitsError(f"variant {name!r}: {error}") from error
     return parsed
-
-
-def _described(read: _Given) -> dict[str, list[Row]]:
-    descriptions: dict[str, list[Row]] = {}
-    for name, _, together in read:
-        descriptions.setdefault(name, []).extend(one.describe() for one in together)
-    return descriptions
 
 
 def compare(
@@ -236,6 +230,4 @@ def compare(
     if found is None or not found.runs or (batch is not None and len(batch) != done):
         got = "no outputs" if found is None or not found.runs else f"{done} examples, batch has {len(batch)}"
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
-    table = Table(resampling, measured.untested)
-    table.add([found])
-    return table.result({}, {"engine": "given", "n": done})
+    return tabulate([found], resampling, {}, {"engine": "given", "n": done}, measured.untested)

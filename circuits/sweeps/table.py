@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups, unreachable
+from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_with, unreachable
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.tables import short_table
 from circuits.validate import is_whole, read_seed
@@ -33,7 +33,6 @@ SHOWN = (
 )
 # fmt: on
 _WHOLE = ("draw", "layer", "head", "position", "n")
-_NAMES = ("variant", "checkpoint", "intervention", "site", "metric", "engine")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class SweepResult:
             `of_metric`: over those of one metric); `n` is the number of examples. `layer`, `head` and `position` are
             filled in where the variant is about exactly one. A variant of several draws has a row for their mean,
             `draw` empty, and then one for each draw, untested. `null_effect` marks an edit that was made and which
-            changed not one example. A value without any entry (ΣC = 0) is NaN.
+            changed not one example by more than rounding. A value without any entry (ΣC = 0) is NaN.
         baseline: the unedited model, one row per metric and checkpoint.
         interventions: by variant, its interventions as JSON-able data; for several draws, one after the other.
         settings: seed, draws, batch_size and so on; `naive` says by variant why it did not share forwards.
@@ -172,18 +171,8 @@ def limits(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
 
 
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
-    # Built column by column in the final dtype, as this is much faster for many rows.
-    absent = float("nan")
-    arrays = {name: _column(name, [row.get(name, absent) for row in rows]) for name in columns}
-    return pd.DataFrame(arrays, copy=False)
-
-
-def _column(name: str, values: list[Any]) -> Any:
-    if name in _WHOLE:
-        missing = np.array([value is None or value != value for value in values], dtype=bool)
-        numbers = [0 if gone else value for value, gone in zip(values, missing, strict=True)]
-        return pd.arrays.IntegerArray(np.array(numbers, dtype=np.int64), missing)
-    return values if name in _NAMES else np.array(values)
+    frame = pd.DataFrame(list(rows), columns=list(columns))
+    return frame.astype({name: "Int64" for name in _WHOLE if name in columns})
 
 
 def read_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resampling:
@@ -195,69 +184,68 @@ def read_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resamplin
     return Resampling(seed, int(draws), int(flips))
 
 
-@dataclass
-class Table:
-    """The rows of a sweep: of the variants, and of the unedited model.
+def tabulate(
+    measured: Sequence[Measurements],
+    resampling: Resampling,
+    described: dict[str, Any],
+    settings: dict[str, Any],
+    untested: Collection[str] = (),
+) -> SweepResult:
+    """Returns the table of measurements: by checkpoint as they came, by variant in the order of `described`, by draw.
 
     Draws of one variant come after a row that pools them: per example the sums and counts of all draws together. Only
     that row is tested. Metrics in `untested` get no p-value: a distance from the unedited output cannot be less than
     the unedited one's 0, so a test of "no change" would reject for any edit at all.
     """
-
-    resampling: Resampling
-    untested: Collection[str] = ()
-    rows: list[Row] = field(default_factory=list)
-    unedited: list[Row] = field(default_factory=list)
-
-    def add(self, together: Sequence[Measurements]) -> None:
-        """Adds the rows of measurements, of which those of one shape are resampled together."""
-        series = [(one, metric, *_with_pooled(one, metric)) for one in together for metric in one.metrics]
-        summaries = summarise_groups(
-            [(values[0], values[1]) for *_, values in series], self.resampling, LEVEL
+    rows: list[Row] = []
+    unedited: dict[tuple[str | None, str], Row] = {}
+    for one, metric in [(each, name) for each in measured for name in each.metrics]:
+        runs, values = _with_pooled(one, metric)
+        summary = summarise_with(values[0], values[1], resampling, LEVEL)
+        statistics = _rows(summary, _unchanged(values[0], values[1]))
+        common = {"metric": metric, "checkpoint": one.checkpoint, "n": values.shape[-1]}
+        unedited[one.checkpoint, metric] = statistics[0] | common
+        for run, row in zip(runs, statistics[1:], strict=True):
+            p_value = np.nan if run.get("draw") is not None or metric in untested else row["p_value"]
+            rows.append({"engine": one.engine, **run, **row, **common, "p_value": p_value})
+    checkpoints, variants = (
+        {name: place for place, name in enumerate(dict.fromkeys(names))}
+        for names in (
+            [row["checkpoint"] for row in rows],
+            [*described, *(row["variant"] for row in rows)],
         )
-        unedited: dict[tuple[str | None, str], Row] = {}
-        for (one, metric, runs, values), summary in zip(series, summaries, strict=True):
-            common = {"metric": metric, "checkpoint": one.checkpoint, "n": values.shape[-1]}
-            unedited[one.checkpoint, metric] = {**_estimate(summary, 0), **common}
-            common |= {"baseline": summary.value[0]}
-            unchanged = _unchanged(*values)
-            for index, run in enumerate(runs, start=1):
-                is_draw = run.get("draw") is not None
-                effect = {
-                    "effect": summary.effect[index],
-                    "effect_ci_low": summary.effect_low[index],
-                    "effect_ci_high": summary.effect_high[index],
-                    "ratio": summary.ratio[index],
-                    "ratio_ci_low": summary.ratio_low[index],
-                    "ratio_ci_high": summary.ratio_high[index],
-                    "p_value": np.nan if is_draw or metric in self.untested else summary.p_value[index],
-                    "null_effect": unchanged[index],
-                }
-                engine = run.get("engine", one.engine)
-                self.rows.append({**run, **_estimate(summary, index), **common, **effect, "engine": engine})
-        self.unedited += unedited.values()
+    )
+    rows.sort(
+        key=lambda row: (
+            checkpoints[row["checkpoint"]],
+            variants[row["variant"]],
+            -1 if row.get("draw") is None else row["draw"],
+        )
+    )
+    frame = _frame(rows, COLUMNS)
+    frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
+    drawn = {"seed": resampling.seed, "draws": resampling.draws, "flips": resampling.flips}
+    baseline = _frame(list(unedited.values()), BASELINE_COLUMNS)
+    return SweepResult(frame, baseline, described, drawn | settings | {"level": LEVEL})
 
-    def result(self, described: dict[str, Any], settings: dict[str, Any]) -> SweepResult:
-        """Returns the table: by checkpoint as they came, by variant in the order of `described`, and by draw."""
-        checkpoints = _places(row["checkpoint"] for row in self.rows)
-        variants = _places([*described, *(row["variant"] for row in self.rows)])
 
-        def place(row: Row) -> tuple[int, int, int]:
-            draw = -1 if row.get("draw") is None else row["draw"]
-            return checkpoints[row["checkpoint"]], variants[row["variant"]], draw
-
-        rows = sorted(self.rows, key=place)
-        adjusted = holm(np.array([row["p_value"] for row in rows]))
-        frame = _frame([{**row, "p_adjusted": p} for row, p in zip(rows, adjusted, strict=True)], COLUMNS)
-        drawn = self.resampling
-        settings = {
-            "seed": drawn.seed,
-            "draws": drawn.draws,
-            "flips": drawn.flips,
-            **settings,
-            "level": LEVEL,
-        }
-        return SweepResult(frame, _frame(self.unedited, BASELINE_COLUMNS), described, settings)
+def _rows(summary: Summary, unchanged: Sequence[bool]) -> list[Row]:
+    """Returns the columns of each series of a summary, that of the unedited model first."""
+    columns = {
+        "value": summary.value,
+        "value_ci_low": summary.low,
+        "value_ci_high": summary.high,
+        "baseline": np.full_like(summary.value, summary.value[0]),
+        "effect": summary.effect,
+        "effect_ci_low": summary.effect_low,
+        "effect_ci_high": summary.effect_high,
+        "ratio": summary.ratio,
+        "ratio_ci_low": summary.ratio_low,
+        "ratio_ci_high": summary.ratio_high,
+        "p_value": summary.p_value,
+        "null_effect": unchanged,
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
@@ -289,10 +277,6 @@ def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     }
 
 
-def _places(names: Iterable[Any]) -> dict[Any, int]:
-    return {name: place for place, name in enumerate(dict.fromkeys(names))}
-
-
 def _with_pooled(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
     """Returns the runs and their sums and counts [2 run example], the unedited run first, and after them the mean draw
     of each variant that has draws.
@@ -316,14 +300,6 @@ def _with_pooled(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]
         changes = values[:, [1 + index for index in indices]] - values[:, :1]
         pooled.append(values[:, :1] + changes.mean(1, keepdims=True))
     return runs, np.concatenate([values, *pooled], axis=1) if pooled else values
-
-
-def _estimate(summary: Summary, index: int) -> Row:
-    return {
-        "value": summary.value[index],
-        "value_ci_low": summary.low[index],
-        "value_ci_high": summary.high[index],
-    }
 
 
 def _unchanged(sums: np.ndarray, counts: np.ndarray) -> list[bool]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from circuits import __version__
-from circuits.model.state import inside_block
+from circuits.model.edit_state import inside_block
 from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
 from interp_tasks.checkpoints.content import digest, json_bytes, to_json
 from interp_tasks.checkpoints.meta import FORMAT, signed

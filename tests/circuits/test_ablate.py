@@ -1,12 +1,10 @@
 """Ablations, where test_matrix does not reach: what is visible, means of edited passes, noise, neurons, gradients."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, grid, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, edit, intervene, run, sweep
 from circuits.interventions.replacements import derangement
 from circuits.model.hooked_model import HookedModel
 
@@ -133,30 +131,9 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
     for options in ({"engine": "naive", "batch_size": 3}, {"batch_size": 3}):
         frame = found(**options).frame
         torch.testing.assert_close(torch.tensor(frame["value"]), torch.tensor(whole.frame["value"]))
-    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
+    monkeypatch.setattr("circuits.interventions.clean_passes.TOKENS_PER_PASS", 18)
     pieces = found(engine="naive").frame
     torch.testing.assert_close(torch.tensor(pieces["value"]), torch.tensor(whole.frame["value"]))
-
-
-def test_the_mean_of_each_layer_takes_one_edited_pass(model, tokens, monkeypatch):
-    calls = []
-    call = HookedModel.call
-    monkeypatch.setattr(HookedModel, "call", lambda self, *given: calls.append(1) or call(self, *given))
-    with intervene(model, ablate.mean_pattern("all", tokens, of="edited")):
-        assert len(calls) == HookedModel.of(model).n_layers
-        model(tokens)
-
-
-def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
-    other, mean = ablate.zero("mlp_out.0", positions=[1]), ablate.mean_pattern("all", tokens, of="edited")
-    if "mlp_out" not in HookedModel.of(model).site_names():
-        pytest.skip("it has no MLP")
-    with intervene(model, mean):
-        _, alone = run(model, tokens, cache=["pattern"])
-    with intervene(model, other):
-        _, both = run(model, tokens, mean, cache=["pattern"])
-    for hook in alone:
-        torch.testing.assert_close(alone[hook], both[hook])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +161,7 @@ def test_a_pooled_mean_leaves_positions_of_the_reference_out(
 
 def test_a_long_reference_is_run_in_pieces(causal, tokens, monkeypatch):
     whole = run(causal, tokens, ablate.mean("all", reference=tokens), ablate.resample("mlp_out.0", tokens))
-    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
+    monkeypatch.setattr("circuits.interventions.clean_passes.TOKENS_PER_PASS", 18)
     pieces = run(causal, tokens, ablate.mean("all", reference=tokens), ablate.resample("mlp_out.0", tokens))
     torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
 
@@ -282,54 +259,3 @@ def test_ways_to_name_neurons(both, tokens):
         assert bool((run(both, tokens, ablate.neurons(0, given)) == expected).all())
     one = run(both, tokens, ablate.neurons(0, 5))
     assert bool((one == run(both, tokens, ablate.neurons(0, [5]))).all())
-
-
-def test_each_neuron_in_one_sweep(both, tokens):
-    variants = grid(ablate.neurons, {"layer": [0, 1], "neurons": [2, 3]})
-    assert list(variants) == [f"layer {layer}, neuron {neuron}" for layer in (0, 1) for neuron in (2, 3)]
-    frame = sweep(
-        both, tokens, variants, metric=lambda output: output[:, -1].square().sum(-1), batch_size=3
-    ).frame
-    for row, (layer, neuron) in enumerate([(0, 2), (0, 3), (1, 2), (1, 3)]):
-        expected = run(both, tokens, ablate.neurons(layer, neuron))[:, -1].square().sum(-1).mean()
-        np.testing.assert_allclose(frame["value"][row], expected, rtol=1e-12)
-    assert frame["layer"].tolist() == [0, 0, 1, 1]
-    assert frame["head"].isna().all()
-
-
-def test_description_and_equality(tokens):
-    given = ablate.neurons(1, CHOSEN, how="mean", reference=tokens)
-    described = json.loads(json.dumps(given.describe()))
-    assert described["intervention"] == "ablate.neurons"
-    assert described["places"] == [{"site": "mlp_post.1", "heads": None, "neurons": CHOSEN}]
-    assert described["value"] == "mean"
-    assert given == ablate.neurons(1, tuple(CHOSEN), how="mean", reference=tokens.clone())
-    assert given != ablate.neurons(1, [1, 5], how="mean", reference=tokens)
-    assert ablate.neurons(0, range(24)).label == "ablate.neurons(mlp_post.0, neurons 0,1,2,3,4,5,6,7,...)"
-    assert hash(ablate.neurons(0, 1)) == hash(ablate.neurons(0, [1]))
-
-
-def test_edits_and_patches_of_some_neurons_before_and_after_the_activation_function(
-    both, tokens, other_tokens, by_hand, assert_same
-):
-    theirs = {}
-    by_hand(both, other_tokens, lambda s, found, x: theirs.setdefault((s, found), x))
-    for name in ("mlp_pre", "mlp_post"):
-
-        def only(function, name=name):
-            def write(s, found, x):
-                if (s, found) != (name, 1):
-                    return x
-                x = x.clone()
-                x[..., CHOSEN] = function(x)[..., CHOSEN]
-                return x
-
-            return by_hand(both, tokens, write)
-
-        clean, site = by_hand(both, tokens), f"{name}.1"
-        doubled = run(both, tokens, edit(site, lambda x: 2 * x + 1, neurons=CHOSEN))
-        assert_same(doubled, only(lambda x: 2 * x + 1), clean)
-        patched = run(both, tokens, patch.activations(site, other_tokens, neurons=CHOSEN))
-        assert_same(patched, only(lambda x, at=(name, 1): theirs[at]), clean)
-    with pytest.raises(CircuitsError, match="site z has no neurons; those are at mlp_pre and mlp_post"):
-        edit("z", torch.zeros_like, neurons=[0])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, intervene, patch, permute, run, sweep
+from circuits import CircuitsError, ablate, permute, run
+from circuits.interventions.clean_passes import References
 from circuits.interventions.forward_pass import ForwardPass, RunState
-from circuits.interventions.reference_runs import References
+from circuits.model.edit_state import State
 from circuits.model.hooked_model import HookedModel
-from circuits.model.state import State
 from circuits.permute import random_order
 
 ORDER = (2, 0, 5, 1, 4, 3)
@@ -81,69 +81,6 @@ def test_a_seed_permutes_the_rows_in_use_and_nothing_else_decides(model, tokens,
     assert permute.positions(11) == permute.positions(11) != permute.positions(12)
 
 
-def test_beside_a_path(causal, tokens, other_tokens, by_hand, assert_same, weights_by_name):
-    """The path is of the run with permuted positions; what it carries is from a source without."""
-    weights = weights_by_name(causal)
-    order = torch.tensor(ORDER)
-    permuted, clean = {}, {}
-
-    def collect(into):
-        return lambda site, layer, x: into.setdefault((site, layer), x)
-
-    moved = with_rows(causal, ORDER)
-    alone = by_hand(moved, tokens, collect(permuted))
-    by_hand(causal, other_tokens, collect(clean))
-    z = clean["z", 0] - permuted["z", 0]
-    table = weights["pos_embed.W_pos"].detach()[:6]
-    senders = {
-        "0.1": z[:, :, 1] @ weights["blocks.0.attn.W_O"][1],
-        "mlp_out.0": clean["mlp_out", 0] - permuted["mlp_out", 0],
-        # The source's positions are where they were: along this path alone they are back in order.
-        "pos_embed": (table - table[order]).expand(8, -1, -1),
-    }
-    wide = {}
-    for sender, change in senders.items():
-        stream = permuted["resid_pre", 1] + change
-        stream = stream - stream.mean(-1, keepdim=True)
-        normed = stream / (stream.square().mean(-1, keepdim=True) + causal.cfg.eps).sqrt()
-        normed = normed * weights["blocks.1.ln1.w"] + weights["blocks.1.ln1.b"]
-        heard = (normed @ weights["blocks.1.attn.W_Q"][0] + weights["blocks.1.attn.b_Q"][0]).detach()
-
-        def receive(site, layer, x, heard=heard):
-            return torch.cat([heard[:, :, None], x[:, :, 1:]], 2) if (site, layer) == ("q", 1) else x
-
-        expected = by_hand(moved, tokens, receive)
-        given = permute.positions(ORDER), patch.path(sender, ("q", "1.0"), other_tokens)
-        for together in (given, given[::-1]):
-            assert_same(run(causal, tokens, *together), expected, alone)
-        with intervene(causal, given[1]), intervene(causal, given[0]):
-            assert_same(causal(tokens).detach(), expected, alone)
-        wide[sender] = given, expected
-    table_of_effects = sweep(
-        causal, tokens, {name: given for name, (given, _) in wide.items()}, metric=lambda x: x[:, :, 3].sum(1)
-    ).frame
-    for value, (_, expected) in zip(table_of_effects["value"], wide.values(), strict=True):
-        assert value == pytest.approx(float(expected[:, :, 3].sum(1).mean()), rel=1e-10)
-
-
-def test_draws_are_seeds_of_their_own(causal, tokens):
-    drawn = permute.draws(5, seed=3)
-    assert drawn == permute.draws(5, seed=3)
-    assert len(set(drawn.interventions)) == len(drawn) == 5
-    assert not set(drawn.interventions) & set(permute.draws(5, seed=4).interventions)
-    frame = sweep(
-        causal,
-        tokens,
-        {"wrong places": drawn, "zero": ablate.zero("0.1")},
-        metric=lambda o: o[:, -1, 0],
-        batch_size=3,
-    ).frame
-    assert frame["draw"].fillna(-1).tolist() == [-1, 0, 1, 2, 3, 4, -1]
-    for row in range(5):
-        single = run(causal, tokens, drawn.interventions[row])[:, -1, 0].mean()
-        np.testing.assert_allclose(frame["value"][row + 1], single, rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("kwargs", "what"),
     [
@@ -158,7 +95,9 @@ def test_draws_are_seeds_of_their_own(causal, tokens):
 def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what):
     """By what is passed to the model; only what the model is given in this run counts."""
     surface = HookedModel.of(causal)
-    call = ForwardPass(surface, References(surface), State(), [RunState({"input": tokens, **kwargs}, tokens)])
+    call = ForwardPass(
+        surface, References(surface), State(), frames=[RunState({"input": tokens, **kwargs}, tokens)]
+    )
     replacement = permute.positions(3).replacement
     assert replacement.prepare(call) == what
 

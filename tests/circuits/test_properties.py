@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from circuits import CircuitsError, ablate, edit, intervene, lens, patch, permute, run, sweep, transplant
+from circuits.model.edit_state import state_of
 from circuits.model.hooked_model import HookedModel
-from circuits.model.state import state_of
 from tests.circuits.conftest import FAMILIES, HOOKED, SHAPES, build
 
 BATCH, LENGTH, PERIOD = 4, 5, 3

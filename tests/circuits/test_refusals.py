@@ -276,5 +276,5 @@ def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_wrong(call, word
 
 
 def test_what_a_bridge_has_not_is_refused():
-    with pytest.raises(CircuitsError, match="not qualified for writing on a TransformerBridge"):
+    with pytest.raises(CircuitsError, match="not supported on a TransformerBridge"):
         run(build(family=BRIDGE), tokens, edit("blocks.0.ln1.hook_normalized", double))

@@ -57,68 +57,9 @@ def inlined(saes, changes, spliced_error=lambda e: e):
     return change
 
 
-def _zero(*features):
-    def change(f):
-        f[..., list(features)] = 0
-        return f
-
-    return change
-
-
 @pytest.fixture
 def three():
     return {"resid_post.0": Autoencoder(), "z.1": Autoencoder(seed=1), "mlp_out.1": Autoencoder(seed=2)}
-
-
-@torch.no_grad()
-def test_edits_at_the_site_come_before_the_autoencoder(model, tokens, by_hand, assert_same):
-    sae, clean = Autoencoder(), run(model, tokens)
-    double = edit("resid_post.0", lambda x: 2 * x, positions=[0, 3])
-    inline = inlined({"resid_post.0": sae}, {"resid_post.0": _zero(4)})
-
-    def change(site, layer, x):
-        if (site, layer) == ("resid_post", 0):
-            x = x.clone()
-            x[:, [0, 3]] *= 2
-        return inline(site, layer, x)
-
-    expected, out = by_hand(model, tokens, change), {}
-    by_hand(model, tokens, lambda s, at, x: out.setdefault((s, at), change(s, at, x)))
-    with splice(model, {"resid_post.0": sae}):
-        for order in (
-            (double, ablate.features("resid_post.0", 4)),
-            (ablate.features("resid_post.0", 4), double),
-        ):
-            found, seen = run(model, tokens, *order, cache=["resid_post.0", "features.resid_post.0"])
-            assert_same(found, expected, clean)
-            assert torch.allclose(seen["resid_post.0"], out["resid_post", 0], atol=1e-12)
-            assert bool((seen["features.resid_post.0"][..., 4] == 0).all())
-        # A block around the one in which features are edited, and one inside.
-        with intervene(model, order[0]), intervene(model, order[1]):
-            assert_same(model(tokens), expected, clean)
-    with intervene(model, double), splice(model, {"resid_post.0": sae}):
-        assert_same(run(model, tokens, ablate.features("resid_post.0", 4)), expected, clean)
-
-
-@torch.no_grad()
-def test_the_error_is_a_site(model, tokens, by_hand, assert_same):
-    sae, clean = Autoencoder(), run(model, tokens)
-    with splice(model, {"z.0": sae}):
-        seen = cache(model, tokens, ["z.0", "error.z.0", "features.z.0"])
-        without = run(model, tokens, ablate.zero("error.z.0"))
-        of_a_head = run(model, tokens, edit("error.z.0", lambda e: 0 * e, heads="0.2"))
-    assert torch.allclose(
-        sae.decode(seen["features.z.0"]) + seen["error.z.0"].flatten(2), seen["z.0"].flatten(2)
-    )
-    nothing = {"z.0": lambda f: f}
-    assert_same(without, by_hand(model, tokens, inlined({"z.0": sae}, nothing, torch.zeros_like)), clean)
-
-    def one_head(error):
-        error = error.unflatten(-1, (4, 4)).clone()
-        error[:, :, 2] = 0
-        return error.flatten(2)
-
-    assert_same(of_a_head, by_hand(model, tokens, inlined({"z.0": sae}, nothing, one_head)), clean)
 
 
 def metric(output):
@@ -236,37 +177,3 @@ def test_blocks_end_in_any_order_and_leave_nothing(model, tokens):
     with pytest.raises(ZeroDivisionError), splice(model, {"resid_post.0": Autoencoder()}):
         _ = 1 / 0
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
-
-
-@pytest.mark.parametrize("what", ["encode", "decode", "buffers"])
-def test_functions_that_write_to_what_they_are_given(model, tokens, what):
-    """Or that give one buffer again and again: as functions that make new tensors."""
-    sae, buffers = Autoencoder(), {}
-
-    def encode(x):
-        if what == "encode":
-            x += 1
-            return sae.encode(x)
-        return kept("f", sae.encode(x + 1))
-
-    def decode(f):
-        if what == "decode":
-            f *= 2
-            return sae.decode(f)
-        return kept("x", sae.decode(2 * f))
-
-    def kept(name, new):
-        if what != "buffers":
-            return new
-        return buffers.setdefault((name, new.shape), torch.zeros_like(new)).copy_(new)
-
-    plain = (lambda x: sae.encode(x + 1), lambda f: sae.decode(2 * f))
-    zero = ablate.features("resid_post.0", [1, 3])
-    with torch.no_grad(), splice(model, {"resid_post.0": (encode, decode)}):
-        clean, edited = run(model, tokens), run(model, tokens, zero)
-        features = cache(model, tokens, "features.resid_post.0")["features.resid_post.0"]
-    assert torch.equal(clean, run(model, tokens))
-    with splice(model, {"resid_post.0": plain}):
-        assert torch.equal(edited, run(model, tokens, zero))
-        assert torch.equal(features, cache(model, tokens, "features.resid_post.0")["features.resid_post.0"])
-    assert (edited - clean).abs().max() > 1e-3

@@ -6,16 +6,13 @@ import warnings
 import numpy as np
 import pytest
 
-from circuits import statistics
 from circuits.statistics import (
-    Resampling,
     bootstrap,
     holm,
     interval,
     sign_flip,
     spearman,
     summarise,
-    summarise_groups,
     unreachable,
 )
 
@@ -167,40 +164,6 @@ def test_counts_of_zero():
     assert found.p_value[1] == 1
 
 
-def test_resamples_are_drawn_once_for_all_tables_of_so_many_examples(data, monkeypatch):
-    made = []
-
-    def noted(name):
-        draw = getattr(statistics, name)
-
-        def drawing(rng, count, examples):
-            made.append((name, count, examples))
-            return draw(rng, count, examples)
-
-        return drawing
-
-    for name in ("_weights", "_swaps"):
-        monkeypatch.setattr(statistics, name, noted(name))
-    sums, counts = data
-    resampling = Resampling(12, 100, 200)
-    first = summarise_groups([(sums, counts), (sums[:2], counts[:2])], resampling, 0.95)
-    assert made == [("_weights", 100, 40), ("_swaps", 200, 40)]
-    again = summarise_groups([(sums, counts)], Resampling(12, 100, 200), 0.95)
-    assert len(made) == 2
-    np.testing.assert_array_equal(first[0].low, again[0].low)
-    # Other draws for another number of examples, another seed, and more of them.
-    summarise_groups([(sums[:, :30], counts[:, :30])], resampling, 0.95)
-    summarise_groups([(sums, counts)], Resampling(13, 100, 200), 0.95)
-    summarise_groups([(sums, counts)], Resampling(12, 101, 200), 0.95)
-    assert made[2:] == [
-        ("_weights", 100, 30),
-        ("_swaps", 200, 30),
-        ("_weights", 100, 40),
-        ("_swaps", 200, 40),
-        ("_weights", 101, 40),
-    ]
-
-
 @pytest.mark.parametrize("draws", [1, 2, 7, 40, 1000])
 @pytest.mark.parametrize("level", [0.5, 0.95])
 def test_percentiles_are_those_of_numpy_without_nan(draws, level):
@@ -212,16 +175,6 @@ def test_percentiles_are_those_of_numpy_without_nan(draws, level):
         warnings.simplefilter("ignore")  # that all are NaN
         expected = np.nanquantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=1)
     np.testing.assert_array_equal(interval(resampled, level), expected)
-
-
-def test_groups_are_summarised_as_each_alone(data):
-    sums, counts = data
-    other = sums[::-1].copy(), counts[::-1].copy()
-    together = summarise_groups([(sums, counts), other], Resampling(0, 50, 60), 0.95)
-    for (one, entries), found in zip([(sums, counts), other], together, strict=True):
-        alone = summarise(one, entries, 0, 50, 60, 0.95)
-        for column in ("value", "low", "effect_high", "ratio_low", "p_value"):
-            np.testing.assert_array_equal(getattr(found, column), getattr(alone, column))
 
 
 def test_holm_by_hand():

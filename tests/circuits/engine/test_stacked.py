@@ -9,7 +9,7 @@ import torch
 from circuits import ablate, draws, edit, logit_difference, patch, prompts, run, sweep, transplant
 from circuits.engine.stacked import NotStacked, check_model
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import read_prompts
+from circuits.model.inputs import read_prompts
 from circuits.model.sites import KINDS
 
 LENGTH, EXAMPLES, LAYERS = 6, 5, 3

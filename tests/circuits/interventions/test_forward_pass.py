@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run
+from circuits import CircuitsError, ablate, edit, intervene, patch, run
 
 INTERVENTIONS = {
     "path": lambda tokens, source, grid: patch.path("0.1", "resid_post.1", source=source),
@@ -55,31 +55,6 @@ def test_a_hook_that_runs_the_model_changes_nothing(
     assert_same(run(model, given, one), expected, alone)
 
 
-@pytest.mark.parametrize("site", ["embed", "scores", "last"])
-def test_activations_are_of_the_run_that_was_asked_for(make_model, hooked_only, tokens, other_tokens, site):
-    model = make_model()
-    expected = cache(model, tokens, ["z", "resid_post"])
-    calling(model, other_tokens, [site])
-    found = cache(model, tokens, ["z", "resid_post"])
-    assert all(bool((found[hook] == expected[hook]).all()) for hook in expected)
-
-
-def test_a_run_in_a_hook_is_edited_too(make_model, hooked_only, tokens, other_tokens):
-    model, seen = make_model(), []
-    one = ablate.uniform("all")
-    expected = run(model, other_tokens, one)
-
-    def call(x, hook):
-        if not seen:
-            seen.append(None)
-            seen.append(model(other_tokens))
-
-    model.add_hook("hook_embed", call)
-    with intervene(model, one):
-        model(tokens)
-    assert bool((seen[-1] == expected).all())
-
-
 def test_after_a_failed_run_in_a_hook_the_outer_one_goes_on(make_model, hooked_only, tokens, other_tokens):
     model, failing = make_model(), []
     one = patch.path("0.1", "resid_post.1", source=other_tokens)
@@ -114,23 +89,6 @@ def test_a_direct_forward_in_a_hook_is_refused(make_model, hooked_only, tokens, 
     ):
         model(tokens)
     assert bool((run(model, tokens) == model(tokens)).all())
-
-
-def _cached(model):
-    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-    cache = TransformerLensKeyValueCache.init_cache(model.cfg, model.cfg.device, 8)
-    # Without a mask it would ask for a tokenizer.
-    return {"past_kv_cache": cache, "attention_mask": torch.ones(8, 6, dtype=torch.long)}
-
-
-def test_an_empty_cache_changes_nothing(make_model, hooked_only, tokens, other_tokens, assert_same):
-    model = make_model()
-    for one in (ablate.mean("all", reference=other_tokens), patch.activations("z.0", source=other_tokens)):
-        for call in (model.run_with_hooks, model):
-            with intervene(model, one):
-                output = call(tokens, **_cached(model))
-            assert_same(output, run(model, tokens, one), run(model, tokens))
 
 
 def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens):

@@ -1,15 +1,13 @@
 """Fourier components of activations against numpy's FFT over the complete grid."""
 
-import copy
 import itertools
 
 import numpy as np
 import pytest
 import torch
 
-from circuits import ablate, cache, edit, intervene, run, sweep, transplant
+from circuits import ablate, cache, run, sweep
 from circuits.interventions.fitted import Fit, FourierComponents, FourierGrid
-from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.tensors import Snapshot
@@ -149,42 +147,6 @@ def test_the_fit_is_in_double_precision():
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
-def test_removing_and_keeping_are_complements(small):
-    """What is removed and what is kept add up; and twice is once."""
-    model, grid, tokens = small(7), complete(7), some(7)
-    arguments = {"site": "mlp_post.0", "keys": [1, 2], "coords": [0, 1], "period": 7, "grid": grid}
-    mean = cache(model, grid, ["mlp_post.0"])["mlp_post.0"].mean(0)
-    own = cache(model, tokens, ["mlp_post.0"])["mlp_post.0"]
-    for directions in ("all", "sum"):
-        removed, kept = (
-            ablate.frequencies(**arguments, keep=keep, directions=directions) for keep in (False, True)
-        )
-        without, only = (
-            run(model, tokens, one, cache=["mlp_post.0"])[1]["mlp_post.0"] for one in (removed, kept)
-        )
-        torch.testing.assert_close(without + only - mean, own, rtol=0, atol=1e-12)
-        assert float((without - own).square().mean().sqrt()) > 0.01 * float(own.std())
-    # On the grid itself nothing of the keys is left.
-    rest = run(model, grid, removed, cache=["mlp_post.0"])[1]["mlp_post.0"]
-    left = Fit(removed.replacement.design).piece(rest, Prompts(grid), KINDS["mlp_post"])[1:] / 49
-    assert float(left.abs().max()) < 1e-12
-
-
-def test_all_frequencies_leave_the_mean_where_there_are_no_cross_terms(small):
-    """The embedding of one token is a function of one coordinate; its products across frequencies are 0."""
-    model, grid, tokens = small(7), complete(7), some(7)
-    given = ablate.frequencies("embed", [1, 2, 3], [0, 1], 7, grid=grid)
-    _, seen = run(model, tokens, given, cache=["embed"])
-    mean = cache(model, grid, ["embed"])["embed"].mean(0)
-    torch.testing.assert_close(seen["embed"], mean.expand(12, -1, -1), rtol=0, atol=1e-12)
-    kept = ablate.frequencies("embed", [1, 2, 3], [0, 1], 7, keep=True, grid=grid)
-    torch.testing.assert_close(run(model, tokens, kept), run(model, tokens), rtol=0, atol=1e-11)
-    # Neurons mix the coordinates, so there something is left.
-    neurons = ablate.frequencies("mlp_post.0", [1, 2, 3], [0, 1], 7, grid=grid)
-    rest = run(model, grid, neurons, cache=["mlp_post.0"])[1]["mlp_post.0"]
-    assert float((rest - rest.mean(0)).abs().max()) > 0.01
-
-
 def test_chunks_subsets_and_order_do_not_matter(small):
     model, grid = small(5), complete(5)
     given = ablate.frequencies("mlp_post", [1], [0, 1], 5, grid=grid)
@@ -200,37 +162,6 @@ def test_chunks_subsets_and_order_do_not_matter(small):
     np.testing.assert_allclose(many["value"], one["value"], rtol=1e-12)
     np.testing.assert_allclose(one["value"][0], whole[:, -1, 0].mean(), rtol=1e-12)
     assert abs(one["effect"][0]) > 1e-4
-
-
-def test_the_fit_is_of_the_clean_model(small, monkeypatch):
-    """Fitted once, in pieces too, without our outer edits and with the model's own weights."""
-    model, grid, tokens = small(5), complete(5), some(5)
-    donor = copy.deepcopy(model)
-    for weight in donor.parameters():
-        weight.data *= 1.5
-    given = ablate.frequencies("mlp_post.1", [2], [0, 1], 5, grid=grid)
-    double = edit("mlp_post.1", lambda x: x * 2)
-    own = cache(model, tokens, ["mlp_post.1"])["mlp_post.1"]
-    share = own - run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
-    with intervene(model, double):
-        inside = run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
-    torch.testing.assert_close(inside, 2 * own - share, rtol=0, atol=1e-12)
-    swapped = cache(donor, tokens, ["mlp_post.1"])["mlp_post.1"]
-    with intervene(
-        model, transplant.weights(donor, [name for name in transplant.COMPONENTS if name != "ln_embed"])
-    ):
-        inside = run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
-    torch.testing.assert_close(inside, swapped - share, rtol=0, atol=1e-12)
-    passes = []
-    handle = HookedModel.of(model).on_run(lambda args, kwargs: passes.append(len(args[0])))
-    with intervene(model, given):
-        model(tokens)
-        model(tokens[:2])
-    handle.remove()
-    assert passes == [25, 12, 2]
-    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 12)
-    again = own - run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
-    torch.testing.assert_close(again, share, rtol=0, atol=1e-12)
 
 
 def test_masked_scores_stay_masked(small):

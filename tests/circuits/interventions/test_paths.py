@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, circuit, edit, intervene, patch, run
+from circuits import CircuitsError, cache, circuit, intervene, patch, run
 from circuits.interventions.paths import Path
 from circuits.model.hooked_model import HookedModel
 from circuits.patch._edges import inputs_of, senders_of
@@ -160,37 +160,6 @@ def test_closed_form_without_norms_and_mlps(family, make_model, tokens, other_to
     torch.testing.assert_close(found, embeds @ unembed, rtol=0, atol=1e-11)
 
 
-def test_other_edits_and_the_users_hooks_are_what_a_path_sees_as_the_run(
-    deep, tokens, other_tokens, by_hand, assert_same
-):
-    """Those of blocks around it, of blocks inside, before it and after it among the arguments."""
-    deep.add_hook("blocks.0.hook_mlp_out", lambda x, hook: x * 1.5)
-
-    def users(s, at, x):
-        return x * 1.5 if (s, at) == ("mlp_out", 0) else x
-
-    between = "resid_mid" if "blocks.0.hook_resid_mid" in deep.hook_dict else "resid_post"
-
-    def all_of_them(s, at, x):
-        x = users(s, at, x)
-        if (s, at) == (between, 1):
-            return (x * 1.3).tanh()
-        return torch.zeros_like(x) if (s, at) == ("mlp_out", 1) else x
-
-    theirs = activations(by_hand, deep, other_tokens, users)
-    given = patch.path("0.1", "2.2", other_tokens)
-    none, bent = ablate.zero("mlp_out.1"), edit(f"{between}.1", lambda x: (x * 1.3).tanh())
-    expected = path_by_hand(
-        by_hand, deep, tokens, theirs, SENDERS["0.1"], RECEIVERS["2.2"], around=all_of_them
-    )
-    clean = by_hand(deep, tokens, all_of_them)
-    for order in ((given, none, bent), (none, bent, given)):
-        assert_same(run(deep, tokens, *order), expected, clean)
-    for outer, inner in ((none, given), (given, none)):
-        with intervene(deep, outer), intervene(deep, bent):
-            assert_same(run(deep, tokens, inner), expected, clean)
-
-
 # ---- Several paths
 
 
@@ -306,20 +275,6 @@ def test_an_edge_of_a_circuit_is_the_path_of_its_name(family, make_model, tokens
         run(model, tokens, patch.path("0.1", "2.3", other_tokens))
     with pytest.raises(CircuitsError, match=r"no path to q\.0: it is computed before"):
         run(model, tokens, patch.path("1.0", ("q", "0.1"), other_tokens))
-
-
-def test_a_cache_is_a_source_like_its_tokens(deep, tokens, other_tokens, assert_same):
-    stored = cache(deep, other_tokens, ["z", "mlp_out"])
-    for sender in ("0.1", "mlp_out.0"):
-        assert_same(
-            run(deep, tokens, patch.path(sender, "2.2", stored)),
-            run(deep, tokens, patch.path(sender, "2.2", other_tokens)),
-            run(deep, tokens),
-        )
-    with pytest.raises(CircuitsError, match=r"the source has no hook_embed; it has"):
-        patch.path("embed", "2.2", stored)
-    with pytest.raises(CircuitsError, match="a batch of 3, the run a batch of 8"):
-        run(deep, tokens, patch.path("0.1", "2.2", other_tokens[:3]))
 
 
 def test_from_the_runs_own_tokens_nothing_changes(deep, tokens):

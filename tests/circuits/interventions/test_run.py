@@ -60,3 +60,10 @@ def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens
 
     model.blocks[0].ln1.register_forward_pre_hook(double)
     assert torch.equal(cache(model, tokens, ["resid_pre.0"])["resid_pre.0"], before)
+
+
+def test_results_in_other_forms(causal, tokens):
+    expected = run(causal, tokens, edit("z.0", lambda z: (z > 0).double()))
+    for function in (lambda z: z > 0, lambda z: (z > 0).int(), lambda z: (z > 0).numpy()):
+        assert bool((run(causal, tokens, edit("z.0", function)) == expected).all())
+    assert not bool((expected == causal(tokens)).all())

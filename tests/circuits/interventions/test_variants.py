@@ -72,7 +72,8 @@ def test_each_names_and_refuses_doubles(causal):
 def test_over_goes_to_what_takes_it_and_is_the_items_without_any(tokens):
     pooled = ablate.each(ablate.mean, ["0.1", "mlp_out.1"], reference=tokens, over="batch,pos")
     assert pooled == {name: ablate.mean(name, tokens, "batch,pos") for name in ("0.1", "mlp_out.1")}
-    assert ablate.each(ablate.mean, over=["0.1"], reference=tokens) == {"0.1": ablate.mean("0.1", tokens)}
+    with pytest.raises(CircuitsError, match="give a list of items, not None"):
+        ablate.each(ablate.mean, reference=tokens, over="batch,pos")
 
 
 def test_each_calls_a_number_a_layer_only_where_it_is_one(causal):

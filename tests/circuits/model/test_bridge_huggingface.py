@@ -9,14 +9,12 @@ from circuits import (
     CircuitsError,
     ablate,
     edit,
-    intervene,
     lens,
     patch,
     patterns,
     prompts,
     run,
     sweep,
-    transplant,
 )
 
 families = pytest.importorskip("tests.circuits.families")
@@ -194,54 +192,6 @@ def test_the_lens_adds_up(hf_model, name, mode):
             torch.testing.assert_close(shares.shares[name], expected, rtol=0, atol=1e-5)
 
 
-def test_a_sweep_over_revisions_that_a_function_loads(hf_model):
-    """As of Pythia's training checkpoints: each is booted when its turn comes."""
-    loaded = []
-
-    def revision(seed):
-        def load():
-            loaded.append(seed)
-            return families.boot(hf_model.folder("pythia", seed=seed))
-
-        return load
-
-    model = hf_model("pythia")
-    variants = {"a": ablate.zero("0.1"), "b": patch.activations("resid_post.0", source=OTHER)}
-    result = sweep(
-        model, TOKENS, variants, metric=metric, checkpoints={f"step {s}": revision(s) for s in (1, 2)}
-    )
-    assert loaded == [1, 2]
-    for seed in (1, 2):
-        one = families.boot(hf_model.folder("pythia", seed=seed))
-        expected, _ = by_hand(one, {("z", 0): heads_put(torch.zeros_like, 1)})
-        clean, _ = by_hand(one)
-        frame = result.frame
-        row = frame[(frame["variant"] == "a") & (frame["checkpoint"] == f"step {seed}")].iloc[0]
-        assert row["effect"] == pytest.approx(float((metric(expected) - metric(clean)).mean()), rel=1e-5)
-
-
-@pytest.mark.parametrize("component", ["q", "v", "qkv", "o", "mlp", "pos_embed", "ln1", "ln2", "ln_final"])
-def test_transplants_reach_the_model(hf_model, model, component):
-    name = next(name for name in MAIN if hf_model(name) is model)
-    donor = hf_model(name, fresh=True, seed=5)
-    if component == "pos_embed" and name != "gpt2":
-        with pytest.raises(CircuitsError, match="the source has no weights of 'pos_embed'"):
-            transplant.weights(donor, component)
-        return
-    clean, _ = by_hand(model)
-    weights, theirs = dict(model.state_dict()), donor.state_dict()
-    moved = transplant.weights(donor, component)
-    names = set(moved.describe()["parameters"])
-    with intervene(model, moved), torch.no_grad():
-        found, expected = model(TOKENS), by_hand(model)[0]
-        for key, value in model.state_dict().items():
-            assert torch.equal(value, theirs[key] if key in names else weights[key]), key
-    effect = float((expected - clean).abs().max())
-    assert effect > 0.01 * float(clean.std())
-    assert float((found - expected).abs().max()) <= 1e-5 * effect
-    assert float((run(model, TOKENS) - clean).abs().max()) <= 1e-5 * float(clean.std())
-
-
 @pytest.mark.parametrize(
     ("name", "dropout"),
     [
@@ -265,21 +215,6 @@ def test_dropout_is_off_in_every_module_of_the_wrapped_model(hf_model, name, dro
     assert [module.training for module in model.original_model.modules()] == before
 
 
-def test_hooks_of_the_users_own(hf_model):
-    """A hook of theirs at resid_mid reaches the MLP alone, so that ours is refused there; elsewhere both act."""
-    model = hf_model("llama", fresh=True)
-    model.add_hook("blocks.0.hook_attn_out", lambda x, hook: 2 * x)
-    equal(
-        model,
-        run(model, TOKENS, edit("attn_out.0", lambda x: x + 1)),
-        {("attn_out", 0): lambda x: 2 * x + 1},
-    )
-    model.reset_hooks()
-    model.add_hook("blocks.0.hook_resid_mid", lambda x, hook: 2 * x)
-    with pytest.raises(CircuitsError, match="reaches the MLP and not the residual stream"):
-        run(model, TOKENS, edit("resid_mid.0", lambda x: x + 1))
-
-
 def test_models_of_other_kinds_are_refused_in_one_line(hf_model, tmp_path):
     with pytest.raises(
         CircuitsError, match="GPT2LMHeadModel is a Hugging Face model, without hook points; a bridge"
@@ -294,18 +229,6 @@ def test_models_of_other_kinds_are_refused_in_one_line(hf_model, tmp_path):
         CircuitsError, match="this TransformerBridge has no blocks that follow each other, but an enc"
     ):
         run(families.boot(tmp_path), TOKENS)
-
-
-def test_weights_that_are_not_in_memory_are_refused(hf_model):
-    model = hf_model("gpt2", fresh=True)
-    model.original_model.transformer.h[1].to("meta")
-    for call in (
-        lambda: run(model, TOKENS, ablate.zero("0.1")),
-        lambda: sweep(model, TOKENS, {"0.1": ablate.zero("0.1")}),
-        lambda: patch.edges(model, TOKENS, OTHER),
-    ):
-        with pytest.raises(CircuitsError, match="some weights of the model are not in memory"):
-            call()
 
 
 class Packed(torch.nn.Linear):
@@ -333,54 +256,4 @@ def test_packed_weights_are_edited_around_and_not_multiplied(hf_model):
         lambda: lens(model, TOKENS),
     ):
         with pytest.raises(CircuitsError, match=r"blocks.1.attn.o.weight is packed \(int8 \[768, 1\]\)"):
-            call()
-
-
-class Adapted(torch.nn.Module):
-    """A linear layer under a LoRA adapter, as peft puts it into a model."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base_layer = base
-        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(base.in_features, 2, bias=False)})
-        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, base.out_features, bias=False)})
-
-    def forward(self, x):
-        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
-
-
-def test_weights_under_other_names(hf_model):
-    """Errors say to merge adapters, and to make a bridge of a Hugging Face model."""
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import AutoModelForCausalLM
-
-    plain, folder = hf_model("llama"), hf_model.folder("llama")
-    wrapped = AutoModelForCausalLM.from_pretrained(folder)
-    state = wrapped.state_dict()
-    for layer in wrapped.model.layers:
-        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
-    adapted = TransformerBridge.boot_transformers(
-        str(folder), hf_model=wrapped, tokenizer=plain.tokenizer, device="cpu"
-    )
-    assert torch.isfinite(run(adapted, TOKENS, ablate.zero("0.1"))).all()
-    for call, message in (
-        (lambda: lens(adapted, TOKENS), r"^the model has no weight blocks\.0\.attn\.W_O, .*merge_and_unload"),
-        (
-            lambda: run(adapted, TOKENS, patch.path("0.1", "output", OTHER)),
-            "LoRA adapters .*merge_and_unload",
-        ),
-        (
-            lambda: run(adapted, TOKENS, transplant.weights(plain, "o")),
-            r"no parameter .*\.o\.weight.*merge_and",
-        ),
-        (
-            lambda: transplant.weights(state, "o"),
-            "it has model.embed.*; of a Hugging Face model, give a bridge",
-        ),
-        (
-            lambda: sweep(plain, TOKENS, {"a": ablate.zero("0.1")}, checkpoints={"a": state}),
-            "the state_dict has none; of a Hugging Face model, give a bridge",
-        ),
-    ):
-        with pytest.raises(CircuitsError, match=message):
             call()

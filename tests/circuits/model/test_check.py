@@ -7,7 +7,7 @@ import torch
 
 from circuits import CircuitsError, ablate, check, edit, patch, run, sweep, unchecked
 from circuits.model import hooked_model, supported
-from circuits.model.bridge_huggingface import HuggingFaceBridge
+from circuits.model.bridge import HuggingFaceBridge
 from circuits.model.hooked_model import HookedModel
 
 TOKENS = torch.randint(3, 50, (4, 7), generator=torch.Generator().manual_seed(1))

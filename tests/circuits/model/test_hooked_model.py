@@ -176,7 +176,7 @@ def test_named_weights_are_all_parameters_and_nothing_else(model):
     assert set(found) <= set(model.state_dict())
 
 
-def test_an_unqualified_class_is_refused(causal):
+def test_another_class_is_refused(causal):
     class Lookalike(nn.Module):
         def __init__(self):
             super().__init__()

@@ -18,7 +18,7 @@ from circuits import (
     sweep,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import padding
+from circuits.model.inputs import padding
 
 PAD = 10
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, lens, run, sweep, transplant
-from circuits.model import blocks
+from circuits.model import contexts
 
 REFUSED = r"^the model is in use by .*, and .* runs it; leave the block there first, or take a copy$"
 
@@ -150,7 +150,7 @@ def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens
     del generator
     gc.collect()
     in_thread(lambda: run(model, tokens))
-    assert not blocks._holds
+    assert not contexts._holds
 
 
 def test_copies_of_a_model_in_use(make_model, family, tokens):

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, intervene, patch, permute, run, sweep, transplant
-from circuits.model.hooked_model import HookedModel
 from circuits.statistics import holm
 
 NUMBERS = [
@@ -87,42 +86,6 @@ def test_each_checkpoint_is_what_a_sweep_of_that_model_alone_gives(three, tokens
     assert from_models.frame["p_value"].notna().sum() == 4 * 2 * 3
 
 
-def test_clean_passes_are_those_of_each_checkpoint(three, tokens, other_tokens):
-    """A reference fetched once for all would be that of the first."""
-    result = sweep(
-        three["50000"],
-        tokens,
-        {"mean": ablate.mean("all", reference=other_tokens)},
-        metric=lambda o: o[:, -1, 0],
-        checkpoints={label: model.state_dict() for label, model in three.items()},
-    )
-    for row, model in zip(result.frame["value"], three.values(), strict=True):
-        expected = run(model, tokens, ablate.mean("all", reference=other_tokens))[:, -1, 0].mean()
-        np.testing.assert_allclose(row, expected, rtol=1e-12)
-
-
-def test_an_iterator_is_read_as_it_goes(three, tokens):
-    """Checkpoints of one run need not all be in memory."""
-    alive = []
-
-    def states():
-        for label, model in three.items():
-            alive.append(label)
-            yield int(label), model.state_dict()
-
-    runs = []
-    model = copy.deepcopy(three["4000"])
-    handle = HookedModel.of(model).on_run(lambda args, kwargs: runs.append(len(alive)))
-    result = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=states())
-    handle.remove()
-    assert runs == [1, 1, 2, 2, 3, 3]
-    assert result.frame["checkpoint"].tolist() == ["4000"] * 2 + ["14000"] * 2 + ["50000"] * 2
-    pairs = sweep(
-        model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=list(three.items())
-    )
-    np.testing.assert_allclose(pairs.frame["value"], result.frame["value"], rtol=1e-11)
-
-
 @pytest.mark.parametrize("given", ["functions", "iterator"])
 @pytest.mark.parametrize("engine", ["naive", "auto"])
 def test_one_is_in_memory_at_a_time(make_model, family, tokens, engine, given):
@@ -147,17 +110,6 @@ def test_one_is_in_memory_at_a_time(make_model, family, tokens, engine, given):
     assert len(found.frame)
     assert alive == [0] * 4
     assert len(storages) >= 4 * 10
-
-
-def test_a_state_dict_of_parameters_alone_and_of_another_dtype(three, tokens):
-    model, other = three["4000"], three["50000"]
-    bare = {name: value.detach().float() for name, value in HookedModel.of(other).named_weights().items()}
-    rounded = copy.deepcopy(other)
-    for weight in rounded.parameters():
-        weight.data = weight.data.float().double()
-    found = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints={"a": bare})
-    expected = sweep(rounded, tokens, {"zero": ablate.zero("0.1")}, metric=metric)
-    np.testing.assert_allclose(found.frame["value"], expected.frame["value"], rtol=1e-11)
 
 
 def test_weights_are_back_after_an_exception(three, tokens):

@@ -177,35 +177,6 @@ def agrees(result, expected):
         assert abs(row["effect"]) > 1e-3
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["numpy", "torch", "pairs", "dict"])
-def test_a_metric_that_fills_its_own_buffer(make_model, tokens, engine, kind):
-    model, given = make_model(0), {"a": ablate.zero("0.1"), "b": ablate.zero("1.2")}
-    arrays = np.zeros((2, 3))
-    tensors, kept = torch.zeros(2, 3, dtype=torch.float64), {}
-
-    def metric(output):
-        sums = by_position(output).sum(1)
-        rows = slice(0, len(sums))
-        if kind == "numpy":
-            arrays[0, rows] = sums.numpy()
-            return arrays[0, rows]
-        tensors[0, rows], tensors[1, rows] = sums, 1.0
-        if kind == "torch":
-            return tensors[0, rows]
-        if kind == "pairs":
-            return tensors[0, rows], tensors[1, rows]
-        kept["sums"] = tensors[0, rows]
-        return kept
-
-    # Chunks of three examples: each fills the buffer again.
-    result = sweep(model, tokens, given, metric=metric, engine=engine, batch_size=3)
-    agrees(result, expected_sums(model, tokens, given))
-    outputs = {name: run(model, tokens[:3], one) for name, one in given.items()}
-    compared = compare([(run(model, tokens[:3]), outputs)], metric=metric)
-    agrees(compared, expected_sums(model, tokens[:3], given))
-
-
 @dataclass(frozen=True)
 class Rows:
     """As the batch of a task."""
@@ -222,8 +193,6 @@ class Rows:
 
 BATCHES = {
     "torch": (lambda weights: weights, lambda rows: rows),
-    "numpy": (lambda weights: weights.numpy(), lambda rows: rows),
-    "a list": (list, lambda rows: rows[0]),
     "an object": (lambda weights: Rows(weights, {"more": weights}), lambda rows: rows.extras["more"]),
 }
 
@@ -346,26 +315,6 @@ def test_a_metric_may_run_the_model_edited(make_model, tokens, engine):
     np.testing.assert_allclose(one["effect"], two["effect"], rtol=1e-9, atol=1e-12)
 
 
-def test_a_metric_in_place_of_which_there_is_a_gradient(make_model, tokens):
-    """As the same metric that makes new tensors."""
-    model, other = make_model(0), tokens.flip(0)
-
-    def in_place(output):
-        output *= 2
-        output += 1
-        return output.flatten(1).sum(1)
-
-    def plain(output):
-        return (2 * output + 1).flatten(1).sum(1)
-
-    for verb in (patch.attribution, patch.screen, patch.edges):
-        one, two = (
-            verb(model, tokens, other, metric, draws=5, flips=5).frame for metric in (in_place, plain)
-        )
-        for column in one.select_dtypes("number"):
-            np.testing.assert_allclose(one[column], two[column], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_metric_of_a_half_precision_model_is_computed_in_single(make_model, tokens, dtype, untyped):
     """The difference of two logits near each other has one digit in bfloat16, and all of theirs in float32."""
@@ -390,17 +339,6 @@ def test_a_batch_comes_on_the_device_of_the_output():
     assert read.values(output, output)["metric"].device.type == "meta"
     kept = Metric.of(lambda output, batch: torch.tensor(batch), [1.0, 2.0, 3.0], None, "compare")
     assert kept.values(output, output)["metric"].tolist() == [1, 2, 3]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_sweep_on_cuda_takes_a_batch_from_the_cpu(model, tokens):
-    def loss(output, batch):
-        return output.gather(-1, batch[..., None]).mean((1, 2))
-
-    asked = {"variants": {"0.1": ablate.zero("0.1")}, "metric": loss, "batch": tokens % model.cfg.d_vocab_out}
-    expected = sweep(model, tokens, **asked).frame
-    found = sweep(model.to("cuda"), tokens, **asked).frame
-    np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-5)
 
 
 def test_a_sum_of_what_the_count_says_is_not_there_is_refused():

@@ -121,7 +121,7 @@ def test_a_source_that_is_what_was_there_has_no_effect_on_any_processor(
         "where prompts agree": patch.activations("resid_post.0", prefix, positions=[2]),
         "where they do not": patch.activations("resid_post.0", prefix, positions=[3]),
     }
-    handle = model.embed.register_forward_hook(lambda module, given, x: x * (1 + 1e-12 * len(x)))
+    handle = model.embed.register_forward_hook(lambda module, given, x: x * (1 + 1e-14 * len(x)))
     try:
         whole, part = model(tokens)[:3], model(tokens[:3])
         frame = sweep(
@@ -196,29 +196,6 @@ def test_inside_a_block_the_outer_edits_are_part_of_both_sides(causal, tokens, o
     row = result.frame.iloc[0]
     np.testing.assert_allclose(row["baseline"], run(causal, tokens, outer)[:, -1, 0].mean())
     np.testing.assert_allclose(row["value"], run(causal, tokens, outer, inner)[:, -1, 0].mean())
-
-
-def test_users_hooks_and_modes_stay(causal, tokens):
-    causal.add_hook("blocks.0.attn.hook_z", lambda z, hook: z * 2)
-    hooked = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=lambda o: o[:, -1, 0]).frame["baseline"][
-        0
-    ]
-    np.testing.assert_allclose(hooked, run(causal, tokens)[:, -1, 0].mean())
-    assert causal.training
-    assert len(causal.blocks[0].attn.hook_z._forward_hooks) == 1
-    assert len(causal.blocks[1].attn.hook_z._forward_hooks) == 0
-
-
-def test_a_metric_may_run_the_model_itself_on_other_examples(causal, tokens, other_tokens):
-    """Its per-example edits are cut by its own run, not by the chunk that is being measured."""
-    mask = torch.ones(5, 6, dtype=torch.bool)
-
-    def metric(output):
-        return output[:, -1, 0] + run(causal, other_tokens[:5], ablate.zero("0.1", positions=mask))[0, -1, 0]
-
-    chunked = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=metric, batch_size=3).frame
-    whole = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=metric).frame
-    np.testing.assert_allclose(chunked["value"], whole["value"])
 
 
 def test_clean_passes_are_shared_by_variants(causal, tokens):

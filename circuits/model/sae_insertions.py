@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import model_block
+from circuits.model.contexts import model_block
+from circuits.model.edit_state import state_of
 from circuits.model.hooks import Handle
 from circuits.model.sites import ERROR, FEATURES, Site, part_of
-from circuits.model.state import state_of
 
 
 @dataclass(frozen=True)

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError
 from circuits.interventions.base import EdgePatch
-from circuits.interventions.cuts.plan import CutBlock, CutPlan, CutRun, Group, hook_at
+from circuits.interventions.edges.plan import EdgeBlock, EdgePlan, EdgeRun, Group, hook_at
 from circuits.interventions.forward_pass import ForwardPass, RunState
 from circuits.interventions.paths import BY_HEAD, check_cuts
-from circuits.model.blocks import model_block
+from circuits.model.contexts import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, Handles
 from circuits.model.projections import OUTPUTS, Projections, check_made
 
-_RUN_KEY = "cut edges"
+_RUN_KEY = "patched edges"
 
 
-class CutHooks:
+class EdgeHooks:
     """The hooks that carry out all cut edges of one model."""
 
-    def __init__(self, surface: HookedModel, blocks: Sequence[CutBlock]) -> None:
+    def __init__(self, surface: HookedModel, blocks: Sequence[EdgeBlock]) -> None:
         """Plans the senders and receivers; no hook is put on yet."""
         self._surface, self._blocks = surface, tuple(blocks)
         self._projections = Projections.of(surface)
         self._through_mlps = blocks[0].cuts[0].through == "mlps"
-        self._plan = CutPlan(surface, blocks)
+        self._plan = EdgePlan(surface, blocks)
         self._layers = range(surface.n_layers)
         self._handle: Handle | None = None
         # The run of a model whose own __call__ was bypassed.
-        self._direct = CutRun()
+        self._direct = EdgeRun()
 
     def register(self) -> None:
         """Puts hooks onto every place where senders' changes arise, pass on or are received."""
@@ -58,10 +57,6 @@ class CutHooks:
             if hook in self._surface.hooks:
                 handles.append(self._surface.before(hook, function))
         for layer in self._layers:
-            for norm in ("ln1", "ln2"):
-                handle = self._surface.before_norm(norm, layer, partial(self._read_by_norm, norm))
-                handles += [] if handle is None else [handle]
-        for layer in self._layers:
             if (hook_at("mlp_pre", layer), None) in self._plan.groups:
                 handles.append(self._surface.before_mlp(layer, partial(self._read_by_mlp, layer)))
         self._handle = Handles(*handles)
@@ -75,14 +70,12 @@ class CutHooks:
     def _embedding(self, hook: str, x: Tensor) -> None:
         # A busy run asks what hangs at this very hook, and comes here a second time.
         if hook == "hook_embed" and not self._frame.whole and not self._direct.busy:
-            self._direct = CutRun()
+            self._direct = EdgeRun()
         run = self._current_run()
         if run is None:
             return
         output = self._after_hooks(run, hook, x)
         run.left = output if run.left is None else run.left + output
-        if hook == "hook_embed" and not self._through_mlps:
-            run.rest = torch.zeros_like(output)
         run.changes |= run.changes_of(self._plan, hook, output)
 
     def _before_attention(self, layer: int, x: Tensor) -> None:
@@ -95,8 +88,6 @@ class CutHooks:
             return
         if layer == self._layers[0] and run.left is not None:
             run.left = self._normalised(run, "embed", None, run.left, self._plan.order("q", layer))
-        if layer != self._layers[0] and hook_at("z", layer - 1) not in run.zeros:
-            run.rest = None  # a run that leaves blocks out does not say what they write
         wanted_later = max(self._plan.last.values()) >= self._plan.order("q", layer)
         if run.left is not None and (run.changes or run.carried) and wanted_later:
             # Whatever changed the stream between blocks would change the differences as well.
@@ -122,7 +113,8 @@ class CutHooks:
         changes = run.for_receivers(self._plan, groups, stream)
         projections = self._projections
         with run.aside():
-            normed = projections.norms(layer, stream + changes)
+            # One by one: hooks inside the norm may depend on the examples in the batch.
+            normed = torch.stack([projections.norm(layer, one) for one in stream + changes])
             # Last, so that a user's hook that keeps the norm's output keeps the run's.
             normed_run = projections.norm(layer, stream.clone())
         # [group batch pos]; `any` of floats is much slower, and NaN counts as a change here too.
@@ -131,31 +123,21 @@ class CutHooks:
             hook = hook_at(site, layer)
             at = _rows([groups.index(self._plan.groups[hook, head]) for head in heads])
             weight, bias = projections.by_head(site, layer)
-            chosen = [int(head) for head in heads if head is not None]
-            new = normed[at].flatten(1, 2) @ weight[_rows(chosen)]
-            new = new.unflatten(1, stream.shape[:2]).permute(1, 2, 0, 3) + bias[_rows(chosen)]
-            signs = _signs(bias.shape[-1], bias.dtype, bias.device)
-            # Head by head, since `weight @ signs` copies weights that stand in one matrix of all heads.
-            signed = torch.stack([of_head @ signs for of_head in weight])
-            computed = torch.einsum("bpd,hd->bph", normed_run, signed) + bias @ signs
-            run.received[hook] = chosen, new, changed[at].permute(1, 2, 0), computed
+            of_heads = _rows([int(head) for head in heads if head is not None])
+            weight, bias = weight[of_heads], bias[of_heads]
+            new, computed = (_read_by(one, weight, bias) for one in (normed[at], normed_run[None]))
+            run.received[hook] = of_heads, new, changed[at].permute(1, 2, 0), computed
 
     def _receive(self, site: str, layer: int, x: Tensor) -> Tensor | None:
         """Returns q, k or v of a layer with the heads that receive computed anew; `None` where nothing is received."""
         run, hook = self._current_run(), hook_at(site, layer)
         if run is None or hook not in run.received:
             return None
-        heads, new, changed, computed = run.received.pop(hook)
-        label = self._plan.label(hook, heads[0])
-        check_made(
-            x @ _signs(x.shape[-1], x.dtype, x.device),
-            computed,
-            label,
-            f"{hook} differs from what ln1 and the weights make of the stream",
-        )
-        self._has_received(hook)
-        at = _rows(heads)
+        at, new, changed, computed = run.received.pop(hook)
         new, same = new.to(x.dtype), x[:, :, at]
+        label = self._plan.label(hook, self._plan.heads[hook][0])
+        check_made(same, computed, label, f"{hook} differs from what ln1 and the weights make of the stream")
+        self._has_received(hook)
         if new.requires_grad:
             # What carries the run's own value has the source's gradient, which is none.
             same = same.detach() + (new - new.detach())
@@ -168,52 +150,35 @@ class CutHooks:
 
     def _inside(self, site: str, layer: int, x: Tensor) -> None:
         run, hook = self._current_run(), hook_at(site, layer)
-        if run is not None and (hook in self._plan.at or run.rest is not None):
+        if run is not None and hook in self._plan.at:
             output = self._after_hooks(run, hook, x)
-            changes = run.changes_of(self._plan, hook, output)
-            if hook in self._plan.at:
-                run.inner[site] = output, changes
+            run.inner[site] = output, run.changes_of(self._plan, hook, output)
 
     def _added(self, site: str, layer: int, x: Tensor) -> None:
         """Collects the differences at a component's output, attn_out or mlp_out."""
         run, hook = self._current_run(), hook_at(site, layer)
         if run is None:
             return
-        self._check_read(run, "ln1" if site == "attn_out" else "ln2", layer)
         after = self._after_hooks(run, hook, x)
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
-        rest, z = None, hook_at("z", layer)
-        if run.rest is not None and site == "attn_out":
-            bias = self._projections.outward("z", layer)[1]
-            rest = torch.zeros_like(x) if bias is None else bias.to(x.dtype).expand_as(x)
         if inner is not None:
             weight, bias = self._projections.outward(OUTPUTS[site], layer)
             label = self._plan.senders[next(iter(changes))].label
-            output = x
-            if self._surface.sublayer_norm(site, layer) is None:
-                signs = _signs(x.shape[-1], weight.dtype, weight.device)
-                made = inner.flatten(2) @ (weight @ signs)
-                made, given = made if bias is None else made + bias @ signs, x.to(weight.dtype) @ signs
-            else:
-                output = inner.flatten(2) @ weight
-                output = output if bias is None else output + bias
-                made, given = self._added_by(run, site, layer, output), x
-            check_made(given, made, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
+            output = inner.flatten(2) @ weight
+            output = output if bias is None else output + bias
+            made = self._added_by(run, site, layer, output)
+            check_made(x, made, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
             differences = {
                 number: self._outward(number, change, weight) for number, change in changes.items()
             }
-            if output is not x:
+            if made is not output:
                 # From the output computed here, so that what has not changed stays exactly as it is.
                 whole = partial(self._to_stream, run, site, layer)
-                run.carry(self._plan, whole, output, whole(output), differences, rest, only=z)
+                run.carry(self._plan, whole, output, whole(output), differences)
             elif after is x:
                 run.changes |= differences
             else:
-                run.carry(
-                    self._plan, partial(self._after_hooks, run, hook), x, after, differences, rest, only=z
-                )
-        if rest is not None and run.rest is not None:
-            run.rest = run.rest + self._to_stream(run, site, layer, rest)
+                run.carry(self._plan, partial(self._after_hooks, run, hook), x, after, differences)
         run.changes |= run.changes_of(self._plan, hook, after)
         for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
             # Where the MLP itself is a cut sender, its output does not depend on the group's stream.
@@ -239,7 +204,7 @@ class CutHooks:
         return [group for group, last in self._plan.last.items() if last > order]
 
     def _before_mlp(
-        self, run: CutRun, layer: int, groups: Sequence[Group], x: Tensor, arriving: Tensor, stream: Tensor
+        self, run: EdgeRun, layer: int, groups: Sequence[Group], x: Tensor, arriving: Tensor, stream: Tensor
     ) -> None:
         """Prepares what the MLP of a layer receives, and its outputs on the streams of some groups.
 
@@ -256,20 +221,6 @@ class CutHooks:
             ):
                 if bool(coming.any()) or bool(leaving.any()) or leaving.requires_grad:
                     run.group_mlp_out[group] = self._projections.mlp(layer, x + coming, stream + leaving)
-
-    def _read_by_norm(self, norm: str, x: Tensor) -> None:
-        run = self._current_run()
-        if run is not None and not x.is_inference():
-            run.read.setdefault(norm, (x, x._version))
-
-    def _check_read(self, run: CutRun, norm: str, layer: int) -> None:
-        """Refuses a hook of a norm that writes to its input, which would change the stream unseen."""
-        x, version = run.read.pop(norm, (None, 0))
-        if x is not None and x._version != version:
-            raise CircuitsError(
-                f"{self._blocks[0].cuts[0].label}: a hook changes, in place, what comes to blocks.{layer}.{norm}, and "
-                "with it the residual stream; let it return another tensor"
-            )
 
     def _read_by_mlp(self, layer: int, x: Tensor) -> Tensor | None:
         run = self._current_run()
@@ -294,7 +245,7 @@ class CutHooks:
         left = self._normalised(run, "resid_post", layer, self._stream(run, hook, order, x), order)
         run.left = left.clone()
         if layer == self._layers[-1] and not self._frame.whole:
-            self._direct = CutRun()
+            self._direct = EdgeRun()
         return new
 
     # ---- Helpers
@@ -303,40 +254,38 @@ class CutHooks:
     def _frame(self) -> RunState:
         return self._blocks[0].call.frame
 
-    def _current_run(self) -> CutRun | None:
+    def _current_run(self) -> EdgeRun | None:
         if self._blocks[0].call.state.suspended:
             return None
         frame = self._frame
-        run: CutRun = frame.known.setdefault(_RUN_KEY, CutRun()) if frame.whole else self._direct
+        run: EdgeRun = frame.known.setdefault(_RUN_KEY, EdgeRun()) if frame.whole else self._direct
         return None if run.busy else run
 
-    def _after_hooks(self, run: CutRun, hook: str, x: Tensor) -> Tensor:
+    def _after_hooks(self, run: EdgeRun, hook: str, x: Tensor) -> Tensor:
         """Returns the activation after all hooks at a site."""
         with run.aside():
             return self._surface.through(hook, x)
 
-    def _added_by(self, run: CutRun, site: str, layer: int, output: Tensor) -> Tensor:
+    def _added_by(self, run: EdgeRun, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what comes to the hooks at attn_out or mlp_out of a sublayer's output; the same object where no norm
         stands between.
         """
         with run.aside():
             return self._projections.added(site, layer, output)
 
-    def _to_stream(self, run: CutRun, site: str, layer: int, output: Tensor) -> Tensor:
+    def _to_stream(self, run: EdgeRun, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what a sublayer's output adds to the stream, past its norm and the hooks at attn_out or mlp_out."""
         return self._after_hooks(run, hook_at(site, layer), self._added_by(run, site, layer, output))
 
-    def _stream(self, run: CutRun, hook: str, order: int, x: Tensor) -> Tensor:
+    def _stream(self, run: EdgeRun, hook: str, order: int, x: Tensor) -> Tensor:
         """Returns the run's stream after a site; where hooks change it there, the collected differences change too."""
         after = self._after_hooks(run, hook, x)
         if after is not x:
-            run.carry(
-                self._plan, partial(self._after_hooks, run, hook), x, after, run.changes, run.rest, order
-            )
+            run.carry(self._plan, partial(self._after_hooks, run, hook), x, after, run.changes, order)
             run.changes = {}
         return after
 
-    def _normalised(self, run: CutRun, site: str, layer: int | None, x: Tensor, order: int) -> Tensor:
+    def _normalised(self, run: EdgeRun, site: str, layer: int | None, x: Tensor, order: int) -> Tensor:
         """Returns the run's stream after the norm on it (post-norm models), to which the differences are adapted; else
         the stream.
         """
@@ -344,7 +293,7 @@ class CutHooks:
             after = self._projections.onward(site, layer, x)
             if after is not x:
                 onward = partial(self._projections.onward, site, layer)
-                run.carry(self._plan, onward, x, after, run.changes, run.rest, order)
+                run.carry(self._plan, onward, x, after, run.changes, order)
                 run.changes = {}
         return after
 
@@ -361,6 +310,12 @@ class CutHooks:
             block.received.add(hook)
 
 
+def _read_by(streams: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns what heads read of their streams [head or 1, batch pos d_model]: [batch pos head d_head]."""
+    read = (streams.flatten(1, 2) @ weight).unflatten(1, streams.shape[1:3])
+    return read.permute(1, 2, 0, 3) + bias
+
+
 def _rows(indices: Sequence[int]) -> slice | list[int]:
     """Returns an index of these rows: a slice, which copies nothing, where one follows the other."""
     first, count = indices[0], len(indices)
@@ -369,31 +324,19 @@ def _rows(indices: Sequence[int]) -> slice | list[int]:
     )
 
 
-@lru_cache(maxsize=16)
-def _signs(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a fixed vector of random signs: products with it tell two activations apart, at a fraction of the cost of
-    computing both.
-    """
-    # It is kept for later calls, which may need gradients.
-    with torch.inference_mode(False):
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (size,), generator=generator) * 2 - 1
-        return signs.to(dtype=dtype, device=device)
-
-
 # Open blocks by model, and the hooks that serve them. Not part of its `State`, which a copy of the model would take
 # along.
-_blocks: WeakKeyDictionary[nn.Module, list[CutBlock]] = WeakKeyDictionary()
-_cut_hooks: WeakKeyDictionary[nn.Module, CutHooks] = WeakKeyDictionary()
+_blocks: WeakKeyDictionary[nn.Module, list[EdgeBlock]] = WeakKeyDictionary()
+_edge_hooks: WeakKeyDictionary[nn.Module, EdgeHooks] = WeakKeyDictionary()
 
 
 @model_block
-def cutting(surface: HookedModel, cuts: Sequence[EdgePatch], call: ForwardPass) -> Iterator[set[str]]:
+def patched_edges(surface: HookedModel, cuts: Sequence[EdgePatch], call: ForwardPass) -> Iterator[set[str]]:
     """Cuts these edges too inside the block; yields a set that fills with the hooks at which something was received."""
     if not cuts:
         yield set()
         return
-    block = CutBlock(tuple(cuts), call)
+    block = EdgeBlock(tuple(cuts), call)
     blocks = _blocks.setdefault(surface.model, [])
     if blocks:  # these alone were checked when they were planned
         check_cuts([*(cut for open_block in blocks for cut in open_block.cuts), *cuts], surface)
@@ -410,10 +353,10 @@ def reinstall_hooks(surface: HookedModel) -> None:
     """Puts all cuts of the open blocks onto the model anew, behind every edit, so that they see what the edits
     leave.
     """
-    previous = _cut_hooks.pop(surface.model, None)
+    previous = _edge_hooks.pop(surface.model, None)
     if previous is not None:
         previous.remove()
     blocks = _blocks.get(surface.model)
     if blocks:
-        cut_hooks = _cut_hooks[surface.model] = CutHooks(surface, blocks)
-        cut_hooks.register()
+        edge_hooks = _edge_hooks[surface.model] = EdgeHooks(surface, blocks)
+        edge_hooks.register()

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.edit_state import suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening, recording
 from circuits.model.sites import SiteKind
-from circuits.model.state import suspended
 from circuits.tensors import Positions, Span
 
 # Large references are run in pieces of this many tokens, which bounds the memory of one forward.
@@ -107,21 +107,9 @@ class Reference:
 class References:
     """Runs clean passes, each distinct reference once."""
 
-    def __init__(
-        self,
-        surface: HookedModel,
-        tokens_per_pass: int | None = None,
-        division: tuple[tuple[int, ...], int] | None = None,
-    ) -> None:
-        """
-        Args:
-            division: the shape of the prompts that are edited, and how many of them are in a forward. Sources of that
-                shape are run in the same forwards: on some processors the last digits of an example depend on how many
-                are beside it, and what equals the run's own activation must equal it exactly.
-        """
+    def __init__(self, surface: HookedModel, tokens_per_pass: int | None = None) -> None:
         self._surface = surface
         self._tokens_per_pass = TOKENS_PER_PASS if tokens_per_pass is None else tokens_per_pass
-        self._division = division
         self._results: dict[Reference, Tensor] = {}
 
     def __getitem__(self, reference: Reference) -> Tensor:
@@ -141,10 +129,7 @@ class References:
         """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
         surface = self._surface
         surface.check_prompts(prompts, "reference or source tokens")
-        step = self._examples_per_pass(prompts)
-        if self._division is not None and edits is None and any(each.reduction is None for each in wanted):
-            shape, examples = self._division
-            step = examples if prompts.shape == shape else step
+        step = max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))
         pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))
         with suspended(surface.model), evaluating(surface.model), torch.no_grad():
@@ -171,6 +156,3 @@ class References:
             else:
                 total = pieces.pop(reference)[0]
                 self._results[reference] = reference.reduction.finish(total, prompts, reference.kind)
-
-    def _examples_per_pass(self, prompts: Prompts) -> int:
-        return max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))

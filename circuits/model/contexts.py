@@ -9,7 +9,6 @@ import contextlib
 import signal
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
@@ -79,21 +78,18 @@ def _installed() -> _Handler | None:
     return handler
 
 
-class UninterruptedBlock(ABC, Generic[Entered]):
+class UninterruptedBlock(Generic[Entered]):
     """A context manager whose entry and exit Ctrl-C waits for, so that what is put on is taken off again."""
 
-    @abstractmethod
-    def _enter(self) -> Entered: ...
-
-    @abstractmethod
-    def _leave(self, *error: Any) -> bool | None: ...
+    def __init__(self, manager: contextlib.AbstractContextManager[Entered, bool | None]) -> None:
+        self._manager = manager
 
     def __enter__(self) -> Entered:
         handler = _installed()
         try:
             if handler is not None:
                 handler.blocks += 1
-            value = self._enter()
+            value = self._manager.__enter__()
         except BaseException:
             if handler is not None:
                 handler.end()
@@ -111,7 +107,7 @@ class UninterruptedBlock(ABC, Generic[Entered]):
     def __exit__(self, *error: Any) -> bool | None:
         handler = _installed()
         try:
-            return self._leave(*error)
+            return self._manager.__exit__(*error)
         finally:
             if handler is not None:
                 handler.end()
@@ -119,17 +115,6 @@ class UninterruptedBlock(ABC, Generic[Entered]):
 
 
 _EDGES = {UninterruptedBlock.__enter__.__code__, UninterruptedBlock.__exit__.__code__}
-
-
-class _Generated(UninterruptedBlock[Entered]):
-    def __init__(self, manager: contextlib.AbstractContextManager[Entered, bool | None]) -> None:
-        self._manager = manager
-
-    def _enter(self) -> Entered:
-        return self._manager.__enter__()
-
-    def _leave(self, *error: Any) -> bool | None:
-        return self._manager.__exit__(*error)
 
 
 def model_block(function: Callable[Given, Iterator[Entered]]) -> Callable[Given, UninterruptedBlock[Entered]]:
@@ -141,7 +126,7 @@ def model_block(function: Callable[Given, Iterator[Entered]]) -> Callable[Given,
 
     @wraps(function)
     def manager(*args: Given.args, **kwargs: Given.kwargs) -> UninterruptedBlock[Entered]:
-        return _Generated(make(*args, **kwargs))
+        return UninterruptedBlock(make(*args, **kwargs))
 
     return manager
 

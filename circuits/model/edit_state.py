@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.blocks import holding_alone, in_use, model_block
+from circuits.model.contexts import holding_alone, in_use, model_block
 
 
 @dataclass
@@ -39,8 +39,6 @@ class State:
     # Autoencoders in the model, by the hook of their site, and the handles of their hooks.
     splices: dict[str, Any] = field(default_factory=dict)
     splice_handles: list[Any] = field(default_factory=list)
-    # What reads activations after all edits.
-    readers: list[Any] = field(default_factory=list)
     # True when no block is open any more: the hooks of this state do nothing.
     ended: bool = False
 
@@ -127,34 +125,43 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
 @model_block
 def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
-    """Refuses, at a normal exit, that a user's function has written to the weights or changed the hooks of the model.
+    """Refuses, at a normal exit, that a user's function has written to the parameters or changed the hooks of a model.
 
-    Blocks of ours may have replaced weights and put them back. Writes in place by way of `data`, which torch does not
-    count, are not noticed.
+    Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
+    not noticed.
     """
-    tensors, weights, hooks = _versions(model)
+    before, hooks = _versions(model), _hook_counts(model)
     # The memory of before is held, so that no other tensor can have its address.
-    held = [tensor.detach() for tensor in tensors]
+    held = [parameter.detach() for parameter in before]
     yield
-    now, weights_now, hooks_now = _versions(model)
+    after = _versions(model)
     del held
-    if weights_now != weights:
-        before = {id(tensor): entry for tensor, entry in zip(tensors, weights, strict=True)}
-        ours = state_of(model).written
-        for tensor, entry in zip(now, weights_now, strict=True):
-            _, version, address = entry
-            if isinstance(tensor, nn.Parameter):
-                expected = ours.get(tensor) == version
-            else:
-                # A run of the model may make a buffer anew, such as a table that grows.
-                expected = id(tensor) not in before or before[id(tensor)][2] != address
-            if before.get(id(tensor)) != entry and not expected:
-                raise CircuitsError(
-                    f"{who}: it has written to the model's weights ({_name_of(model, tensor)}), and what runs next has "
-                    "them"
-                )
-    if hooks_now != hooks:
+    ours = state_of(model).written
+    for parameter, version in after.items():
+        if before.get(parameter) != version and ours.get(parameter) != version[0]:
+            names = (name for name, one in model.named_parameters(remove_duplicate=False) if one is parameter)
+            raise CircuitsError(
+                f"{who}: it has written to the model's weights ({next(names, 'of before')}), and what runs next has "
+                "them"
+            )
+    if _hook_counts(model) != hooks:
         raise CircuitsError(f"{who}: it has added or removed hooks on the model, and what runs next has them")
+
+
+def _versions(model: nn.Module) -> dict[nn.Parameter, tuple[int, int]]:
+    """Returns torch's version counter and the address of each parameter."""
+    return {one: (0 if one.is_inference() else one._version, one.data_ptr()) for one in parameters_of(model)}
+
+
+def _hook_counts(model: nn.Module) -> list[int]:
+    """Returns how many hooks modules have, but for parts of a bridge, to which the libraries add at a first forward."""
+    own = ("transformers.", "transformer_lens.model_bridge.")
+    return [
+        len(hooks)
+        for module in modules_of(model)
+        if module is model or not type(module).__module__.startswith(own)
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+    ]
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -179,37 +186,6 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """Returns the parameters of a model, each once, with those of the model that a bridge is around."""
     held = (parameter for module in modules_of(model) for parameter in module._parameters.values())
     return list(dict.fromkeys(parameter for parameter in held if parameter is not None))
-
-
-def _versions(model: nn.Module) -> tuple[list[Tensor], list[tuple[int, int, int]], list[int]]:
-    """Returns the parameters and buffers, of each its identity, torch's version counter and its address, and the hook
-    counts of the modules.
-    """
-    tensors: list[Tensor] = []
-    hooks: list[int] = []
-    for module in modules_of(model):
-        # The parts of a bridge get hooks of the libraries' own at their first forward, a bridge itself does not.
-        libraries_own = type(module).__module__.startswith(
-            ("transformers.", "transformer_lens.model_bridge.")
-        )
-        if module is model or not libraries_own:
-            hooks += (len(module._forward_hooks), len(module._forward_pre_hooks))
-        for held in (module._parameters, module._buffers):
-            # What a module does not store it computes, and may write anew in every run: rotary frequencies by length.
-            computed = module._non_persistent_buffers_set
-            tensors += [
-                tensor for name, tensor in held.items() if tensor is not None and name not in computed
-            ]
-    return tensors, [(id(tensor), _version(tensor), tensor.data_ptr()) for tensor in tensors], hooks
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _name_of(model: nn.Module, tensor: Tensor) -> str:
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return next((name for name, one in named if one is tensor), "of before")
 
 
 @model_block
@@ -257,7 +233,6 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     if new_values:
         _check_unwritten(model, state.others(), "another block would replace a part of them")
     others: list[nn.Parameter] = []
-    names = {parameter: name for name, parameter in model.named_parameters() if parameter in new_values}
     try:
         for parameter in new_values:
             state.originals.setdefault(parameter, parameter.detach().clone())
@@ -272,14 +247,6 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
         [one for one in new_values if any(one is other for other in others)],
         "they are left as they are now",
     )
-    still = set(model.parameters())
-    gone = [name for parameter, name in names.items() if parameter not in still]
-    if gone:
-        raise CircuitsError(
-            f"inside a block that replaces weights, {len(gone)} of these parameters ({gone[0]}, ...) have been "
-            "replaced by new ones, as load_state_dict(..., assign=True) does, on which the block does not act: load "
-            "outside of the block"
-        )
 
 
 def _check_unwritten(model: nn.Module, others: list[nn.Parameter], what: str) -> None:

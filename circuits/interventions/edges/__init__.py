@@ -9,8 +9,5 @@ receiver's stream as they act on the run's: where hooks f change the stream x, a
 becomes f(x + d) − f(x). Where a norm stands between a component's weights and the stream, f is that norm: the
 differences of all senders before it that a receiver is cut off from pass it together.
 
-Where all senders are replaced by zeros, differences would leave rounding of the run's stream, which a norm makes as
-large as any stream. There a receiver reads what no sender writes (biases), which is followed beside the run.
-
 `plan` numbers the senders of cuts and holds what one run collects, `hooks` opens cuts and carries them out.
 """

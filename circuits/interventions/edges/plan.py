@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,8 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.paths import order_of, receivers_of, receiving_heads
-from circuits.model.blocks import model_block
+from circuits.interventions.replacements import FromTensors, Zero
+from circuits.model.contexts import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
 from circuits.tensors import Span
@@ -21,7 +22,7 @@ Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
 
 
 @dataclass(eq=False)
-class CutBlock:
+class EdgeBlock:
     """The edges of one block that `blocks` opens, and the hooks at which something was received."""
 
     cuts: tuple[EdgePatch, ...]
@@ -38,7 +39,7 @@ class Sender:
     call: ForwardPass
 
 
-class CutPlan:
+class EdgePlan:
     """The edges that are cut in one model, by sender and by receiver.
 
     Attributes:
@@ -47,21 +48,16 @@ class CutPlan:
         groups: by receiving hook and head, the senders that it is cut off from.
         heads: the receiving heads of a hook, in order; None where a receiver has no heads.
         last: by group, the order of its last receiver.
-        nodes: hooks of all that may send, cut or not.
+        zeroes: whether some sender is replaced by zeros.
     """
 
-    def __init__(self, surface: HookedModel, blocks: Sequence[CutBlock]) -> None:
+    def __init__(self, surface: HookedModel, blocks: Sequence[EdgeBlock]) -> None:
         """Numbers the senders; finds whom each receiving head is cut off from, and each group's last receiver."""
         self._surface, self._receivers = surface, receivers_of(surface)
         self.senders: list[Sender] = []
         self.at: dict[str, list[int]] = {}
         self.last: dict[Group, int] = {}
         self._labels: dict[Group, str] = {}
-        self.nodes = {
-            "hook_embed",
-            "hook_pos_embed",
-            *(hook_at(site, layer) for site in ("z", "mlp_out") for layer in range(surface.n_layers)),
-        }
         numbers: dict[tuple[object, ...], int] = {}
         groups: dict[tuple[str, int | None], set[int]] = {}
         # By place, its order and the label of one of the cuts there.
@@ -83,6 +79,7 @@ class CutPlan:
                     place = receiver.hook, head
                     groups.setdefault(place, set()).add(number)
                     places[place] = about
+        self.zeroes = any(_zeroes(sender.write) for sender in self.senders)
         self.groups: dict[tuple[str, int | None], Group] = {
             place: frozenset(numbers_there) for place, numbers_there in groups.items()
         }
@@ -118,16 +115,21 @@ class CutPlan:
         return mask
 
 
+def _zeroes(write: ActivationEdit) -> bool:
+    """Tells whether an edit writes zeros, as `Zero` or as tensors of them."""
+    given = write.replacement
+    if isinstance(given, FromTensors):
+        return not any(bool(x.tensor.any()) for hook, x in given.activations if hook == write.hook)
+    return isinstance(given, Zero)
+
+
 def hook_at(site: str, layer: int) -> str:
     """Returns the hook of a site in a layer."""
     return KINDS[site].hook.format(layer)
 
 
-_WITHOUT_HEADS = 3  # axes of an activation [batch pos d_model]
-
-
 @dataclass
-class CutRun:
+class EdgeRun:
     """The differences that one run has collected so far.
 
     It holds tensors and no plan, which refers to the forward pass that keeps this: they would hold each other.
@@ -139,15 +141,8 @@ class CutRun:
         inner: by site (z, mlp_post), its value in the run, and by sender the difference to it.
         group_mlp_out: by group, the output of the current MLP on the group's stream.
         received: by hook, the heads that receive, their new values, where these differ from the run's (boolean), and
-            the product of the whole site, as computed from the run's stream, with random signs.
+            the run's values as computed from its stream.
         into_mlp: the difference of the current MLP's input from the run's stream.
-        rest: the stream that is left where every sender so far writes zeros; None as soon as some
-            node writes zeros for no receiver.
-        zeros: by hook, the number of nodes that write there, and how many of them are zero in the run [batch pos].
-        zeroed_by: by sender, how many of the other nodes its replacement makes zero, less how many of these it does
-            not leave zero [batch pos].
-        read: by norm, its input, and the version of that.
-        stack: copies of differences, those of the senders `stacked`, in that order.
         left: the stream as the embeddings or the last block left it.
         busy: whether modules are called now for another stream than the run's.
     """
@@ -157,14 +152,8 @@ class CutRun:
     seen: set[int] = field(default_factory=set)
     inner: dict[str, tuple[Tensor, dict[int, Tensor]]] = field(default_factory=dict)
     group_mlp_out: dict[Group, Tensor] = field(default_factory=dict)
-    received: dict[str, tuple[list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    received: dict[str, tuple[slice | list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
     into_mlp: Tensor | None = None
-    rest: Tensor | None = None
-    zeros: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
-    zeroed_by: dict[int, Tensor] = field(default_factory=dict)
-    read: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
-    stack: Tensor | None = None
-    stacked: list[int] = field(default_factory=list)
     left: Tensor | None = None
     busy: bool = False
 
@@ -177,9 +166,9 @@ class CutRun:
         finally:
             self.busy = busy
 
-    def changes_of(self, plan: CutPlan, hook: str, output: Tensor) -> dict[int, Tensor]:
+    def changes_of(self, plan: EdgePlan, hook: str, output: Tensor) -> dict[int, Tensor]:
         """Returns, by sender at a site, its replacement − its output in the run."""
-        differences, replaced = {}, {}
+        differences = {}
         for number in plan.at.get(hook, ()):
             sender = plan.senders[number]
             new, selected = replacement_for(sender.write, sender.call, output)
@@ -189,30 +178,23 @@ class CutRun:
             if isinstance(sender.write.positions, Span) and sender.call.state.rows is None:
                 reached = sender.call.reached if bool(selected.any()) else sender.call.missed
                 reached.add(id(sender.write))
-            replaced[number] = new, selected
-        if self.rest is not None and hook in plan.nodes:
-            self._note_zeros(hook, output, replaced)
         return differences
 
     def carry(
         self,
-        plan: CutPlan,
+        plan: EdgePlan,
         onward: Callable[[Tensor], Tensor],
         x: Tensor,
         after: Tensor,
         changes: dict[int, Tensor],
-        rest: Tensor | None,
         order: int | None = None,
-        only: str | None = None,
     ) -> None:
         """Adapts differences, group by group, to a function f of the stream or of what is added to it: d becomes
         f(x + d) − f(x).
 
         Args:
             onward: the function f (hooks, a norm, or a norm and the hooks after it); `after` is f(x).
-            rest: what is left of x where all its senders write zeros; None where that is not followed.
             order: order of the site, where it is on the stream itself; then `carried` is adapted too.
-            only: the hook of the senders, where x is what they add to the stream.
         """
         for group, last in plan.last.items():
             if order is not None and last < order:
@@ -222,15 +204,11 @@ class CutRun:
                 parts.append(self.carried[group])
             if parts:
                 difference = torch.stack([_like(part, x) for part in parts]).sum(0)
-                if rest is not None:
-                    (zero,) = self._all_zero(plan, [group], only)
-                    difference = torch.where(zero[..., None], rest - x, difference)
+                difference = _settled(difference, x) if plan.zeroes else difference
                 before = self.carried.get(group, 0) if order is None else 0
                 self.carried[group] = before + onward(x + difference) - after
-        if order is not None and self.rest is not None:
-            self.rest = onward(self.rest)
 
-    def for_receivers(self, plan: CutPlan, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def for_receivers(self, plan: EdgePlan, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
         d_model]; refuses senders that the run has not passed.
         """
@@ -241,70 +219,28 @@ class CutRun:
             )
         return self.differences(plan, groups, stream)
 
-    def differences(self, plan: CutPlan, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def differences(self, plan: EdgePlan, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the same differences, of the senders that the run has passed so far."""
-        numbers = list(self.changes)
-        if not groups or not numbers:
-            differences = stream.new_zeros(len(groups), *stream.shape)
-        else:
-            stacked, columns = self._stacked(plan, numbers, stream)
-            member = stream.new_tensor([[number in group for number in columns] for group in groups])
-            differences = torch.einsum("gs,sbpd->gbpd", member, stacked)
+        differences = stream.new_zeros(len(groups), *stream.shape)
+        if groups and self.changes:
+            changes = torch.stack([_like(change, stream) for change in self.changes.values()])
+            member = stream.new_tensor([[number in group for number in self.changes] for group in groups])
+            differences = torch.einsum("gs,sbpd->gbpd", member, changes)
         carried = [self.carried.get(group) for group in groups]
         if any(one is not None for one in carried):
             none = stream.new_zeros(())
             differences = differences + torch.stack(
                 [_like(none if one is None else one, stream) for one in carried]
             )
-        if groups and self.rest is not None:
-            differences = torch.where(
-                self._all_zero(plan, groups)[..., None], self.rest - stream, differences
-            )
-        return differences
+        return _settled(differences, stream) if plan.zeroes else differences
 
-    def _stacked(self, plan: CutPlan, numbers: list[int], stream: Tensor) -> tuple[Tensor, Sequence[int]]:
-        """Returns the differences of some senders [sender batch pos d_model], and whose they are."""
-        if self.stack is None:
-            self.stack = stream.new_empty(len(plan.senders), *stream.shape)
-        if torch.is_grad_enabled() or self.stack.dtype != stream.dtype:
-            return torch.stack([_like(self.changes[number], stream) for number in numbers]), numbers
-        # Each is copied once in a run, and not for every receiver.
-        for number in numbers:
-            if number not in self.stacked:
-                self.stack[len(self.stacked)] = self.changes[number]
-                self.stacked.append(number)
-        # The edits that the stream has passed have taken some along.
-        return self.stack[: len(self.stacked)], [
-            number if number in self.changes else -1 for number in self.stacked
-        ]
 
-    def _note_zeros(self, hook: str, output: Tensor, replaced: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        """Notes where the nodes at a hook write zeros in the run, and where their replacements make them."""
-
-        def by_node(mask: Tensor) -> Tensor:
-            return mask.any(-1, keepdim=output.ndim == _WITHOUT_HEADS)
-
-        nonzero = by_node(output != 0)  # [batch pos node]
-        nodes, zeros = nonzero.shape[-1], (~nonzero).sum(-1)
-        self.zeros[hook] = nodes, zeros
-        for number, (new, selected) in replaced.items():
-            here, still_nonzero = by_node(selected), by_node(new != 0)
-            zeroed = (nonzero & here & ~still_nonzero).sum(-1)
-            self.zeroed_by[number] = zeroed - (~nonzero & here & still_nonzero).sum(-1)
-            zeros = zeros + zeroed
-        if not bool((zeros >= nodes).any()):
-            self.rest = None
-
-    def _all_zero(self, plan: CutPlan, groups: Sequence[Group], hook: str | None = None) -> Tensor:
-        """Tells where all senders of a group so far, or those at a hook, are zero, boolean [group batch pos]."""
-        zeros = [self.zeros[one] for one in (self.zeros if hook is None else [hook])]
-        count = torch.stack([number for _, number in zeros]).sum(0).expand(len(groups), -1, -1)
-        numbers = [number for number in self.zeroed_by if hook is None or number in plan.at[hook]]
-        if numbers:
-            zeroed = torch.stack([self.zeroed_by[number] for number in numbers]).float()
-            member = zeroed.new_tensor([[number in group for number in numbers] for group in groups])
-            count = count + torch.einsum("gs,sbp->gbp", member, zeroed)
-        return count >= sum(nodes for nodes, _ in zeros)
+def _settled(differences: Tensor, stream: Tensor) -> Tensor:
+    """Returns differences that leave nothing of a stream [... pos d_model] where they leave its rounding, which a norm
+    would make as large as any stream.
+    """
+    left, size = ((x.abs().amax(-1, keepdim=True)) for x in (stream + differences, stream))
+    return torch.where(left <= 16 * torch.finfo(stream.dtype).eps * size, -stream, differences)
 
 
 def _like(change: Tensor, stream: Tensor) -> Tensor:

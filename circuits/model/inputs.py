@@ -1,0 +1,252 @@
+"""Makes prompts of what a user gives: texts, lists, mappings or tensors; and tells what of them is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.model.hooked_model import HookedModel
+from circuits.model.prompts import Given, Prompts, Texts, Words
+from circuits.tensors import as_dense_tensor
+from circuits.validate import read_choice, read_inputs
+
+
+def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
+    """Makes inputs for a model, in one batch, with a mask where lengths differ.
+
+        prompts(model, ["The cat sat", "A dog"])
+        prompts(model, [[5, 3, 8], [2, 1]], side="left")
+        prompts(model, tokenizer(texts, padding=True, return_tensors="pt"))
+
+    Args:
+        given: a text or texts, which the model tokenises as in `model(text)`, with the first token (BOS) that it puts
+            first by default, and never cut off (a text that begins with it, such as a chat template's, gets no
+            second one); lists or tensors of token ids, of any lengths; a mapping such as a tokenizer returns, with
+            `input_ids`, `attention_mask` and what else the model's own forward takes for each token
+            (`token_type_ids`, `position_ids`); or a tensor [batch pos], in which what the model's tokenizer
+            calls padding, at `side`, is padding (a first token that has the same id is not).
+        side: "left" or "right", where padding goes; by default the `padding_side` of the model's tokenizer, else right.
+    """
+    surface = HookedModel.of(model)
+    if side is not None:
+        read_choice(side, ("left", "right"), "prompts", "side")
+    found = with_model(read_given(given, "prompts", "given", side), surface, "prompts", side)
+    mask = mask_of_tokenizer(surface, found.tokens, side) if found.mask is None else found.mask
+    words = found.words or _words(surface, found.tokens, mask)
+    made = Prompts(found.tokens, mask, words, found.texts, found.extra)
+    surface.check_prompts(made, "prompts: tokens")
+    return made
+
+
+def read_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
+    """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding."""
+    return with_model(read_given(given, caller, name), surface, caller)
+
+
+def read_given(given: Any, caller: str, name: str, side: str | None = None) -> Given:
+    """Reads inputs without a model: texts are kept, and lists of unequal length padded."""
+    what = f"{caller}: {name}"
+    if isinstance(given, Prompts | Texts):
+        return given
+    if isinstance(given, str):
+        return Texts((given,))
+    if is_encoding(given):
+        return _encoded(given, what, side or "right")
+    given = as_dense_tensor(given, what)
+    if not isinstance(given, list | tuple):
+        return Prompts(read_inputs(given, what))
+    if given and all(isinstance(text, str) for text in given):
+        return Texts(tuple(given))
+    return _padded(given, what, 0, side or "right")
+
+
+def is_encoding(given: Any) -> bool:
+    """Tells whether this is what a tokenizer returns."""
+    return hasattr(given, "keys") and "input_ids" in list(given.keys())
+
+
+def _encoded(given: Mapping[str, Any], what: str, side: str) -> Prompts:
+    """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
+    ids = as_dense_tensor(given["input_ids"], what)
+    found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(read_inputs(ids, what))
+    extra: dict[str, Tensor] = {}
+    for name in given.keys():  # noqa: SIM118 (a BatchEncoding iterates over rows)
+        if name == "input_ids" or given[name] is None:
+            continue
+        # Lists that a tokenizer did not pad are padded as the ids are; a single row serves all of them.
+        with suppress(CircuitsError, RuntimeError, TypeError, ValueError):
+            read = as_dense_tensor(given[name], what)
+            read = _padded(read, what, 0, side).tokens if isinstance(read, list | tuple) else read
+            if torch.as_tensor(read).ndim == 2:
+                extra[name] = torch.as_tensor(read).expand(found.shape[:2])
+        if name not in extra:
+            raise CircuitsError(f"{what}, {name}: no number for each token [batch pos]; leave it out")
+    return Prompts(found.tokens, extra.pop("attention_mask", found.mask), extra=extra)
+
+
+def with_model(given: Given, surface: HookedModel, caller: str, side: str | None = None) -> Prompts:
+    """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
+    if isinstance(given, Prompts):
+        mask = mask_of_model(surface, given.tokens) if given.mask is None else None
+        return given if mask is None else given.with_mask(mask)
+    model: Any = surface.model
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None or not (callable(tokenizer) or hasattr(model, "to_tokens")):
+        raise CircuitsError(f"{caller}: the model has no tokenizer, which texts need; give token ids")
+    rows = [_tokens_of(model, text) for text in given.texts]
+    pad = getattr(tokenizer, "pad_token_id", None)
+    side = side or getattr(tokenizer, "padding_side", None) or "right"
+    found = _padded(rows, f"{caller}: texts", 0 if pad is None else int(pad), side)
+    return Prompts(found.tokens, found.mask, _words(surface, found.tokens, found.mask), given.texts)
+
+
+def continuation(
+    surface: HookedModel, prompts: Prompts, row: int, length: int, text: str
+) -> list[int] | None:
+    """Returns the ids of a text that follows the first tokens of a prompt: of both together, what comes after these.
+
+    None where prompt and text together do not begin with these tokens.
+
+    Args:
+        length: how many of the prompt's own tokens; after none, the text stands alone.
+    """
+    model: Any = surface.model
+    own = prompts.tokens[row][prompts.real[row].to(prompts.tokens.device)].tolist()
+    before = _without_bos(model.tokenizer, own[:length])
+    if prompts.texts is not None and length == len(own):
+        start = prompts.texts[row]
+    else:
+        start = model.tokenizer.decode(before, clean_up_tokenization_spaces=False)
+    both = _without_bos(model.tokenizer, _tokens_of(model, start + text, special=False))
+    return both[len(before) :] if both[: len(before)] == before else None
+
+
+def _without_bos(tokenizer: Any, ids: Any) -> list[int]:
+    ids = list(ids)
+    return ids[1:] if ids and ids[0] == getattr(tokenizer, "bos_token_id", None) else ids
+
+
+def _tokens_of(model: Any, text: str, special: bool = True) -> Any:
+    """Returns the ids of a text, with the tokens that model or tokenizer put around it, unless it begins with them."""
+    tokenizer = model.tokenizer
+    first = [getattr(tokenizer, name, None) for name in ("bos_token", "cls_token")]
+    if not special or text.startswith(tuple(one for one in first if one)):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    if hasattr(model, "to_tokens"):
+        # Too long a text is refused later, and not cut off.
+        return model.to_tokens(text, truncate=False)[0].cpu()
+    return tokenizer(text)["input_ids"]
+
+
+def _padded(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
+    """Returns rows of unequal length in one batch, with their mask."""
+    rows = [_row(row, index, what) for index, row in enumerate(given)]
+    if not rows:
+        raise CircuitsError(f"{what}: no prompts given")
+    longest = max(map(len, rows))
+    tokens = torch.full((len(rows), longest), pad)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, line, kept in zip(rows, tokens, mask, strict=True):
+        place = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
+        line[place], kept[place] = row, True
+    return Prompts(tokens, mask)
+
+
+def _row(given: Any, index: int, what: str) -> Tensor:
+    dense = as_dense_tensor(given, what)
+    row = torch.zeros(0, 0)
+    with suppress(TypeError, ValueError, RuntimeError):
+        row = torch.as_tensor(dense)
+    row = row[0] if row.ndim == 2 and len(row) == 1 else row
+    if row.ndim == 1 and not len(row):
+        raise CircuitsError(f"{what}: prompt {index} is empty")
+    if row.ndim != 1 or row.dtype == torch.bool or row.is_floating_point() or row.is_complex():
+        got = f"{list(row.shape)}" if isinstance(dense, Tensor) else repr(given)
+        raise CircuitsError(f"{what}: a prompt is a text or a list of token ids; prompt {index} is {got}")
+    return row.detach().cpu().long()
+
+
+def _words(surface: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words | None:
+    decode = getattr(getattr(surface.model, "tokenizer", None), "decode", None)
+    if decode is None or tokens.is_floating_point() or tokens.ndim != 2:
+        return None
+    kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(tokens.device).bool()
+    rows = [row[own].tolist() for row, own in zip(tokens, kept, strict=True)]
+    texts = {number: str(decode([number])) for number in {one for row in rows for one in row}}
+    return tuple(tuple(texts[one] for one in row) for row in rows)
+
+
+def _padding_at(surface: HookedModel, tokens: Tensor, side: str, spare: str | None) -> Tensor | None:
+    """Returns bool [batch pos], true at padding ids at one side of each row; None where no tokenizer names any.
+
+    Args:
+        spare: "bos" or "eos": where padding has the id of that token, the one next to the text counts as it.
+    """
+    tokenizer: Any = getattr(surface.model, "tokenizer", None)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None or tokens.ndim != 2 or tokens.is_floating_point():
+        return None
+    at = tokens == int(pad)
+    at = (at if side == "left" else at.flip(1)).int().cumprod(1).bool()
+    if spare is not None and pad == getattr(tokenizer, f"{spare}_token_id", None):
+        at = at & torch.cat([at[:, 1:], torch.zeros_like(at[:, :1])], 1)
+    return at if side == "left" else at.flip(1)
+
+
+def padding(surface: HookedModel, tokens: Tensor) -> Tensor | None:
+    """Returns bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
+
+    Where padding has the id of the first (BOS) or last (EOS) token too, the one next to the text counts as that token.
+    """
+    before, after = (_padding_at(surface, tokens, *end) for end in (("left", "bos"), ("right", "eos")))
+    if before is None or after is None or not bool((before | after).any()):
+        return None
+    return before | after
+
+
+def mask_of_tokenizer(surface: HookedModel, tokens: Tensor, side: str | None = None) -> Tensor | None:
+    """Returns the mask [batch pos], true at tokens, of padding at one side; None where no tokenizer names any.
+
+    All of a row's padding ids at that side count, but the last of those before the text where the model begins its
+    prompts with a token of that id: transformer-lens reads its own batches so.
+    """
+    tokenizer: Any = getattr(surface.model, "tokenizer", None)
+    side = side or getattr(tokenizer, "padding_side", None) or "right"
+    begins = side == "left" and getattr(surface.model.cfg, "default_prepend_bos", True)
+    found = _padding_at(surface, tokens, side, "bos" if begins else None)
+    return None if found is None else ~found
+
+
+def mask_of_model(surface: HookedModel, tokens: Tensor) -> Tensor | None:
+    """Returns the mask [batch pos] that the model makes itself where it is given none; None where it masks nothing.
+
+    A HookedTransformer does so where its tokenizer pads on the left.
+    """
+    side = getattr(getattr(surface.model, "tokenizer", None), "padding_side", None)
+    if side != "left" or surface.bridged:
+        return None
+    mask = mask_of_tokenizer(surface, tokens, "left")
+    return None if mask is None or bool(mask.all()) else mask
+
+
+def refuse_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
+    """Refuses inputs without a mask in which padding would be taken for tokens.
+
+    Args:
+        used: bool [batch pos], the positions used; None: examples are compared position by position, so that padding
+            that they all have in the same places does no harm.
+    """
+    mask = padding(surface, prompts.tokens) if prompts.mask is None else None
+    if mask is None:
+        return
+    mask = mask & (~mask.all(0) if used is None else used.to(mask.device))
+    if bool(mask.any()):
+        raise CircuitsError(
+            f"{what}: {int(mask.any(1).sum())} of {len(prompts)} examples have padding that would be taken for tokens; "
+            "circuits.prompts(model, texts or tokens) makes inputs that carry a mask"
+        )

@@ -1,0 +1,182 @@
+"""Meets the softmax inside a module that computes attention itself, for the sites scores and pattern of a bridge.
+
+Hooks here are lambdas: a deep copy of a model shares them, and does not copy the objects that they refer to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from circuits.errors import CircuitsError
+from circuits.model.hooks import Function, Handle, Handles
+
+
+class SoftmaxHooks:
+    """Hooks scores and pattern of a module that computes attention itself, for as long as any function is hooked.
+
+    The softmax that the module calls is met while it runs: scores are what that is given, and what it returns is the
+    pattern. A call of torch's fused attention, which has none to meet, is computed in its steps.
+    """
+
+    def __init__(self, attention: Any, layer: int, masks_after: bool) -> None:
+        """
+        Args:
+            masks_after: whether the module masks the pattern once more, which would undo a write at a masked key.
+        """
+        self._attention, self._layer, self.masks_after = attention, layer, masks_after
+        self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
+        self._hooks: Handles | None = None
+        self._mode: _Softmax | None = None
+
+    @classmethod
+    def of(cls, attention: nn.Module, layer: int, masks_after: bool = False) -> SoftmaxHooks:
+        if attention not in _softmax_hooks:
+            _softmax_hooks[attention] = cls(attention, layer, masks_after)
+        return _softmax_hooks[attention]
+
+    def listen(self, site: str, function: Function) -> Handle:
+        if self._hooks is None:
+            self._hooks = Handles(
+                self._attention.register_forward_pre_hook(lambda module, inputs: self._enter(), prepend=True),
+                self._attention.register_forward_hook(
+                    lambda module, inputs, output: self._leave(output), always_call=True
+                ),
+            )
+        listener = _Listener(self, site)
+        self._listeners[site][listener] = function
+        return listener
+
+    def stop(self, site: str, listener: object) -> None:
+        self._listeners[site].pop(listener, None)
+        if self._hooks is not None and not any(self._listeners.values()):
+            self._hooks.remove()
+            self._hooks = None
+            self._end()
+            _softmax_hooks.pop(self._attention, None)
+
+    def _end(self) -> int:
+        """Stops looking at softmaxes; returns how many there were, or 1 where that had been stopped."""
+        mode, self._mode = self._mode, None
+        if mode is None:
+            return 1
+        mode.__exit__(None, None, None)
+        return mode.count
+
+    def _enter(self) -> None:
+        # A copy of the model made while hooks are on shares them.
+        if any(self._listeners.values()):
+            self._mode = _Softmax(self)
+            self._mode.__enter__()
+
+    def _leave(self, output: Any) -> None:
+        count = self._end()
+        # After an exception of the module there is no output. (After an interrupt nothing is called but `_end`.)
+        if output is not None and count != 1:
+            raise CircuitsError(
+                f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is supported, which hides scores "
+                'and pattern; call model.original_model.set_attn_implementation("eager"), and no softmax in a hook '
+                "there"
+            )
+
+    @property
+    def grouped(self) -> bool:
+        """Whether heads share keys, which may then come with another axis than that of heads."""
+        return bool(getattr(self._attention, "num_key_value_groups", 1) > 1)
+
+    def given(self, scores: Tensor) -> Tensor:
+        new = _apply_in_order(self._listeners["scores"], scores)
+        return scores if new is None else new
+
+    def returned(self, pattern: Tensor) -> Tensor:
+        # The module brings the pattern into the dtype of its weights; one that is put there has it, unrounded.
+        new = _apply_in_order(
+            self._listeners["pattern"], pattern.to(next(self._attention.parameters()).dtype)
+        )
+        return pattern if new is None else new
+
+
+class _Listener:
+    def __init__(self, hooks: SoftmaxHooks, site: str) -> None:
+        self._hooks, self._site = hooks, site
+
+    def remove(self) -> None:
+        self._hooks.stop(self._site, self)
+
+
+# The attention modules whose scores or pattern have a hook now.
+_softmax_hooks: WeakKeyDictionary[nn.Module, SoftmaxHooks] = WeakKeyDictionary()
+
+
+class _Softmax(TorchFunctionMode):
+    """Meets the softmax of an activation [batch head query key]."""
+
+    def __init__(self, hooks: SoftmaxHooks) -> None:
+        super().__init__()
+        self._hooks = hooks
+        self.count = 0
+        self._pattern: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.masked_fill and args[0] is self._pattern:
+            return args[0]
+        # Inside this method the mode is off, so that a softmax which calls another is seen once.
+        if func not in _MET or not args or args[0].ndim != 4:
+            return func(*args, **kwargs)
+        if func is scaled_dot_product_attention:
+            return func(*args, **kwargs) if self._hooks.grouped else self._attention(*args, **kwargs)
+        self.count += 1
+        scores = self._hooks.given(args[0])
+        if not self._hooks.masks_after:
+            return self._hooks.returned(func(scores, *args[1:], **kwargs))
+        self._pattern = self._hooks.returned(pattern_of(scores))
+        return self._pattern
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Returns what torch's scaled_dot_product_attention does, [batch head query d_head], by its definition."""
+        self.count += 1
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            hidden = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
+        pattern = self._hooks.returned(pattern_of(self._hooks.given(scores)))
+        return dropout(pattern, dropout_p) @ value
+
+
+_MET = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax, scaled_dot_product_attention)
+
+
+def _apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
+    """Applies the functions to a value one after the other; returns None where all of them only read."""
+    changed = None
+    for function in list(listeners.values()):
+        new = function(value if changed is None else changed)
+        changed = changed if new is None else new
+    return changed
+
+
+def pattern_of(scores: Tensor) -> Tensor:
+    """Returns the softmax over keys; a query that sees no key gets zeros, and no NaN gradient."""
+    fully_masked = torch.isneginf(scores).all(-1, keepdim=True)
+    return scores.masked_fill(fully_masked, 0.0).softmax(-1).masked_fill(fully_masked, 0.0)
