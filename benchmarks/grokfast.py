@@ -20,8 +20,7 @@ from train_step import milliseconds, summary
 import tasks
 from interp_tasks.training.config import presets_of, train_config
 from interp_tasks.training.forward import FusedForward
-from interp_tasks.training.grokfast import GrokfastMA
-from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.optimizer import GrokfastMA, Updater
 
 NONE = "none"
 

@@ -19,8 +19,7 @@ from collections.abc import Callable
 import torch
 
 import tasks
-from tasks.matrix_completion.convex import OPTIONS, solve_by_cvxpy
-from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, objective
+from tasks.matrix_completion.nuclear_norm import OPTIONS, least_nuclear_norm, objective, solve_by_cvxpy
 
 
 def one_problem_each(

@@ -9,7 +9,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
 
@@ -19,24 +19,6 @@ if TYPE_CHECKING:
 LOCK_FILE = ".lock"
 # Hidden, so that neither a glob nor the listing of checkpoints takes a half-written one for real.
 _TEMPORARY = re.compile(r"^\..*\.tmp-[0-9a-f]{32}$")
-
-
-def folder_of(out: Any) -> Path:
-    """Returns the folder that a caller gives to write to.
-
-    Raises:
-        UserError: for what is no path, or none that the operating system could take.
-    """
-    try:
-        path = Path(out)
-        path.exists()
-    except TypeError:
-        raise UserError(
-            f"out is the path of a folder, text or Path, not of type {type(out).__name__}"
-        ) from None
-    except OSError as error:
-        raise UserError(f"out cannot be {str(path)[:60]!r}...: {error.strerror or error}") from None
-    return path
 
 
 def is_temporary(path: Path) -> bool:
@@ -171,11 +153,8 @@ def lock_of(file: Path) -> BaseFileLock:
     return FileLock(file, thread_local=False)
 
 
-def lock_folder(folder: Path, instead: str = "choose another --out") -> BaseFileLock:
+def lock_folder(folder: Path) -> BaseFileLock:
     """Returns the lock of a folder, held until its ``release()`` or the end of the process, however that ends.
-
-    Args:
-        instead: what else a user can do where it is held.
 
     Raises:
         UserError: naming the process that holds it.
@@ -189,7 +168,7 @@ def lock_folder(folder: Path, instead: str = "choose another --out") -> BaseFile
     except Timeout:
         holder = file.read_text(encoding="utf-8", errors="replace").strip() or "unknown"
         raise UserError(
-            f"{folder} is being written by another process (pid {holder}): wait for it, or {instead}"
+            f"{folder} is being written by another process (pid {holder}): wait for it, or choose another --out"
         ) from None
     file.write_text(f"{os.getpid()}\n", encoding="utf-8")
     return lock

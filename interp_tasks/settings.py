@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.files import check_file
+from interp_tasks.files import WHOLE_END, check_file
 
-#: One past the largest seed: generators and the integer column of a table hold no more.
-SEED_END = 2**63
+#: One past the largest seed.
+SEED_END = WHOLE_END
 
 #: Who does the work of a grid.
 EXECUTORS = "serial, processes, dask, or dask://HOST:PORT"

@@ -39,19 +39,9 @@ def brief(text: str, most: int = QUOTED) -> str:
     return f"{text[: left - left // 3]}...{text[len(text) - left // 3 :]}"
 
 
-def one_line(message: str, written: Iterable[str] = ()) -> str:
-    """Returns a refusal as one line of at most ``LONGEST`` characters.
-
-    Args:
-        written: what the user wrote; where it is quoted, it is shortened to ``QUOTED`` characters, and so is any other
-            word that is longer.
-    """
-    line = printable(flat(message))
-    # As it was written, or as its repr.
-    quoted = {printable(flat(form)) for text in written for form in (text, repr(text)[1:-1])}
-    for text in sorted((each for each in quoted if len(each) > QUOTED), key=len, reverse=True):
-        line = line.replace(text, brief(text))
-    return brief(re.sub(r"\S+", lambda word: brief(word[0]), line), LONGEST)
+def one_line(message: str) -> str:
+    """Returns a refusal as one line of at most ``LONGEST`` characters, no word of it longer than ``QUOTED``."""
+    return brief(re.sub(r"\S+", lambda word: brief(word[0]), printable(flat(message))), LONGEST)
 
 
 def without_secrets(text: str, of: str = "") -> str:

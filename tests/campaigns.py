@@ -127,12 +127,14 @@ def exit_status(pid: int, seconds: float | None = None) -> int:
 
 def weights(run: Path) -> dict[str, bytes]:
     """Returns the weights of every checkpoint that is there, read as any reader would, by step."""
-    from interp_tasks.checkpoints import load_parameters, stored_steps
+    from interp_tasks.checkpoints import stored_steps
+    from interp_tasks.checkpoints.load import read_parameters
+    from interp_tasks.checkpoints.meta import read_meta
 
     found = {}
     for step in stored_steps(run):
         folder = run / "checkpoints" / f"{step:08d}"
-        load_parameters(folder)
+        read_parameters(folder, read_meta(folder))
         found[folder.name] = (folder / "model.safetensors").read_bytes()
     return found
 

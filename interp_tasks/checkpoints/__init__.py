@@ -15,26 +15,18 @@ from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_st
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints.foreign_weights import ImportedCheckpoint, import_checkpoint
-    from interp_tasks.checkpoints.load import (
-        Checkpoint,
-        load_checkpoint,
-        load_checkpoints,
-        load_parameters,
-    )
+    from interp_tasks.checkpoints.load import Checkpoint, load_checkpoint, load_checkpoints
     from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
     from interp_tasks.checkpoints.save import save_checkpoint
-    from interp_tasks.checkpoints.training_state import TrainingState
 
 _NEEDS_TORCH = {
     "Checkpoint": "load",
     "ImportedCheckpoint": "foreign_weights",
     "ResumePoint": "run_folder",
     "RunFolder": "run_folder",
-    "TrainingState": "training_state",
     "import_checkpoint": "foreign_weights",
     "load_checkpoint": "load",
     "load_checkpoints": "load",
-    "load_parameters": "load",
     "save_checkpoint": "save",
 }
 
@@ -46,14 +38,12 @@ __all__ = [
     "ResolvedCheckpoint",
     "ResumePoint",
     "RunFolder",
-    "TrainingState",
     "describe_run",
     "detect_drop",
     "find_marks",
     "import_checkpoint",
     "load_checkpoint",
     "load_checkpoints",
-    "load_parameters",
     "read_metrics",
     "read_run",
     "resolve",

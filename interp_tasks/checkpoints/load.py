@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.architecture import model_from_json
-from interp_tasks.checkpoints.content import check_digest
-from interp_tasks.checkpoints.meta import no_task, read_meta
+from interp_tasks.checkpoints.meta import no_task
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.training_state import dtype_name, dtype_named, dtype_names
+from interp_tasks.checkpoints.tensors import dtype_name, dtype_named, dtype_names, read_tensors
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
-from interp_tasks.files import read_file
 from tasks.base import Task
 from tasks.errors import TaskError
 
@@ -78,12 +74,6 @@ def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Ite
     return (load_resolved(each, device) for each in resolved)
 
 
-def load_parameters(path: str | Path) -> dict[str, Tensor]:
-    """Returns the parameters in a checkpoint folder by name, in the dtype they are stored in, checked and finite."""
-    folder = Path(path)
-    return read_parameters(folder, read_meta(folder))
-
-
 def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
     file = folder / WEIGHTS_FILE
@@ -91,14 +81,7 @@ def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
         raise UserError(
             f"{folder / META_FILE} is mangled: the dtype of the weights is none of {', '.join(dtype_names())}"
         )
-    content = read_file(file, "the model's parameters")
-    check_digest(file, content, meta["weights"])
-    try:
-        tensors = load(content)
-    # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        complaint = " ".join(str(error).split())
-        raise UserError(f"{file} is not a readable safetensors file: {complaint}") from None
+    tensors = read_tensors(file, "the model's parameters", meta["weights"])
     for name, tensor in tensors.items():
         if dtype_name(tensor.dtype) != meta["weights"].get("dtype"):
             raise UserError(

@@ -8,9 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.content import to_json
 from interp_tasks.checkpoints.meta import reached
-from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
+from interp_tasks.checkpoints.run_files import RUN_FILE, read_run, to_json
 from interp_tasks.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,13 +74,13 @@ def run_json(
         key: pair for key, pair in changed.items() if key not in scheduled and not _extends(key, *pair)
     }
     if refused:
-        raise UserError(f"{run} was made by another config ({_listed(refused)}): choose another --out")
+        raise UserError(f"{run} was made by another config ({listed(refused)}): choose another --out")
     other = {key: pair for key, pair in changed.items() if key in scheduled}
     if schedule and other:
         change = schedule.change(old["train"], config["train"], reached(run) or 0)
         if change:
             raise UserError(
-                f"{run} was made by another schedule ({_listed(other)}): {change}; choose another --out"
+                f"{run} was made by another schedule ({listed(other)}): {change}; choose another --out"
             )
     opening: dict[str, Any] = {key: value for key, value in info.items() if existing.get(key) != value}
     if changed:
@@ -100,7 +99,7 @@ def declared_drop(task: Task) -> dict[str, Any]:
     }
 
 
-def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+def listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in pairs.items())
 
 

@@ -7,12 +7,12 @@ older training states go only once a newer one is there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from typing import IO, TYPE_CHECKING, Any
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.content import digest, json_bytes, to_json
 from interp_tasks.checkpoints.load import fill_parameters, read_parameters
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.run_config import Schedule, run_json
@@ -33,14 +32,15 @@ from interp_tasks.checkpoints.run_files import (
     TRAINING_STATE_FILE,
     WEIGHTS_FILE,
     checkpoint_folder,
-    is_checkpoint,
+    json_bytes,
     parse_metrics_line,
     read_clock,
     read_run,
     stored_steps,
+    to_json,
 )
-from interp_tasks.checkpoints.save import save_checkpoint, weights_bytes
-from interp_tasks.checkpoints.training_state import TrainingState, read_training_state
+from interp_tasks.checkpoints.save import save_checkpoint
+from interp_tasks.checkpoints.tensors import read_training_state
 from interp_tasks.disk import (
     LOCK_FILE,
     atomic_write,
@@ -58,14 +58,17 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 
+#: So many of the newest checkpoints keep optimiser and filter, from which training goes on.
+KEPT_STATES = 2
+
+
 @dataclass(frozen=True)
 class ResumePoint:
-    """The point at which a run goes on: after ``step`` updates, with the tensors and data its trainer saved there."""
+    """The point at which a run goes on: after ``step`` updates, with the tensors that its trainer saved there."""
 
     step: int
     path: Path
     tensors: Mapping[str, Tensor]
-    data: Mapping[str, Any]
     parameters: Mapping[str, Tensor]
 
     def restore(self, model: HookedTransformer) -> None:
@@ -76,10 +79,9 @@ class ResumePoint:
 class RunFolder:
     """A run being written: ``with RunFolder.open(...) as run:`` resume, then log and save."""
 
-    def __init__(self, path: Path, lock: BaseFileLock, keep_states: int) -> None:
+    def __init__(self, path: Path, lock: BaseFileLock) -> None:
         self.path = path
         self._lock = lock
-        self._keep_states = keep_states
         self._metrics = MetricsLog(path / METRICS_FILE)
         # Apart from the metrics, which are the same whenever a run is repeated.
         self._clock = MetricsLog(path / CLOCK_FILE)
@@ -91,7 +93,6 @@ class RunFolder:
         config: Mapping[str, Any],
         info: Mapping[str, Any],
         *,
-        keep_states: int = 2,
         defaults: Mapping[str, Mapping[str, Any]] | None = None,
         schedule: Schedule | None = None,
     ) -> RunFolder:
@@ -102,7 +103,6 @@ class RunFolder:
             info: whatever else to keep: seeds, versions, hardware, git state, command, ``drop_metric``,
                 ``preset``. Not compared; what differs on a later opening is recorded under ``resumed``, and so is
                 what that opening changed in the config.
-            keep_states: how many of the newest checkpoints keep their training state.
             defaults: section -> setting -> value; a setting that a run does not know had its default there.
             schedule: says whether another learning rate schedule leaves the steps taken as they were.
 
@@ -129,7 +129,7 @@ class RunFolder:
         except BaseException:
             lock.release()
             raise
-        return cls(folder, lock, keep_states)
+        return cls(folder, lock)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -147,23 +147,18 @@ class RunFolder:
         finally:
             self._lock.release()
 
-    def resume(self, at: int | None = None) -> ResumePoint | None:
+    def resume(self) -> ResumePoint | None:
         """Returns the newest state that training can go on from; ``None`` for a run that has none.
 
-        What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``. Where the
-        log has lost the line of a checkpoint, it goes on from before that one, so that the log is whole again.
-
-        Args:
-            at: no later state than that of this step.
+        What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``.
 
         Raises:
             UserError: if there are checkpoints but none that can be resumed from (nothing is removed then).
         """
         steps = stored_steps(self.path)
-        faults: list[str] = []
-        point = next(_points(self.path, at, faults), None)
+        point, fault = newest_point(self.path)
         if point is None and steps:
-            reason = f" ({faults[0]})" if faults else ""
+            reason = f" ({fault})" if fault else ""
             raise UserError(
                 f"{self.path} has checkpoints up to step {steps[-1]} but no training state to go on from"
                 f"{reason}: choose another --out"
@@ -208,19 +203,15 @@ class RunFolder:
         step: int,
         model: HookedTransformer,
         task: Task | None,
-        training_state: TrainingState,
+        training_state: Mapping[str, Tensor],
         metrics: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Stores the checkpoint of a step; a step that is stored with the same weights is not written again.
+        """Stores the checkpoint of a step.
 
         Raises:
-            UserError: if other weights are stored for that step, or the model or disk refuses.
+            UserError: if one is stored for that step, or the model or disk refuses.
         """
         folder = checkpoint_folder(self.path, step)
-        if is_checkpoint(folder):
-            if read_meta(folder)["weights"]["sha256"] != digest(weights_bytes(model, None))["sha256"]:
-                raise UserError(f"{folder} holds other weights than those to be stored for step {step}")
-            return folder
         self._metrics.sync()
         save_checkpoint(folder, model, task, step, metrics=metrics, training_state=training_state)
         self._prune(newest=step)
@@ -229,7 +220,7 @@ class RunFolder:
         return folder
 
     def save_stop(
-        self, step: int, model: HookedTransformer, task: Task | None, training_state: TrainingState
+        self, step: int, model: HookedTransformer, task: Task | None, training_state: Mapping[str, Tensor]
     ) -> None:
         """Stores the state at a stop between two checkpoints; the next checkpoint replaces it.
 
@@ -256,52 +247,26 @@ class RunFolder:
             for step in stored_steps(self.path)
             if step <= newest and (file := checkpoint_folder(self.path, step) / TRAINING_STATE_FILE).is_file()
         ]
-        for file in holding[: -self._keep_states]:
+        for file in holding[:-KEPT_STATES]:
             with writing(file):
                 file.unlink()
 
 
-def resumable(run: Path) -> Iterator[int]:
-    """Yields the steps that training can go on from, the last first; 0 alone of a run that has stored nothing yet."""
-    if not stored_steps(run) and not (run / STOPPED_FOLDER).exists():
-        yield 0
-    else:
-        yield from (point.step for point in _points(run, None, []))
-
-
-def _points(run: Path, at: int | None, faults: list[str]) -> Iterator[ResumePoint]:
-    """Yields the points that training can go on from, the last first, none after step ``at``."""
-    steps = stored_steps(run)
-    # A line is on disk before the checkpoint of its step: where one is missing, the log was damaged.
-    lost = MetricsLog(run / METRICS_FILE).lacks(steps)
-    if lost is not None:
-        faults.append(lost[1])
-    end = min(inf if at is None else at, inf if lost is None else lost[0] - 1)
-    stopped = _resume_point(run / STOPPED_FOLDER, None, faults) if (run / STOPPED_FOLDER).exists() else None
-    if stopped is not None and stopped.step > end:
-        stopped = None
-    for step in reversed([step for step in steps if step <= end]):
-        if stopped is not None and stopped.step > step:
-            yield stopped
-            stopped = None
-        point = _resume_point(checkpoint_folder(run, step), step, faults)
-        if point is not None:
-            yield point
-    if stopped is not None:
-        yield stopped
-
-
-def _resume_point(folder: Path, step: int | None, faults: list[str]) -> ResumePoint | None:
-    """Reads the point in a checkpoint folder; it must be of ``step``, or with ``None`` of any step."""
-    try:
-        meta = read_meta(folder)
-        state = read_training_state(folder, meta)
-        if state is None or step not in (None, meta["step"]):
-            return None
-        return ResumePoint(meta["step"], folder, state.tensors, state.data, read_parameters(folder, meta))
-    except UserError as error:
-        faults.append(str(error))
-        return None
+def newest_point(run: Path) -> tuple[ResumePoint | None, str]:
+    """Returns the last point that training can go on from, or why the newest cannot be read."""
+    folders = [(step, checkpoint_folder(run, step)) for step in stored_steps(run)]
+    fault = ""
+    with contextlib.suppress(UserError):
+        folders.append((read_meta(run / STOPPED_FOLDER)["step"], run / STOPPED_FOLDER))
+    for step, folder in sorted(folders, reverse=True):
+        try:
+            meta = read_meta(folder)
+            state = read_training_state(folder, meta)
+            if state is not None and meta["step"] == step:
+                return ResumePoint(step, folder, state, read_parameters(folder, meta)), ""
+        except UserError as error:
+            fault = fault or str(error)
+    return None, fault
 
 
 def _check_own(folder: Path) -> None:
@@ -376,20 +341,6 @@ class MetricsLog:
         content = b"".join(lines[index] + b"\n" for index in wanted)
         if content != raw:
             atomic_write(self.path, content)
-
-    def lacks(self, stored: Iterable[int]) -> tuple[int, str] | None:
-        """Returns the first of these steps, ascending, that has no line, and what to say of it; None: all have one."""
-        raw = read_file(self.path, "what the run has logged") if self.path.exists() else b""
-        logged, mangled = set[int](), ""
-        for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
-            try:
-                logged.add(parse_metrics_line(line, self.path, number)["step"])
-            except UserError as error:
-                mangled = mangled or str(error)
-        for step in stored:
-            if step not in logged:
-                return step, mangled or f"{self.path} has no line of step {step}"
-        return None
 
     def _opened(self) -> IO[bytes]:
         if self._file is None:

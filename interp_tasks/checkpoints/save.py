@@ -17,16 +17,21 @@ from transformer_lens import HookedTransformer
 from circuits import __version__
 from circuits.model.edit_state import inside_block
 from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
-from interp_tasks.checkpoints.content import digest, json_bytes, to_json
 from interp_tasks.checkpoints.meta import FORMAT, signed
-from interp_tasks.checkpoints.run_files import META_FILE, TRAINING_STATE_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.training_state import (
-    TrainingState,
+from interp_tasks.checkpoints.run_files import (
+    META_FILE,
+    TRAINING_STATE_FILE,
+    WEIGHTS_FILE,
+    digest,
+    json_bytes,
+    to_json,
+)
+from interp_tasks.checkpoints.tensors import (
     as_dense_tensor,
     dtype_name,
     dtype_named,
     dtype_names,
-    training_state_bytes,
+    tensors_bytes,
 )
 from interp_tasks.disk import check_absent, new_folder, write_synced
 from interp_tasks.errors import UserError
@@ -41,7 +46,7 @@ def save_checkpoint(
     *,
     weights_dtype: str | None = None,
     metrics: Mapping[str, Any] | None = None,
-    training_state: TrainingState | None = None,
+    training_state: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Writes a checkpoint folder that appears whole or not at all; any ``HookedTransformer`` will do.
 
@@ -84,7 +89,7 @@ def save_checkpoint(
     }
     files = {WEIGHTS_FILE: weights}
     if training_state is not None:
-        files[TRAINING_STATE_FILE] = training_state_bytes(training_state)
+        files[TRAINING_STATE_FILE] = tensors_bytes(training_state)
         meta["training_state"] = digest(files[TRAINING_STATE_FILE])
     with new_folder(folder) as temporary:
         for name, content in files.items():

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from interp_tasks.cli.command import CONTEXT, PlainFlags, command_of
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
 from interp_tasks.cli.failures import exit_code_of, quiet_libraries
-from interp_tasks.cli.streams import usable_streams, write_data, write_line
+from interp_tasks.cli.terminal import usable_streams, write_data, write_line
 from interp_tasks.errors import UserError
 
 HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."
@@ -57,16 +57,12 @@ class Entry:
     load: Callable[[], Any]
     panel: str = ""
 
-    def stub(self) -> TyperCommand:
-        """Returns what stands for the command in lists, and among names that may be close to a wrong one."""
-        return TyperCommand(name=self.name, help=self.help)
-
 
 class LazyGroup(PlainFlags, TyperGroup):
     """A group that makes a command when it is called, and lists all of them without."""
 
     entries: Mapping[str, Entry] = {}
-    #: Those that were called; ``commands`` holds stubs of all.
+    #: Those that were called; ``commands`` has the names of all, for one that is close to a wrong one.
     made: dict[str, Any]
     #: What was called ``KEY`` at this place, and is called otherwise now.
     moved: Mapping[str, str] = {}
@@ -129,7 +125,8 @@ def group_of(
     group = typer.main.get_group(app)
     assert isinstance(group, LazyGroup)
     group.entries, group.made = {each.name: each for each in entries}, {}
-    group.commands = {each.name: each.stub() for each in entries}
+    names: dict[str, Any] = dict.fromkeys(group.entries)
+    group.commands = names
     group.default = default
     return group
 
@@ -236,5 +233,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(
             lambda: program().main(args=arguments, prog_name="interp-run", standalone_mode=False),
             debug=debug,
-            written=arguments,
         )

@@ -9,12 +9,12 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
 
-from interp_tasks.cli.streams import STDOUT, silence, to_stderr
+from interp_tasks.cli.terminal import silence, to_stderr
 from interp_tasks.errors import Stopped, UserError
 from interp_tasks.texts import one_line, without_secrets
 
@@ -49,29 +49,15 @@ def quiet_libraries(debug: bool) -> Iterator[None]:
         logging.disable(disabled)
 
 
-def exit_code_of(command: Callable[[], Any], *, debug: bool, written: Sequence[str] = ()) -> int:
-    """Run a command; a mistake of the user's is one line on stderr, anything else unexpected propagates.
-
-    Args:
-        written: what the user typed; quoted in an error it is shortened.
-    """
-    code = guarded(command, debug, written)
-    if code:
-        # One line was said already.
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        return code
-    return guarded(sys.stdout.flush, debug, written)
-
-
-def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> int:
-    """Runs a command and returns its exit status; says a user's mistake in one line, and raises others."""
+def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
+    """Runs a command and returns its exit status; a user's mistake is one line on stderr, other errors propagate."""
 
     def say(message: str) -> None:
-        refuse(message, debug, written)
+        refuse(message, debug)
 
     try:
         code = command()
+        sys.stdout.flush()
         if code == INTERRUPTED:
             # Typer turns the interruption into this code; older ones into Abort, below.
             refuse("interrupted", debug=False)
@@ -82,7 +68,6 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
             return closed_pipe()
         # Commands return their status: this is a task, or another library, that ends the program.
         say(foreign_exit(stop))
-        return USAGE
     except BrokenPipeError:
         return closed_pipe()
     except (KeyboardInterrupt, typer.Abort):
@@ -93,32 +78,33 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
         return stop.code
     except CLICK_ERROR as error:
         say(usage_message(error))
-        return USAGE
     except user_errors() as error:
         say(str(error))
-        return USAGE
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        say("not enough memory: ask for fewer --samples, a smaller batch or a smaller model")
-        return USAGE
-    except ImportError as error:
-        if not is_without_models(error):
-            raise
-        say(WITHOUT_MODELS)
-        return USAGE
-    except UnicodeEncodeError as error:
-        # A glob, or the folder we are in, may lead to such a name too.
-        if not not_text(error.object):
-            raise
-        say(f"{error.object!r}: {NOT_TEXT}")
-        return USAGE
-    except OSError as error:
-        message = refusal(error)
+    except (MemoryError, RuntimeError, ImportError, OSError, UnicodeEncodeError) as error:
+        message = expected(error)
         if message is None:
             raise
         say(message)
-        return USAGE
+    # One line was said already.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    return USAGE
+
+
+def expected(error: Exception) -> str | None:
+    """Returns in one line an error that a machine or an installation causes; ``None`` for any other."""
+    if isinstance(error, UnicodeEncodeError):
+        # A glob, or the folder we are in, may lead to a name that is no text.
+        return f"{error.object!r}: {NOT_TEXT}" if not_text(error.object) else None
+    if isinstance(error, ImportError):
+        return WITHOUT_MODELS if is_without_models(error) else None
+    if isinstance(error, OSError):
+        return refusal(error)
+    # Torch's allocators raise RuntimeError.
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+        return "not enough memory: ask for fewer --samples, a smaller batch or a smaller model"
+    return None
 
 
 def foreign_exit(stop: SystemExit) -> str:
@@ -136,25 +122,20 @@ def closed_pipe() -> int:
 
 def refusal(error: OSError) -> str | None:
     """Describes in one line a refusal of the operating system; ``None`` where it gave no reason."""
-    if error.filename == STDOUT:
-        silence(sys.stdout)
-        return f"cannot write to stdout: {error.strerror}"
     if error.errno == errno.ENAMETOOLONG:
         return f"path too long: {os.fsdecode(error.filename)}" if error.filename else "path too long"
     if error.filename is not None:
         return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
-    return None if error.errno is None else f"the system refuses: {error.strerror}"
+    if error.errno is not None:
+        # A write to a stream names no file: its last flush would fail once more.
+        silence(sys.stdout)
+        return f"the system refuses: {error.strerror}"
+    return None
 
 
 def not_text(name: str) -> bool:
     """Tells whether a name holds bytes that Python could not decode, which no table and no JSON can hold."""
     return any("\ud800" <= character <= "\udfff" for character in name)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Tells whether an error is MemoryError, or one that torch's allocators raise instead."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
 
 
 def is_without_models(error: ImportError) -> bool:
@@ -169,16 +150,11 @@ def user_errors() -> tuple[type[Exception], ...]:
     return (UserError, *elsewhere)
 
 
-def refuse(message: str, debug: bool, written: Sequence[str] = ()) -> None:
+def refuse(message: str, debug: bool) -> None:
     """Prints one line on stderr."""
     if debug:
         to_stderr(without_secrets(traceback.format_exc().rstrip()))
-    to_stderr(f"interp-run: {one_line(without_secrets(message), parts_of(written))}")
-
-
-def parts_of(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments, and of ``--option=value`` and ``key=value`` what stands on the right."""
-    return [part for text in arguments for part in (text, *text.split("=", 2)[1:])]
+    to_stderr(f"interp-run: {one_line(without_secrets(message))}")
 
 
 def usage_message(error: Any) -> str:

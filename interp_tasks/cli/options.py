@@ -13,10 +13,9 @@ import typer
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from interp_tasks.checkpoints import read_run
 from interp_tasks.cli.command import CommonOptions, command_of
 from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, check_targets, emit
-from interp_tasks.cli.progress import progress_line
+from interp_tasks.cli.terminal import progress_line
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
@@ -31,7 +30,6 @@ from interp_tasks.measurement.subjects import (
     task_of,
 )
 from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
-from tasks.catalog import BUILT_IN
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint
@@ -58,22 +56,31 @@ TYPES_ALONE = {"Unpack": type}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrintingOptions(CommonOptions):
-    """Where rows are printed, of tasks that a file of the user's may bring."""
+class ImportOptions(CommonOptions):
+    """Tasks that a file of the user's brings."""
 
     import_path: Annotated[
         Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
     ] = None
-    format: FORMAT = "table"
 
     def __post_init__(self) -> None:
-        check_choice("--format", self.format, FORMATS)
         if self.import_path is not None:
             check_file(self.import_path, "--import")
 
     def import_tasks(self) -> None:
         if self.import_path is not None:
             import_file(self.import_path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintingOptions(ImportOptions):
+    """Where rows are printed."""
+
+    format: FORMAT = "table"
+
+    def __post_init__(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +122,7 @@ class ResultOptions(PrintingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeOptions(CommonOptions):
+class RecipeOptions(ImportOptions):
     """What is trained: a task's model, by a preset and what overrides it."""
 
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task; interp-run tasks lists them.")]
@@ -127,19 +134,11 @@ class RecipeOptions(CommonOptions):
         ),
     ] = field(default_factory=list)
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
-    import_path: Annotated[
-        Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
-    ] = None
 
     def __post_init__(self) -> None:
         check_written_device(self.device)
-        if self.import_path is not None:
-            check_file(self.import_path, "--import")
+        super().__post_init__()
         parse_settings(self.settings)
-
-    def import_tasks(self) -> None:
-        if self.import_path is not None:
-            import_file(self.import_path)
 
     def resolve(self) -> Resolved:
         """Returns the whole configuration, once tasks of the user's own are known.
@@ -217,19 +216,34 @@ def experiment_command(path: str, experiment: Experiment) -> TyperCommand:
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
     parameters, converters = own_options(signature.values())
     of_runs = "runs" in signature
-    shares = any(each.kind is each.VAR_KEYWORD for each in signature.values())
-    call: Callable[..., None]
     if of_runs:
         parameters.append(option("ckpt", RUNS))
-        call = runs_call(path, experiment, converters)
     else:
         parameters.append(ref_option(signature["refs"].default is not inspect.Parameter.empty))
-        if experiment.compares_metrics:
-            parameters.append(option("metric", METRIC, None))
-        call = checkpoints_call(path, experiment, converters)
-    if shares:
+    of_metrics = not of_runs and experiment.compares_metrics
+    if of_metrics:
+        parameters.append(option("metric", METRIC, None))
+    if any(each.kind is each.VAR_KEYWORD for each in signature.values()):
         parameters.append(option("examples", DrawnOptions if of_runs else ExampleOptions))
     parameters.append(option("output", ResultOptions))
+
+    def call(
+        ckpt: list[str], output: ResultOptions, examples: DrawnOptions | None = None, **own: Any
+    ) -> None:
+        # Where an experiment compares no metrics, an option of that name is its own.
+        metric = own.pop("metric", None) if of_metrics else None
+        output.check(experiment.name)
+        output.import_tasks()
+        if of_runs:
+            find_runs(ckpt)
+        examined = ckpt if of_runs else resolved_refs(experiment, ckpt, examples, metric)
+
+        def measure(progress: Progress | None) -> Result:
+            shared: Any = {} if examples is None else examples.given(progress)
+            return EXPERIMENTS[experiment.name].function(examined, **converted(own, converters), **shared)
+
+        output.show(measure, metric)
+
     call.__doc__ = experiment.function.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may carry one
     made = command_of(path, call)
@@ -304,74 +318,16 @@ def converted(own: Mapping[str, Any], converters: Mapping[str, Callable[[Any], A
     }
 
 
-def runs_call(
-    path: str, experiment: Experiment, converters: Mapping[str, Callable[[Any], Any]]
-) -> Callable[..., None]:
-    """Returns what the command of an experiment on whole runs does."""
-
-    def call(
-        ckpt: list[str], output: ResultOptions, examples: DrawnOptions | None = None, **own: Any
-    ) -> None:
-        output.check(experiment.name)
-        output.import_tasks()
-        check_family(experiment.place, path, tasks_of_runs(ckpt))
-
-        def measure(progress: Progress | None) -> Result:
-            shared: Any = {} if examples is None else examples.given(progress)
-            return EXPERIMENTS[experiment.name].function(ckpt, **converted(own, converters), **shared)
-
-        output.show(measure)
-
-    return call
-
-
-def tasks_of_runs(runs: Sequence[str]) -> dict[str, str]:
-    """Returns the task's name of each run that says one."""
-    tasks = {}
-    for name, folder in find_runs(runs).items():
-        task = (read_run(folder).get("config") or {}).get("task")
-        if isinstance(task, dict) and isinstance(task.get("name"), str):
-            tasks[name] = task["name"]
-    return tasks
-
-
-def checkpoints_call(
-    path: str, experiment: Experiment, converters: Mapping[str, Callable[[Any], Any]]
-) -> Callable[..., None]:
-    """Returns what the command of an experiment on checkpoints does."""
-
-    def call(
-        ckpt: list[str],
-        output: ResultOptions,
-        examples: ExampleOptions,
-        **own: Any,
-    ) -> None:
-        # Where an experiment compares no metrics, an option of that name is its own.
-        metric = own.pop("metric", None) if experiment.compares_metrics else None
-        output.check(experiment.name)
-        output.import_tasks()
-        shown = Examples.of(examples.given())
-        refs = resolve_refs(ckpt, shown) if ckpt or examples.task is None else []
-        check_family(experiment.place, path, tasks_of_refs(refs, shown))
-        if metric not in (None, "all") and shown.tokens is None and experiment.judged_by_task:
-            check_metric(metric, refs, shown)
-
-        def measure(progress: Progress | None) -> Result:
-            given = {**converted(own, converters), **examples.given(progress)}
-            return EXPERIMENTS[experiment.name].function(refs, **given)
-
-        output.show(measure, metric)
-
-    return call
-
-
-def tasks_of_refs(refs: Sequence[ResolvedCheckpoint], examples: Examples) -> dict[str, str]:
-    """Returns the task's name of each REF, or of ``--task``."""
-    if examples.task is not None:
-        return {"--task": str(examples.task)}
-    if examples.tokens is not None:
-        return {}
-    return {each.label: each.meta["task"]["name"] for each in refs}
+def resolved_refs(
+    experiment: Experiment, ckpt: list[str], drawn: DrawnOptions | None, metric: str | None
+) -> list[ResolvedCheckpoint]:
+    """Returns the checkpoints that an experiment is called on, resolved once; refuses a metric that none has."""
+    assert drawn is not None
+    examples = Examples.of(drawn.given())
+    refs = resolve_refs(ckpt, examples) if ckpt or examples.task is None else []
+    if metric not in (None, "all") and examples.tokens is None and experiment.judged_by_task:
+        check_metric(metric, refs, examples)
+    return refs
 
 
 def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:
@@ -398,27 +354,3 @@ def check_rate(rate: float | None) -> None:
         raise UserError(
             f"--rate {rate:g}: give GFLOP per second, more than 0 and below {FASTEST:g}, such as 20"
         )
-
-
-#: Group of experiments -> the package of its tasks, and what these are called.
-FAMILIES = {
-    "matrix": ("tasks.matrix_completion", "matrix completion"),
-    "modular": ("tasks.modular_arithmetic", "modular arithmetic"),
-}
-
-
-def check_family(group: str, command: str, tasks: Mapping[str, str]) -> None:
-    """Refuses checkpoints of another group's tasks; whether a task of the user's own fits, the experiment says.
-
-    Args:
-        tasks: REF or run -> name of its task.
-
-    Raises:
-        UserError: in one line.
-    """
-    if group not in FAMILIES:
-        return
-    package, called = FAMILIES[group]
-    for label, task in tasks.items():
-        if BUILT_IN.get(task, package) != package:
-            raise UserError(f"{command} is for models of {called}, and {label} is of {task}")

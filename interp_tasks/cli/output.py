@@ -8,20 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.cli.progress import note
-from interp_tasks.cli.streams import write_data
+from interp_tasks.cli.terminal import note, write_data
 from interp_tasks.disk import write_together
-from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.result import FILES, PAGE, target
 from interp_tasks.pages import Figure, check_writable_file
-from interp_tasks.pages.pictures import PICTURES, left_over, marked
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
 
 FORMATS = ("table", "json", "csv")
 #: What figures are written as: a page of all, or a picture of each.
+PICTURES = ("png", "svg")
 PLOT_FORMATS = ("html", *PICTURES)
 #: Experiments whose variant ``all`` is of all heads.
 OF_HEADS = ("ablation", "patch")
@@ -35,13 +33,7 @@ def check_targets(name: str, out: Path | None, plot: str | None) -> None:
     if plot in PICTURES:
         check_writable_file(target(out or "", name, f".{plot}"))
     if plot == "html":
-        page = target(out or "", name, PAGE)
-        check_writable_file(page)
-        if out is None and target("", name, ".config.json").exists():
-            raise UserError(
-                f"--plot would write {page} beside files of an earlier {name} --out: replace them too with "
-                "--out ., or work in another folder"
-            )
+        check_writable_file(target(out or "", name, PAGE))
 
 
 def print_as(result: Result, format: str, metric: str | None = None) -> None:
@@ -78,15 +70,6 @@ def printed(result: Result, format: str, metric: str | None) -> Result:
     return result.of_metric(metric) if of_one_metric else result
 
 
-def of_files(result: Result, shown: Result) -> str:
-    """Returns what to say where files adjust their p-values over more tests than what is printed does."""
-    from interp_tasks.measurement.table import tests
-
-    # Of one metric only the sentence about the adjustment differs.
-    same = tuple(result.notes) == tuple(shown.notes)
-    return "" if same else f"; p adj. in files: over all {tests(result.frame)} tests"
-
-
 def named_heads(spec: str) -> str:
     """Returns a choice of heads that stands by itself: ``all heads``, ``heads 0.1``; one with a name as it is."""
     if spec == "all":
@@ -100,23 +83,14 @@ def emit(
     """Prints a result and writes the chosen files; ``plot`` is one of ``PLOT_FORMATS``, or no figure."""
 
     def write() -> list[Path]:
-        files = draw(result, plot, out) if plot in PICTURES else {}
-        folder = Path(out or "")
-        # The files of a folder are of one result; where no pictures are asked for, only in a folder of results.
-        stale = left_over(folder, result.experiment, files) if files or out is not None else ()
-        pictures = write_together(files, list(stale))
+        pictures = write_together(draw(result, plot, out)) if plot in PICTURES else []
         if out is not None:
             return [*result.write(out, page=plot == "html"), *pictures]
         if plot == "html":
             return [result.page().write(target("", result.experiment, PAGE))]
         return pictures
 
-    write_and_show(
-        write,
-        lambda: print_as(result, format, metric),
-        quiet,
-        lambda: of_files(result, printed(result, format, metric)) if out is not None else "",
-    )
+    write_and_show(write, lambda: print_as(result, format, metric), quiet)
 
 
 def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:
@@ -128,21 +102,12 @@ def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]
     for number, one in enumerate(figures, start=1):
         name = result.experiment if number == 1 else f"{result.experiment}-{number}"
         figure = titled(one.figure, one.title, one.caption)
-        files[target(out or "", name, f".{kind}")] = marked(picture(figure, kind), kind)
+        files[target(out or "", name, f".{kind}")] = picture(figure, kind)
     return files
 
 
-def write_and_show(
-    write: Callable[[], list[Path]],
-    show: Callable[[], None],
-    quiet: bool,
-    about: Callable[[], str] = lambda: "",
-) -> None:
-    """Writes the files first, so that a closed pipe cannot lose them, then stdout, even where a file fails.
-
-    Args:
-        about: returns what is said of the files behind their names.
-    """
+def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
+    """Writes the files first, so that a closed pipe cannot lose them, then stdout, even where a file fails."""
     try:
         written = write()
     except Exception:
@@ -154,7 +119,7 @@ def write_and_show(
     show()
     if written:
         sys.stdout.flush()
-        note(f"wrote {', '.join(map(str, written))}{about()}", quiet)
+        note(f"wrote {', '.join(map(str, written))}", quiet)
 
 
 #: Settings whose option has another name.

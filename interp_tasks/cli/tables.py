@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from interp_tasks.cli.streams import write_data
+from interp_tasks.cli.terminal import write_data
 from interp_tasks.texts import LAYOUT, printable
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from interp_tasks.pages import number, percent, with_interval
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas
     from numpy.typing import NDArray
 
     from interp_tasks.published import Claim
@@ -48,6 +47,8 @@ CLAIMS = {
 KEPT, LOST = 0.9, 0.5
 #: What the table calls all heads.
 ALL = "all"
+#: Whether the rule of a claim holds, in words.
+VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,16 @@ class Outcome:
     result: Result
     unedited: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
+    @property
+    def edits(self) -> list[str]:
+        return list(dict.fromkeys(self.result.frame["intervention"]))
+
     def row(self, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
-        return row_of(self.result.frame, mark, metric, intervention)
+        """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
+        frame = self.result.frame
+        of_edit = (frame["metric"] == metric) & (frame["intervention"] == intervention)
+        row: dict[str, Any] = frame[frame["ref"].str.endswith(f"@{mark}") & of_edit].to_dict("records")[0]
+        return row
 
 
 @dataclass(frozen=True)
@@ -147,53 +156,44 @@ def guessing(config: dict[str, Any]) -> float:
     return float(config["rank"] * config["scale"] ** 4 / 9)
 
 
-def judged_claims(frame: pandas.DataFrame, config: dict[str, Any]) -> list[dict[str, str]]:
+def judged_claims(outcome: Outcome) -> list[dict[str, str]]:
     """Returns the claims of Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1, on this model, each by its rule."""
     from interp_tasks.published import read_paper
 
     claims = {claim.id: claim for claim in read_paper("matrix-completion").claim}
     return [
-        judged(claims[claim], what, frame, name, guessing(config))
-        for name in dict.fromkeys(frame["intervention"])
-        for claim, what in CLAIMS.items()
+        judged(claims[claim], what, outcome, name) for name in outcome.edits for claim, what in CLAIMS.items()
     ]
 
 
-def judged(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: float) -> dict[str, str]:
+def judged(claim: Claim, what: str, outcome: Outcome, name: str) -> dict[str, str]:
     """Returns one claim: our numbers, the published ones, and whether the whole interval keeps the rule."""
-    mark, metric = claim.where["ref"], claim.where["metric"]
-    row = row_of(frame, mark, metric, name)
-    ends = (
-        ("effect_ci_low", "effect_ci_high") if claim.column == "effect" else ("value_ci_low", "value_ci_high")
-    )
-    share, low, high = (row[column] / guess for column in (claim.column, *ends))
-    ours = with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
+    mark, metric, guess = claim.where["ref"], claim.where["metric"], guessing(outcome.config)
+    row = outcome.row(mark, metric, name)
+    kind = "effect" if claim.column == "effect" else "value"
+    share, low, high = (row[column] / guess for column in (claim.column, f"{kind}_ci_low", f"{kind}_ci_high"))
     return {
         "claim": f"{'before' if mark == 'pre' else 'after'} the drop {metric} {what}",
         "edit": name,
         "published": claim.published,
-        "ours": f"{number(row['baseline'])} -> {ours}",
+        "ours": f"{number(row['baseline'])} -> {ours(row, number)}",
         "rule": f"{claim.column} {claim.holds} of the variance {number(guess)}",
         "judged": f"{claim.column} / variance: {with_interval(number(share), low, high)}",
-        "verdict": verdict(claim.holds.contains_between(low, high)),
+        "verdict": VERDICTS[claim.holds.contains_between(low, high)],
     }
 
 
-def reading(frame: pandas.DataFrame, config: dict[str, Any]) -> str:
+def reading(outcome: Outcome) -> str:
     """Returns a sentence on the accuracy that uniform attention leaves; nothing is published on these edits."""
-    chance = 1 / config["p"]
-    plain = row_of(frame, "post", "accuracy")["baseline"]
+    chance = 1 / outcome.config["p"]
+    plain = outcome.row("post", "accuracy")["baseline"]
     if plain < 0.5:
         return "It has not learned the task, so there is nothing for an ablation to take away."
-    left = {
-        name: row_of(frame, "post", "accuracy", name)["value"]
-        for name in dict.fromkeys(frame["intervention"])
-    }
-    shares = {name: (value - chance) / (plain - chance) for name, value in left.items()}
-    operands = shares[OPERANDS]
-    if operands >= KEPT:
+    left = {name: outcome.row("post", "accuracy", name)["value"] for name in ("uniform", OPERANDS)}
+    share = (left[OPERANDS] - chance) / (plain - chance)
+    if share >= KEPT:
         meaning = "so this model does not need its heads to weigh the two numbers differently"
-    elif operands < LOST:
+    elif share < LOST:
         meaning = (
             "so this model needs its heads to weigh the two numbers differently, head by head or sum by sum"
         )
@@ -203,21 +203,6 @@ def reading(frame: pandas.DataFrame, config: dict[str, Any]) -> str:
         f"With uniform attention in every head, {left['uniform']:.1%} of the sums are right instead of {plain:.1%}; "
         f"with attention uniform over the two numbers alone, {left[OPERANDS]:.1%}, {meaning}."
     )
-
-
-def verdict(holds: bool | None) -> str:
-    return {True: "holds", False: "does not hold", None: "undecided"}[holds]
-
-
-def row_of(frame: pandas.DataFrame, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
-    """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
-    chosen = frame[
-        frame["ref"].str.endswith(f"@{mark}")
-        & (frame["metric"] == metric)
-        & (frame["intervention"] == intervention)
-    ]
-    row: dict[str, Any] = chosen.to_dict("records")[0]
-    return row
 
 
 #: Matrices, and sums (the first of the sample), that the page shows.

@@ -229,7 +229,7 @@ def moved(row: Mapping[str, Any]) -> str:
 
 def holds_throughout(outcome: Outcome) -> bool:
     """Returns whether all published claims on uniform attention hold by their rules."""
-    rows = [row for row in judged_claims(outcome.result.frame, outcome.config) if row["edit"] == "uniform"]
+    rows = [row for row in judged_claims(outcome) if row["edit"] == "uniform"]
     return all(row["verdict"] == "holds" for row in rows)
 
 
@@ -295,7 +295,7 @@ def accuracy_bars(found: Demo) -> Section:
         f"{trained:.1%} are right of the sums whose other order it was trained on (b + a for a + b), {other:.2%} of "
         "the rest: memory, not addition."
     )
-    meaning = reading(outcome.result.frame, outcome.config)
+    meaning = reading(outcome)
     caption = f"{meaning} Over {count} sums it was not trained on. {order} {INTERVALS}"
     alt = "share of right answers with and without uniform attention"
     return Figure(figure, caption=caption, alt=alt, width=BARS_WIDTH)
@@ -305,7 +305,7 @@ def claims_table(outcome: Outcome) -> Table:
     """Returns the paper's claims with ours beside them, each with its rule and verdict."""
     import pandas
 
-    rows = judged_claims(outcome.result.frame, outcome.config)
+    rows = judged_claims(outcome)
     count = outcome.row("post", "mse_masked")["n"]
     columns = [
         Column("claim", "claim", sentences=True),

@@ -11,11 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from interp_tasks.checkpoints.content import digest
-from interp_tasks.checkpoints.marks import MARKS
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.refs import check_selector, resolve, select_steps
-from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, is_checkpoint, log_file, read_log
+from interp_tasks.checkpoints.refs import check_selector, resolve
+from interp_tasks.checkpoints.run_files import (
+    CLOCK_FILE,
+    METRICS_FILE,
+    digest,
+    is_checkpoint,
+    log_file,
+    read_log,
+)
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
 from interp_tasks.measurement.run_logs import find_runs
@@ -39,14 +44,12 @@ class TrainUnit:
         key: of the whole configuration, seed and threads included.
         folder: of the run, under the grid's.
         varied: the settings that differ within a block that asks for its configuration, by key.
-        given: all settings of its block.
     """
 
     key: str
     folder: str
     resolved: Resolved
     varied: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def what(self) -> str:
@@ -166,14 +169,11 @@ def plan(spec: Spec) -> Plan:
     """
     trained: dict[str, TrainUnit] = {}
     varied: dict[Path, dict[str, Any]] = {}
-    blocks = {id(block): units for block, units in zip(spec.train, train_units(spec), strict=True)}
-    for unit in (unit for units in blocks.values() for unit in units):
+    for unit in (unit for units in train_units(spec) for unit in units):
         # Shared by all runs of a configuration: the blocks that come may vary more of it.
         family = varied.setdefault(Path(unit.folder).parent, {})
         family.update(unit.varied)
         trained.setdefault(unit.key, replace(unit, varied=family))
-    for ordered in orders_of(spec):
-        check_shipped_steps(ordered.name, ordered.shipment.at, blocks[id(ordered.block)][ordered.index])
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
     for asked in spec.experiment:
@@ -183,17 +183,6 @@ def plan(spec: Spec) -> Plan:
             key = key_of([asked.model_dump(mode="json"), needs, others, spec.threads])
             measured[key] = MeasureUnit(key, asked, runs, needs, spec.threads)
     return Plan(tuple(trained.values()), tuple(measured.values()))
-
-
-def check_shipped_steps(name: str, at: Sequence[str | int], unit: TrainUnit) -> None:
-    """Refuses to ship steps that the run is not going to store; where its marks lie is known once it is trained."""
-    from tasks import get
-
-    published = get(unit.resolved.task_name, **unit.resolved.task).published_steps
-    stored = unit.resolved.train.checkpoint_steps(published)
-    for selector in (each.strip() for mark in at for each in str(mark).split(",")):
-        if selector not in MARKS:
-            select_steps(selector, f"ship {name}: the run", stored)
 
 
 def content_of(run: str, asked: ExperimentSpec) -> dict[str, Any]:
@@ -269,7 +258,7 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
                 config = train.model_copy(update={"seed": seed})
                 key = key_of({**content, "train": config.model_dump(mode="json")})
                 settled = replace(resolved, train=config)
-                units.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied, values))
+                units.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied))
         blocks.append(units)
     return blocks
 

@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.content import digest
 from interp_tasks.checkpoints.meta import is_whole
-from interp_tasks.checkpoints.run_files import check_free, checkpoint_folder, read_json, stored_steps
+from interp_tasks.checkpoints.run_files import check_free, checkpoint_folder, digest, read_json, stored_steps
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, folder_of, lock_folder, writing
+from interp_tasks.disk import atomic_write, lock_folder, writing
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, plan
@@ -107,7 +106,7 @@ def grid(
     Raises:
         UserError: for a grid that cannot be, another one at work in the folder, an executor that is not there.
     """
-    out = folder_of(out)
+    out = Path(out)
     root = out.resolve()
     check_free(root, "grid")
     name = "grid" if isinstance(spec, (Mapping, Spec)) else str(spec)

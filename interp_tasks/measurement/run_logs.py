@@ -23,7 +23,6 @@ from interp_tasks.checkpoints.run_files import (
     read_log,
 )
 from interp_tasks.errors import UserError
-from interp_tasks.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -252,7 +251,7 @@ def blocks_of(file: Path) -> Iterator[bytes]:
     stream = (
         io.BytesIO(read_log(file, "what the run has logged"))
         if file.suffix == COMPRESSED
-        else open_regular(file)
+        else file.open("rb")
     )
     with stream:
         rest = b""

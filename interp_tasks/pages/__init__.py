@@ -6,12 +6,10 @@ from interp_tasks.disk import (
 )
 from interp_tasks.pages.numbers import number, p_value, percent, signed, with_interval
 from interp_tasks.pages.page import Page, is_page, versions
-from interp_tasks.pages.sections import Column, Drawn, Figure, Fold, Section, Table, Text
-from interp_tasks.pages.slider import stepped
+from interp_tasks.pages.sections import Column, Figure, Fold, Section, Table, Text, stepped
 
 __all__ = [
     "Column",
-    "Drawn",
     "Figure",
     "Fold",
     "Page",

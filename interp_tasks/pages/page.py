@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.disk import atomic_write
-from interp_tasks.files import open_regular
 from interp_tasks.pages.sections import Section
 
 #: What tells a page of ours from any other file.
@@ -88,8 +87,4 @@ class Page:
 
 def is_page(path: Path) -> bool:
     """Returns whether a file is a page that this package wrote."""
-    try:
-        with open_regular(path) as file:
-            return GENERATOR.encode() in file.read(1000)
-    except OSError:
-        return False
+    return path.is_file() and GENERATOR.encode() in path.read_bytes()[:1000]

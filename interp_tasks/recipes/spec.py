@@ -9,19 +9,17 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from interp_tasks.errors import UserError
-from interp_tasks.files import read_toml
+from interp_tasks.files import WHOLE_END, read_toml
 from interp_tasks.training.config import SECTIONS
 from tasks.settings import one_line
 
 #: What a file should hold.
 FORM = "a grid, see docs/grids.md"
-#: More runs than one grid would ever finish.
-MAX_RUNS = 100_000
 
 
 class Entry(BaseModel):
@@ -36,9 +34,45 @@ def seed_numbers(given: Any) -> tuple[int, ...]:
         given = parse_seeds(given) or []
     if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
         raise ValueError('write seeds as "0:4", "0,2" or [0, 2]')
-    if not given or min(given) < 0 or len(set(given)) < len(given):
-        raise ValueError("name different seeds from 0 up")
+    if not given or min(given) < 0 or max(given) >= WHOLE_END or len(set(given)) < len(given):
+        raise ValueError("name different seeds from 0 up, below 2^63")
     return tuple(given)
+
+
+def several(given: Any) -> Any:
+    """Returns a list of one where one is written without brackets."""
+    return [given] if isinstance(given, (str, int, Mapping)) else given
+
+
+def flattened(settings: Any) -> Any:
+    """Flattens sections: ``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11``."""
+    if not isinstance(settings, Mapping):
+        return settings
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        is_section = key in SECTIONS and isinstance(value, Mapping)
+        own = {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
+        twice = flat.keys() & own.keys()
+        if twice:
+            raise UserError(f"{min(twice)} is set twice, with quotes and without: leave one out")
+        flat |= own
+    return checked_settings(flat)
+
+
+def checked_settings(given: Any) -> Any:
+    """Refuses values that cannot be part of a key: dates, infinities, objects."""
+    try:
+        json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"settings are text, finite numbers, true or false, and lists of them ({error})"
+        ) from None
+    return given
+
+
+Seeds = Annotated[tuple[int, ...], BeforeValidator(seed_numbers)]
+#: Marks or steps.
+Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(several)]
 
 
 class Shipment(Entry):
@@ -53,19 +87,11 @@ class Shipment(Entry):
     """
 
     name: str
-    seeds: tuple[int, ...] | None = None
-    at: tuple[StrictStr | StrictInt, ...] = ("last",)
+    seeds: Annotated[tuple[int, ...] | None, BeforeValidator(lambda given: given and seed_numbers(given))] = (
+        None
+    )
+    at: Steps = ("last",)
     exact: bool = False
-
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _numbers(cls, given: Any) -> Any:
-        return None if given is None else seed_numbers(given)
-
-    @field_validator("at", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, (str, int)) else given
 
 
 class Training(Entry):
@@ -81,43 +107,18 @@ class Training(Entry):
 
     task: str
     preset: str = "cpu"
-    settings: dict[str, Any] = Field(default_factory=dict, alias="set")
-    seeds: tuple[int, ...] = (0,)
-    ship: tuple[Shipment, ...] = ()
-
-    @field_validator("settings", mode="before")
-    @classmethod
-    def _flat(cls, given: Any) -> Any:
-        return checked_settings(flattened(given))
-
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _numbers(cls, given: Any) -> tuple[int, ...]:
-        return seed_numbers(given)
-
-    @field_validator("ship", mode="before")
-    @classmethod
-    def _one_or_several(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            raise ValueError('write ship = { name = "..." }')
-        return [given] if isinstance(given, Mapping) else given
+    settings: Annotated[dict[str, Any], BeforeValidator(flattened)] = Field(default_factory=dict, alias="set")
+    seeds: Seeds = (0,)
+    ship: Annotated[tuple[Shipment, ...], BeforeValidator(several)] = ()
 
     def count(self, lists: frozenset[str]) -> int:
-        """Returns how many runs these are.
-
-        Raises:
-            UserError: for more than any grid finishes.
-        """
-        runs = len(self.seeds) * math.prod(
+        """Returns how many runs these are."""
+        return len(self.seeds) * math.prod(
             len(axis(value, key in lists)) for key, value in self.settings.items()
         )
-        if runs > MAX_RUNS:
-            raise UserError(f"{runs:,} runs of {self.task}: a grid trains at most {MAX_RUNS:,}")
-        return runs
 
     def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
         """Yields each combination of settings; ``lists``: keys whose value is a list itself."""
-        self.count(lists)
         options = {key: axis(value, key in lists) for key, value in self.settings.items()}
         for values in product(*options.values()):
             yield dict(zip(options, values, strict=True))
@@ -125,32 +126,6 @@ class Training(Entry):
     def axes(self, lists: frozenset[str]) -> tuple[str, ...]:
         """Returns the settings that differ between combinations."""
         return tuple(key for key, value in self.settings.items() if len(axis(value, key in lists)) > 1)
-
-
-def flattened(settings: Any) -> Any:
-    """Flattens sections: ``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11``."""
-    if not isinstance(settings, Mapping):
-        return settings
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        is_section = key in SECTIONS and isinstance(value, Mapping)
-        own = {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
-        twice = flat.keys() & own.keys()
-        if twice:
-            raise UserError(f"{min(twice)} is set twice, with quotes and without: leave one out")
-        flat |= own
-    return flat
-
-
-def checked_settings(given: Any) -> Any:
-    """Refuses values that cannot be part of a key: dates, infinities, objects."""
-    try:
-        json.dumps(given, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"settings are text, finite numbers, true or false, and lists of them ({error})"
-        ) from None
-    return given
 
 
 def axis(value: Any, is_list: bool) -> list[Any]:
@@ -172,19 +147,9 @@ class ExperimentSpec(Entry):
     """
 
     name: str
-    at: tuple[StrictStr | StrictInt, ...] = ()
+    at: Steps = ()
     over: Literal["run", "seeds", "all"] = "run"
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("at", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, (str, int)) else given
-
-    @field_validator("settings", mode="before")
-    @classmethod
-    def _of_json(cls, given: Any) -> Any:
-        return checked_settings(given)
+    settings: Annotated[dict[str, Any], BeforeValidator(checked_settings)] = Field(default_factory=dict)
 
 
 class Spec(Entry):
@@ -197,20 +162,10 @@ class Spec(Entry):
         threads: CPU threads of a unit; results depend on it.
     """
 
-    train: tuple[Training, ...] = ()
-    runs: tuple[str, ...] = ()
-    experiment: tuple[ExperimentSpec, ...] = ()
+    train: Annotated[tuple[Training, ...], BeforeValidator(several)] = ()
+    runs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
+    experiment: Annotated[tuple[ExperimentSpec, ...], BeforeValidator(several)] = ()
     threads: int = Field(1, ge=1, le=1024, strict=True)
-
-    @field_validator("train", "experiment", mode="before")
-    @classmethod
-    def _one_or_several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, Mapping) else given
-
-    @field_validator("runs", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
 
 
 #: What may stand below a key of a grid.

@@ -203,14 +203,3 @@ def position_labels(task: Task | None, length: int) -> list[str]:
         return ["(" + ",".join(map(str, cell)) + ")" for cell in cells]
     names = {axis.position: axis.name for axis in axes if axis.position is not None}
     return [f"{at} ({names[at]})" if at in names else str(at) for at in range(length)]
-
-
-def circuits_figure(view: View) -> plotly.graph_objects.Figure:
-    """Draws size and faithfulness of the smallest circuit of each checkpoint, and the metric it carries."""
-    import pandas
-
-    from interp_tasks.experiments._circuit.measure import over_steps
-
-    found = [(snapshot.step, snapshot.circuit) for snapshot in view.snapshots if snapshot.circuit is not None]
-    rows = [{**row, "run": view.name, "step": step} for step, circuit in found for row in circuit.rows]
-    return over_steps(pandas.DataFrame(rows), found[0][1].metric)

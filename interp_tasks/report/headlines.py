@@ -6,22 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.table import value_text
-from interp_tasks.pages import Column, Table, number, p_value, percent, signed, with_interval
-from interp_tasks.report.snapshots import ALL, MODES
+from interp_tasks.pages import Column, Table, number, percent, signed, with_interval
+from interp_tasks.report.snapshots import ALL, MODES, REMOVED
 
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.experiments._circuit.search import FoundCircuit
-    from interp_tasks.report.snapshots import Strongest, View
+    from interp_tasks.report.snapshots import View
 
 MULTIPLIED = "×"
 #: Tasks of one sum or product: what stands between the two numbers.
 SUMS = {"modular-addition": "+", "modular-multiplication": "·"}
-
-
-#: Beyond this p-value two heads cannot be told apart.
-TOLD_APART = 0.05
 
 
 def sentences(view: View) -> list[str]:
@@ -42,9 +37,20 @@ def sentences(view: View) -> list[str]:
             f"At step {last.step:,} uniform attention in all heads takes {metric} from "
             f"{level(metric, row['baseline'])} to {level_text(row)} ({row['n']:,} examples)."
         )
-    if view.strongest is not None:
-        lines.append(heads_sentence(view.strongest, metric))
+    if len(strongest := strongest_heads(last.effects, metric)) == 2:
+        (first, second), sizes = strongest, [change_text(row, metric) for row in strongest]
+        lines.append(
+            f"Of single heads removed (mode {REMOVED}, {first['n']:,} examples), heads {first['variant']} and "
+            f"{second['variant']} move {metric} most, by {sizes[0]} and {sizes[1]}."
+        )
     return lines
+
+
+def strongest_heads(effects: pandas.DataFrame, metric: str) -> list[Any]:
+    """Returns the rows of the two single heads whose removal moves a metric most, the larger effect first."""
+    removed = effects["head"].notna() & (effects["intervention"] == REMOVED) & (effects["metric"] == metric)
+    alone = effects[removed & effects["effect"].notna()]
+    return records(alone.loc[alone["effect"].abs().sort_values(ascending=False, kind="stable").index].head(2))
 
 
 def is_share(metric: str) -> bool:
@@ -75,23 +81,6 @@ def change_text(row: Mapping[str, Any], metric: str) -> str:
         return with_interval(signed(ends[0]), *ends[1:])
     effect, low, high = (100 * end for end in ends)
     return f"{with_interval(f'{effect:+.1f}', low, high, lambda end: f'{end:.1f}')} points"
-
-
-def heads_sentence(strongest: Strongest, metric: str) -> str:
-    """Returns which single head matters most, or that the two with the largest effects cannot be told apart."""
-    first, second = strongest.rows
-    sizes = [change_text(row, metric) for row in strongest.rows]
-    about = f"Of single heads removed (mode {strongest.mode}, {first['n']:,} examples)"
-    both = f"{about}, heads {first['variant']} and {second['variant']} move {metric} most"
-    if strongest.p_value is None:
-        return f"{both}, by {sizes[0]} and {sizes[1]}."
-    test = f"paired test, p {p_value(strongest.p_value)}"
-    if strongest.p_value >= TOLD_APART:
-        return f"{both}, by {sizes[0]} and {sizes[1]}, and cannot be told apart ({test})."
-    return (
-        f"{about}, head {first['variant']} matters most: it moves {metric} by {sizes[0]}, and the runner-up, head "
-        f"{second['variant']}, by {sizes[1]} ({test})."
-    )
 
 
 def records(frame: pandas.DataFrame) -> list[Any]:
@@ -202,22 +191,7 @@ def quantities(view: View) -> list[tuple[str, str]]:
     effects = view.snapshots[-1].effects
     for row in records(effects[(effects["variant"] == ALL) & (effects["metric"] == view.metrics[0])]):
         rows.append((f"{view.metrics[0]}, all heads {row['intervention']}", level_text(row)))
-    circuit = view.snapshots[-1].circuit
-    if circuit is not None:
-        rows.append(("smallest faithful circuit", circuit_text(circuit)))
     return rows
-
-
-def circuit_text(found: FoundCircuit) -> str:
-    """Returns the size and faithfulness of a circuit in words."""
-    from interp_tasks.experiments._circuit.measure import faithfulness_text
-    from interp_tasks.experiments._circuit.search import FAITHFULNESS, SIZE
-
-    if found.circuit is None:
-        return "none: clean and source run do not differ"
-    columns = {"": "value", "_ci_low": "value_ci_low", "_ci_high": "value_ci_high"}
-    row = {f"{FAITHFULNESS}{end}": found.value(FAITHFULNESS, column) for end, column in columns.items()}
-    return f"{found.value(SIZE):.0f} of {found.total} edges, faithfulness {faithfulness_text(row)}"
 
 
 def settings_table(views: Sequence[View]) -> Table:

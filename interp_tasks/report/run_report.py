@@ -8,13 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.search import FEWEST
 from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs
 from interp_tasks.measurement.table import effect_text, read_p, tests, value_text
 from interp_tasks.pages import Column, Figure, Fold, Page, Section, Table, Text, p_value, versions
 from interp_tasks.report.headlines import change, headline_rows, sentences, settings_table, subject_line
-from interp_tasks.report.snapshots import MODES, View, counted, measured_views
-from interp_tasks.report.source import Source, read_source
+from interp_tasks.report.snapshots import MODES, Source, View, counted, measured_views, read_source
 
 if TYPE_CHECKING:
     import pandas
@@ -44,28 +42,6 @@ class Report:
 
         return pandas.concat([view.effects().assign(run=view.name) for view in self.views], ignore_index=True)
 
-    def circuits(self) -> pandas.DataFrame:
-        """Returns the smallest faithful circuit of each checkpoint, a row each; none unless they were asked for."""
-        import pandas
-
-        from interp_tasks.experiments._circuit.search import FAITHFULNESS, LARGEST_RANDOM, SIZE
-
-        rows: list[dict[str, Any]] = []
-        for view in self.views:
-            for snapshot in view.snapshots:
-                if (found := snapshot.circuit) is None:
-                    continue
-                size = found.value(SIZE)
-                ends = {f"faithfulness{end}": f"value{end}" for end in ("_ci_low", "_ci_high")}
-                rows.append(
-                    {"run": view.name, "step": snapshot.step, "size": size, "total": found.total}
-                    | {"share": size / found.total, "faithfulness": found.value(FAITHFULNESS)}
-                    | {name: found.value(FAITHFULNESS, column) for name, column in ends.items()}
-                    | {"random": found.value(LARGEST_RANDOM), "metric": found.metric}
-                    | {"clean": found.value(found.metric, "baseline")}
-                )
-        return pandas.DataFrame(rows)
-
     def page(self, title: str | None = None) -> Page:
         """Returns one self-contained page: words, training, all heads edited, effects and attention by checkpoint."""
         from interp_tasks.report import figures
@@ -93,10 +69,6 @@ class Report:
             effects = figures.effects_figure(view, ends)
             sections.append(Figure(effects, f"Effect of each head alone{of}", EFFECTS.format(counted(views))))
         for view in views:
-            if any(snapshot.circuit is not None for snapshot in view.snapshots):
-                circuits = figures.circuits_figure(view)
-                sections.append(Figure(circuits, f"The smallest faithful circuit, {view.name}", CIRCUITS))
-        for view in views:
             of = f", {view.name}" if several else ""
             sections.append(
                 Figure(figures.attention_figure(view), f"Attention{of}", ATTENTION.format(counted(views)))
@@ -109,10 +81,6 @@ EFFECTS = (
     "The metric with the head edited minus without, on the same {}; orange: it rises, blue: it falls. Colours of a "
     "metric mean the same at every step and under every edit; the strongest 4% of effects of single heads have the "
     "colour of the end. Column all: the heads of a layer together. The table below has intervals and p-values."
-)
-CIRCUITS = (
-    "Edges of the smallest circuit, along the ranking by integrated gradients, that is faithful on one half of the "
-    "examples; its faithfulness on the other half, with 95% intervals. No point: clean and source run do not differ."
 )
 ATTENTION = (
     "The mean attention map of every head over the {}: a row of a map is a query, a column a key. Colours mean the "
@@ -170,18 +138,13 @@ def metrics_table(views: Sequence[View]) -> Section:
     return Table(frame, title, "The unedited model.", columns, "report-metrics", tall=len(frame) > 20)
 
 
-def check_report(run: str, compare: str | None, options: Options, *, circuit: bool = False) -> list[Source]:
+def check_report(run: str, compare: str | None, options: Options) -> list[Source]:
     """Returns the sources of a report; fast, and refuses what cannot be.
 
     Raises:
         UserError: in one line.
     """
     examples = Examples.of(options)
-    if circuit and examples.samples is not None and examples.samples < FEWEST:
-        raise UserError(
-            f"--circuit with --samples {examples.samples}: one half finds the circuit and the other tests it; give "
-            f"{FEWEST} or more"
-        )
     sources = [read_source(ref) for ref in ([run] if compare is None else [run, compare])]
     if len(sources) > 1 and sources[0].refs == sources[1].refs:
         raise UserError(f"--compare {compare} names the same checkpoints as {run}: name another run")
@@ -190,16 +153,12 @@ def check_report(run: str, compare: str | None, options: Options, *, circuit: bo
     return sources
 
 
-def report(
-    run: str, compare: str | None = None, *, circuit: bool = False, **options: Unpack[Options]
-) -> Report:
+def report(run: str, compare: str | None = None, **options: Unpack[Options]) -> Report:
     """Measure a run for one page: metrics, head effects and attention at each of its checkpoints.
 
     Args:
         run: a run folder or ``zoo:NAME`` (all its checkpoints), a REF that names some of them, or a checkpoint folder.
         compare: another, shown beside it.
-        circuit: find the smallest circuit of faithfulness 0.9 at each checkpoint, too: half a minute each of a model
-            of 4 layers of 8 heads.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`. All
             checkpoints of equal tasks see the same examples.
 
@@ -209,15 +168,15 @@ def report(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    sources = check_report(run, compare, options, circuit=circuit)
+    sources = check_report(run, compare, options)
     total = sum(len(source.checkpoints) for source in sources)
     views: list[View] = []
     before = 0
     for source in sources:
         progress = offset_progress(options.get("progress"), before, total)
-        views += measured_views(source, options, progress, circuit=circuit)
+        views += measured_views(source, options, progress)
         before += len(source.checkpoints)
-    config = {"run": run, "compare": compare, "circuit": circuit, **Examples.of(options).describe()}
+    config = {"run": run, "compare": compare, **Examples.of(options).describe()}
     config["checkpoints"] = [source.refs for source in sources]
     config["trained with"] = {
         source.name: dict(source.run.config) for source in sources if source.run is not None

@@ -1,21 +1,25 @@
-"""Measures each checkpoint for a report: metrics, effects of heads, attention maps, a circuit if asked for."""
+"""What a report is of: checkpoints of a run with its log, each measured: metrics, effects of heads, attention maps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
+from interp_tasks.checkpoints.refs import ZOO
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file
+from interp_tasks.errors import UserError
 from interp_tasks.measurement.head_edits import HeadEdit, by_layer
+from interp_tasks.measurement.run_logs import Curve, Run, read_one
 from interp_tasks.measurement.runner import run_sweep
 from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, Progress, subjects
 
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.experiments._circuit.search import FoundCircuit
     from interp_tasks.measurement.embeddings import Array
-    from interp_tasks.report.source import Source
     from tasks import Task
 
 #: What is done to heads: the edit the matrix-completion paper describes, the one its code makes, and none left.
@@ -24,8 +28,6 @@ MODES = ("uniform", "mean_pattern", "zero")
 REMOVED = "zero"
 #: Metrics that are shown; the tables of the experiments have all.
 MAX_METRICS = 3
-#: Examples at most of which half find a circuit and half test it: that takes dozens of forward passes.
-CIRCUIT_SAMPLES = 128
 #: What the effect of all heads is called.
 ALL = "all"
 
@@ -38,29 +40,12 @@ class Snapshot:
         unedited: a row per metric, with its interval.
         effects: tidy rows: each head alone, each layer's heads, all heads, under each of ``MODES``.
         maps: mean attention ``[layer head query key]``.
-        circuit: its smallest faithful circuit; ``None`` where that was not asked for.
     """
 
     step: int
     unedited: pandas.DataFrame
     effects: pandas.DataFrame
     maps: Array
-    circuit: FoundCircuit | None = None
-
-
-@dataclass(frozen=True)
-class Strongest:
-    """The two single heads whose removal moves a metric most at a checkpoint, and whether they are told apart.
-
-    Attributes:
-        mode: what is done to a head.
-        rows: of the table of effects, the larger effect first.
-        p_value: of a paired sign-flip test of their sizes; ``None`` without a task.
-    """
-
-    mode: str
-    rows: tuple[Mapping[str, Any], Mapping[str, Any]]
-    p_value: float | None
 
 
 @dataclass
@@ -69,7 +54,6 @@ class View:
 
     Attributes:
         metrics: those shown, the task's own drop metric first where it is among them.
-        strongest: the two single heads that move the first metric most; ``None`` of one head.
     """
 
     source: Source
@@ -78,7 +62,6 @@ class View:
     model: Any = None
     metrics: tuple[str, ...] = ()
     snapshots: list[Snapshot] = field(default_factory=list)
-    strongest: Strongest | None = None
 
     @property
     def name(self) -> str:
@@ -108,85 +91,19 @@ def counted(views: Sequence[View]) -> str:
     return f"{' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))} examples"
 
 
-def measured_views(
-    source: Source, options: Options, progress: Progress | None = None, *, circuit: bool = False
-) -> list[View]:
-    """Measures every checkpoint of a source on the same examples; one view, or one for each part of a mixture.
-
-    Args:
-        circuit: whether the smallest faithful circuit of each is found too.
-    """
+def measured_views(source: Source, options: Options, progress: Progress | None = None) -> list[View]:
+    """Measures every checkpoint of a source on the same examples; one view, or one for each part of a mixture."""
     views: dict[str, View] = {}
-    latest: dict[str, LoadedCheckpoint] = {}
     for subject in subjects(source.refs, replace(Examples.of(options), progress=progress)):
         part = str(subject.labels["ref"]).removeprefix(subject.stored.label).strip(" ()")
         view = views.setdefault(part, View(source, part, subject.task))
-        view.snapshots.append(snapshot(subject, view, circuit=circuit))
+        view.snapshots.append(snapshot(subject, view))
         view.model = subject.model.cfg
-        latest[part] = subject
-    for part, view in views.items():
-        view.strongest = strongest_of(latest[part], view)
     return list(views.values())
 
 
-def strongest_of(subject: LoadedCheckpoint, view: View) -> Strongest | None:
-    """Returns the two heads of a view's last checkpoint whose removal moves its first metric most, and tests them."""
-    effects = view.snapshots[-1].effects
-    of_heads = (
-        effects["head"].notna()
-        & (effects["intervention"] == REMOVED)
-        & (effects["metric"] == view.metrics[0])
-    )
-    alone = effects[of_heads & effects["effect"].notna()]
-    if len(alone) < 2:
-        return None
-    ranked = alone.loc[alone["effect"].abs().sort_values(ascending=False, kind="stable").index]
-    first, second = ranked.head(2).to_dict("records")
-    p_value = None if subject.task is None else p_value_of_difference(subject, view.metrics[0], first, second)
-    return Strongest(REMOVED, (first, second), p_value)
-
-
-def p_value_of_difference(
-    subject: LoadedCheckpoint, metric: str, first: Mapping[str, Any], second: Mapping[str, Any]
-) -> float:
-    """Returns the p-value of a paired test that two heads, removed, change a metric equally far, up or down."""
-    import numpy as np
-
-    from circuits import ablate
-    from circuits.statistics import sign_flip
-    from interp_tasks.measurement.paired import DRAWS
-
-    plain, counts = pairs(subject, metric)
-    values = []
-    for row in (second, first):
-        edited, _ = pairs(subject, metric, ablate.zero(str(row["variant"])))
-        # A fall is turned into an equal rise.
-        values.append(edited if row["effect"] > 0 else 2 * plain - edited)
-    return float(sign_flip(np.stack(values), np.stack([counts, counts]), subject.seed, DRAWS)[1])
-
-
-def pairs(subject: LoadedCheckpoint, metric: str, *edits: Any) -> tuple[Array, Array]:
-    """Returns a metric's sum and count of each example, under edits."""
-    import numpy as np
-
-    from circuits import run
-    from interp_tasks.measurement.activations import TOKENS_PER_PASS
-    from interp_tasks.measurement.paired import read
-
-    assert subject.task is not None
-    assert subject.batch is not None
-    step = max(1, TOKENS_PER_PASS // subject.tokens.shape[1])
-    parts = []
-    for start in range(0, len(subject.tokens), step):
-        rows = slice(start, start + step)
-        output = run(subject.model, subject.tokens[rows], *edits)
-        parts.append(read(subject.task.metrics(output, subject.batch[rows])[metric]))
-    sums, counts = zip(*parts, strict=True)
-    return np.concatenate(sums), np.concatenate(counts)
-
-
-def snapshot(subject: LoadedCheckpoint, view: View, *, circuit: bool = False) -> Snapshot:
-    """Measures one checkpoint for the report: metrics, effects of heads, patterns, a circuit."""
+def snapshot(subject: LoadedCheckpoint, view: View) -> Snapshot:
+    """Measures one checkpoint for the report: metrics, effects of heads, patterns."""
     import pandas
 
     from circuits import patterns
@@ -201,17 +118,7 @@ def snapshot(subject: LoadedCheckpoint, view: View, *, circuit: bool = False) ->
         pandas.DataFrame(rows or unedited_distances(effects)),
         effects,
         patterns.attention(subject.model, subject.tokens).mean.numpy(),
-        circuit_of(subject) if circuit else None,
     )
-
-
-def circuit_of(subject: LoadedCheckpoint) -> FoundCircuit:
-    """Returns the circuit of one checkpoint, on its first examples; faithfulness over sizes is left out."""
-    from interp_tasks.experiments._circuit.search import Search, find_circuit
-
-    batch = None if subject.batch is None else subject.batch[:CIRCUIT_SAMPLES]
-    few = replace(subject, tokens=subject.tokens[:CIRCUIT_SAMPLES], batch=batch)
-    return find_circuit(few, Search(curve=False))
 
 
 def effects_of(subject: LoadedCheckpoint, view: View, measured: Sequence[str]) -> pandas.DataFrame:
@@ -271,3 +178,65 @@ def unedited_distances(effects: pandas.DataFrame) -> list[dict[str, Any]]:
         {"step": effects["step"].iloc[0], "metric": metric, "value": float(part["baseline"].iloc[0])}
         for metric, part in effects.groupby("metric", sort=False)
     ]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Checkpoints of one run, by ascending step.
+
+    Attributes:
+        name: the run as one types it, or the folder of a checkpoint on its own.
+        run: its log; ``None`` where it has none, for the reason in ``missing``.
+        curve: the logged metric whose drop is the task's.
+        marks: pre, onset, end and post of its drop; empty where there is none, for the reason in ``missing``.
+        missing: what there is not, in words.
+    """
+
+    name: str
+    checkpoints: Sequence[ResolvedCheckpoint]
+    run: Run | None = None
+    curve: Curve | None = None
+    marks: Mapping[str, int] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+
+    @property
+    def refs(self) -> list[str]:
+        return [checkpoint.ref for checkpoint in self.checkpoints]
+
+
+def read_source(ref: str) -> Source:
+    """Returns the checkpoints that a run or a REF names: of a run without ``@`` all.
+
+    Raises:
+        UserError: if it names none, or checkpoints of several runs; for a mangled log.
+    """
+    folder = Path(ref)
+    is_run = folder.is_dir() if not ref.startswith(ZOO) else True
+    named = "@" not in ref or (folder.is_dir() and not ref.startswith(ZOO))
+    alone = is_run and named and not ref.startswith(ZOO) and is_checkpoint(folder)
+    resolved = resolve(f"{ref}@all" if named and not alone else ref)
+    runs = list(dict.fromkeys(str(each.run_path or each.path) for each in resolved))
+    if len(runs) > 1:
+        raise UserError(
+            f"{ref} names {len(runs)} runs ({runs[0]} ... {runs[-1]}): a report is of one, and --compare puts "
+            "another beside it"
+        )
+    checkpoints = sorted(resolved, key=lambda each: each.step)
+    path = checkpoints[0].run_path
+    if path is None:
+        return Source(ref, checkpoints, missing=("A checkpoint on its own: no training curve, no drop.",))
+    name = checkpoints[0].run_name or path.as_posix()
+    for file in (RUN_FILE, METRICS_FILE):
+        if not log_file(path, file).is_file():
+            return Source(name, checkpoints, missing=(f"No {file}: no training curve, no drop.",))
+    run = read_one(name, path)
+    missing = []
+    try:
+        curve = run.curve(run.drop_metric)
+    except UserError as error:
+        curve, missing = None, [f"No training curve: {error}."]
+    try:
+        marks = find_marks(path, name)
+    except UserError as error:
+        marks, missing = {}, [*missing, f"No marks around a drop: {error}."]
+    return Source(name, checkpoints, run, curve, marks, tuple(missing))

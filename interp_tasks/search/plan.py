@@ -44,7 +44,6 @@ class Plan:
         objective: a validation metric; ``None``: ``loss`` if it is logged, else the one whose drop the task declares.
         direction: ``None``: ``maximize`` for accuracies and what the task wants large, else ``minimize``.
         seed: of the sampler. What trials are trained with is ``train.seed``, a setting like any other.
-        prune: stop trials that are worse than the median of others at the same step.
     """
 
     task_name: str
@@ -54,7 +53,6 @@ class Plan:
     objective: str | None = None
     direction: Direction | None = None
     seed: int = 42
-    prune: bool = False
 
     def resolved(self, params: Mapping[str, Scalar]) -> Resolved:
         """Returns the configuration of a trial.
@@ -65,10 +63,6 @@ class Plan:
         settings = {**self.fixed, **{key: as_text(value) for key, value in params.items()}}
         return resolve_config(self.task_name, self.preset, settings)
 
-    def first(self, chosen: Mapping[str, Scalar] | None = None) -> Resolved:
-        """Returns the configuration of the first value of each setting, but for those that are chosen."""
-        return self.resolved({key: ends(values)[0] for key, values in self.vary.items()} | dict(chosen or {}))
-
     def identity(self, objective: str, direction: Direction) -> dict[str, Any]:
         """Returns as JSON what may not change between calls."""
         return {
@@ -78,7 +72,7 @@ class Plan:
             "space": dict(self.vary),
             "objective": {"metric": objective, "direction": direction, "last": LAST},
             "sampler": {"name": "TPE", "seed": self.seed},
-            "pruner": "median" if self.prune else None,
+            "pruner": None,
         }
 
     def check_values(self, valid: Callable[[Resolved], Any] = lambda resolved: resolved) -> None:
@@ -113,7 +107,6 @@ def make_plan(
     settings: Mapping[str, str] | None = None,
     objective: str | None = None,
     seed: int = 42,
-    prune: bool = False,
 ) -> Plan:
     """Returns a plan, checked as far as that needs no torch.
 
@@ -143,7 +136,7 @@ def make_plan(
         raise UserError(
             f"--objective {objective!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
         )
-    plan = Plan(task_name, preset, varied, fixed, metric or None, directions.get(way), seed, prune)
+    plan = Plan(task_name, preset, varied, fixed, metric or None, directions.get(way), seed)
     plan.check_values()
     return plan
 

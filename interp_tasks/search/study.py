@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,12 @@ import optuna
 import torch
 from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import ValidationError
-from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from interp_tasks.checkpoints.run_config import differences
-from interp_tasks.checkpoints.run_files import check_free, read_metrics
+from interp_tasks.checkpoints.run_config import differences, listed
+from interp_tasks.checkpoints.run_files import check_free, read_json, read_metrics
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, folder_of, lock_of, write_together
+from interp_tasks.disk import atomic_write, lock_of, write_together
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import Column, Figure, Page, Table, Text, versions
@@ -75,13 +73,13 @@ def search(
     if trials < 1:
         raise UserError(f"--trials {trials}: at least 1")
     check_device(device)
-    out = folder_of(out)
+    out = Path(out)
     check_free(out, "search")
-    first, key, direction = checked_first(plan, device)
+    key, direction = checked(plan, device)
     identity = json.loads(json.dumps(plan.identity(key, direction)))
+    if (out / "search.json").exists():
+        check_same(str(out), read_json(out / "search.json", "what is searched"), identity)
     url = storage or f"sqlite:///{out / 'search.db'}"
-    check_other(out / "search.json", identity)
-    is_new = not (out / "search.json").exists()
     with warnings.catch_warnings():
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
@@ -90,50 +88,35 @@ def search(
                 with held(out, "search"):
                     study = stack.enter_context(opened(url, identity))
                     atomic_write(out / "search.json", json.dumps(identity, indent=1) + "\n")
-                # Before half of the steps nothing is said about a run whose drop is yet to come.
-                study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=first.train.steps // 2)
                 while (dealt := next_trial(study, plan, out, trials)) is not None:
                     trial, lock = dealt
                     with lock:
-                        carry_out(
-                            plan, study, trial, out, key, device, counted(progress, trial.number, trials)
-                        )
+                        told = counted(progress, trial.number, trials)
+                        carry_out(plan, study, trial, out, key, device, told)
                 with held(out, "search"):
                     result = SearchResult.of(study, identity, out)
                     result.write(out, study)
-        except UserError:
-            if is_new and not any(out.glob("trial-*")):
-                # A corrected command may have another plan.
-                forget(out)
-            raise
         except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
             raise unusable(url, error) from None
     return result
 
 
-def checked_first(plan: Plan, device: str) -> tuple[Resolved, str, Direction]:
-    """Returns the configuration of a plan's first values, its objective and the way that is better.
+def checked(plan: Plan, device: str) -> tuple[str, Direction]:
+    """Returns the objective of a plan and the way that is better.
 
     Raises:
         UserError: for values that no trial can have.
     """
-    plan.check_values(built)
-    for value in ends(plan.vary.get("train.precision", [])) or [None]:
-        chosen = {} if value is None else {"train.precision": value}
-        check_precision(plan.first(chosen).train, device)
-    first = plan.first()
+
+    def valid(resolved: Resolved) -> None:
+        check_precision(resolved.train, device)
+        built(resolved)
+
+    plan.check_values(valid)
+    first = plan.resolved({key: ends(values)[0] for key, values in plan.vary.items()})
     task, settings = built(first)
     check_memory(task, settings, first.train, device)
-    return first, *resolve_objective(plan, task, settings)
-
-
-def forget(out: Path) -> None:
-    """Removes what a search that was refused has left in its folder."""
-    for file in ("search.json", "search.db", "search.db-journal", ".locks/search"):
-        (out / file).unlink(missing_ok=True)
-    for folder in (out / ".locks", out):
-        if not any(folder.iterdir()):
-            folder.rmdir()
+    return resolve_objective(plan, task, settings)
 
 
 def held(out: Path, name: str) -> BaseFileLock:
@@ -149,23 +132,18 @@ def opened(url: str, identity: Mapping[str, Any]) -> Iterator[optuna.Study]:
         UserError: for a storage that cannot be opened, or that holds another search.
     """
     refused = (ImportError, ValueError, optuna.exceptions.OptunaError, SQLAlchemyError)
-    arguments = None
     try:
-        if url.startswith("sqlite"):
-            arguments = {"connect_args": {"timeout": WAIT}}
-            check_tables(url)
-        storage = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+        waiting = {"connect_args": {"timeout": WAIT}} if url.startswith("sqlite") else None
+        storage = optuna.storages.RDBStorage(url, engine_kwargs=waiting)
+        study = optuna.create_study(
+            study_name=STUDY,
+            storage=storage,
+            load_if_exists=True,
+            direction=identity["objective"]["direction"],
+        )
     except refused as error:
         raise unusable(url, error) from None
     try:
-        direction = identity["objective"]["direction"]
-        try:
-            study = optuna.create_study(
-                study_name=STUDY, storage=storage, load_if_exists=True, direction=direction
-            )
-        except refused as error:
-            raise unusable(url, error) from None
-        readable_trials(study, url, identity)
         check_same(f"--storage {without_secrets(url)}", study.user_attrs.get("search", identity), identity)
         study.set_user_attr("search", dict(identity))
         yield study
@@ -174,64 +152,16 @@ def opened(url: str, identity: Mapping[str, Any]) -> Iterator[optuna.Study]:
         storage.engine.dispose()
 
 
-def check_tables(url: str) -> None:
-    """Refuses a database with views or triggers, which no search makes and which may never end.
-
-    Raises:
-        ValueError: for one that has some.
-        SQLAlchemyError: for what is no database.
-    """
-    engine = create_engine(url, connect_args={"timeout": WAIT})
-    try:
-        with engine.connect() as connection:
-            kinds = connection.execute(text("SELECT type FROM sqlite_master")).scalars().all()
-    finally:
-        engine.dispose()
-    if not {*kinds} <= {"table", "index"}:
-        raise ValueError("it holds views or triggers, which a search does not make")
-
-
-def readable_trials(study: optuna.Study, url: str, identity: Mapping[str, Any]) -> list[FrozenTrial]:
-    """Returns the trials of a study, each with a value where it is complete.
-
-    Raises:
-        UserError: for a database that holds what no search wrote.
-    """
-    try:
-        trials = study.get_trials(deepcopy=False)
-        for trial in trials:
-            complete = trial.state is TrialState.COMPLETE
-            if complete and not (isinstance(trial.value, float) and math.isfinite(trial.value)):
-                raise ValueError(f"trial {trial.number} is complete with the value {trial.value!r}")
-            if complete and not {*identity["space"]} <= {*trial.params}:
-                raise ValueError(f"trial {trial.number} lacks settings of the search")
-    except SQLAlchemyError:
-        raise
-    # Optuna meets what others wrote with whatever its code runs into first.
-    except Exception as error:
-        raise unusable(url, error) from None
-    return trials
-
-
 def unusable(url: str, error: Exception) -> UserError:
     cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
     reason = without_secrets(" ".join(str(cause).split()), of=url)[:200] or type(cause).__name__
     return UserError(f"--storage {without_secrets(url)} cannot be used: {reason}")
 
 
-def check_other(file: Path, identity: Mapping[str, Any]) -> None:
-    """Refuses a folder that holds another search."""
-    if file.exists():
-        from interp_tasks.checkpoints.run_files import read_json
-
-        stored = read_json(file, "what is searched")
-        check_same(str(file.parent), {name: stored[name] for name in stored if name != "name"}, identity)
-
-
 def check_same(place: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    if found := differences(stored, identity):
-        listed = "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in found.items())
-        raise UserError(f"{place} holds another search ({listed}): choose another --out or --storage")
+    # Up to 0.2 a search had a name.
+    if found := differences({name: stored[name] for name in stored if name != "name"}, identity):
+        raise UserError(f"{place} holds another search ({listed(found)}): choose another --out or --storage")
 
 
 def next_trial(study: optuna.Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, BaseFileLock] | None:
@@ -295,17 +225,11 @@ def carry_out(
         study.tell(trial, twin.value)
         return
     run = out / run_name(trial.number)
-    reported = set(trial.study.trials[trial.number].intermediate_values)
 
     def logged(step: int, steps: int, line: Mapping[str, Any]) -> None:
         value = line.get("validation", {}).get(key)
-        if value is None:
-            return
-        progress(step, steps, f"{key} {value:.4g}  {run}")
-        if plan.prune and step not in reported:
-            trial.report(value, step)
-            if trial.should_prune():
-                raise optuna.TrialPruned(f"at step {step}, behind the median of other trials")
+        if value is not None:
+            progress(step, steps, f"{key} {value:.4g}  {run}")
 
     def end(state: TrialState, reason: str) -> None:
         trial.set_user_attr("reason", " ".join(reason.split()))
@@ -320,11 +244,9 @@ def carry_out(
         end(TrialState.FAIL, str(error))
         return
     try:
-        go = partial(train, task, out=run, preset=resolved.preset, settings=settings, config=resolved.train)
-        go(device=device, progress=logged)
+        how: dict[str, Any] = {"preset": resolved.preset, "settings": settings, "config": resolved.train}
+        train(task, out=run, **how, device=device, progress=logged)
         value = value_of(read_metrics(run), key)
-    except optuna.TrialPruned as pruned:
-        end(TrialState.PRUNED, str(pruned))
     except Diverged as error:
         end(TrialState.PRUNED, f"diverged: {error}")
     else:
@@ -392,6 +314,10 @@ def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
 # ---- What came of it
 
 
+def fanova(identity: Mapping[str, Any]) -> optuna.importance.FanovaImportanceEvaluator:
+    return optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The trials of a search.
@@ -420,7 +346,6 @@ class SearchResult:
                 {
                     "trial": trial.number,
                     "state": {TrialState.FAIL: "failed"}.get(trial.state, trial.state.name.lower()),
-                    # Of a pruned trial Optuna keeps the last report, which no finished one compares with.
                     "value": trial.value if complete else None,
                     "params": {key: trial.params[key] for key in identity["space"] if key in trial.params},
                     "run": str(out / run_name(trial.number if same_as is None else same_as)),
@@ -431,10 +356,9 @@ class SearchResult:
         values = [trial["value"] for trial in trials if trial["value"] is not None]
         shares: dict[str, float] = {}
         if len(values) >= MIN_TRIALS and len({*values}) > 1:
-            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
             # Values that differ by rounding alone tell nothing: fANOVA finds no variance to share out.
             with suppress(RuntimeError):
-                shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+                shares = optuna.importance.get_param_importances(study, evaluator=fanova(identity))
         made_by = {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
         return cls(identity, trials, {key: float(share) for key, share in shares.items()}, made_by)
 
@@ -484,10 +408,7 @@ class SearchResult:
 
         sections: list[Any] = [Text(f"{self.summary()}. The mean of the last {LAST} evaluations counts.")]
         if self.importances:
-            evaluator = optuna.importance.FanovaImportanceEvaluator(
-                seed=self.identity["sampler"]["seed"] % 2**32
-            )
-            picture = plot_param_importances(study, evaluator=evaluator)
+            picture = plot_param_importances(study, evaluator=fanova(self.identity))
             sections.append(Figure(picture, "Importance", "Few trials tell little."))
         if self.ranked:
             sections.append(Figure(plot_optimization_history(study), "Course of the search", ""))

@@ -101,7 +101,7 @@ class TrainConfig(BaseModel):
     train_parts: tuple[Part, ...] = ()
     attention_from: str | None = Field(None, min_length=1)
     attention_layers: tuple[NonNegativeInt, ...] = ()
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     log_every: int = Field(25, ge=1)
     eval_samples: int | None = Field(512, ge=1)
     checkpoint_every: int = Field(500, ge=1)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from interp_tasks.checkpoints.run_folder import KEPT_STATES
 from interp_tasks.devices import check_device
 from interp_tasks.training.captured import WARM_UP
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Forward, FusedForward, HookedForward, why_not_fused
 from interp_tasks.training.loop import Loop, whole_split
-from interp_tasks.training.observers import check_observed
+from interp_tasks.training.records import check_observed
 from interp_tasks.training.trainer import model_settings, prepare_model, reproducible
 from tasks.base import Batch, Task
 from tasks.settings import ModelSettings
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 LOG_LINE = 250
 #: Bytes of a checkpoint beside its tensors, about: meta.json, the header of the weights.
 CHECKPOINT_EXTRA = 6000
-#: Of the newest checkpoints so many keep optimiser and filter, see ``RunFolder.open``.
-KEPT_STATES = 2
 #: Real steps behind a measured rate, after one that is not counted.
 MEASURED_STEPS = 3
 

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
-from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
-from interp_tasks.training.clock import Clock
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.dropout import DrawnMasks, Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
-from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimizer import GradientWatcher, Updater
+from interp_tasks.training.records import Activations, Clock, GradientNorms, Observer
 from interp_tasks.training.teacher import taught_forward
 from tasks.base import Batch, Task, pool, pool_parts
 from tasks.checks import check_outputs, checked_sample
@@ -126,7 +124,7 @@ class Loop:
             self.after(folder, 0, {})
             return 0
         point.restore(self.model)
-        self.load_training_state(point.tensors)
+        self.updater.load_state(point.tensors)
         # A run that was begun without a clock has none.
         self.clock.seconds = folder.time_at(point.step)
         return point.step
@@ -213,15 +211,7 @@ class Loop:
             if self.progress:
                 self.progress(step, self.config.steps, line)
         if step in self.wanted:
-            folder.save(step, self.model, self.task, self.training_state(), metrics=line.get("validation"))
-
-    def training_state(self) -> TrainingState:
-        """Returns the state of training beside the weights."""
-        return TrainingState(self.updater.state())
-
-    def load_training_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what :meth:`training_state` gave."""
-        self.updater.load_state(tensors)
+            folder.save(step, self.model, self.task, self.updater.state(), metrics=line.get("validation"))
 
     def store_stop(self, folder: RunFolder, step: int) -> None:
         """Stores all that is needed to go on from ``step`` updates, where no checkpoint is due."""
@@ -229,7 +219,7 @@ class Loop:
         if self.clock.seconds is not None:
             folder.log_time(step, self.clock.seconds)
         if step not in self.wanted:
-            folder.save_stop(step, self.model, self.task, self.training_state())
+            folder.save_stop(step, self.model, self.task, self.updater.state())
 
     @torch.no_grad()
     def _evaluate(self, step: int) -> dict[str, Any]:

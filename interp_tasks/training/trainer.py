@@ -16,7 +16,6 @@ from interp_tasks.checkpoints.run_config import Schedule
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.devices import check_device, float32_products
-from interp_tasks.disk import folder_of
 from interp_tasks.errors import UserError
 from interp_tasks.texts import size
 from interp_tasks.training.components import copy_weights, freeze_others, read_source
@@ -29,8 +28,7 @@ from interp_tasks.training.config import (
     train_config,
 )
 from interp_tasks.training.loop import Loop, StepProgress
-from interp_tasks.training.observers import Observer
-from interp_tasks.training.provenance import run_info
+from interp_tasks.training.records import Observer, run_info
 from interp_tasks.training.teacher import describe_teacher
 from tasks.base import Task
 from tasks.registry import get
@@ -80,7 +78,7 @@ def train(
         Stopped: where ``stop`` said so, once all is stored that the same call goes on from.
         TaskError: if the model cannot take the task's inputs.
     """
-    out = folder_of(out)
+    out = Path(out)
     check_no_run(out.resolve().parent)
     check_run_name(out)
     task, settings, config = resolve_settings(task, preset, settings, config)

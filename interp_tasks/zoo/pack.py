@@ -10,8 +10,8 @@ import contextlib
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, resolve, save_checkpoint
 from interp_tasks.checkpoints.marks import MARKS, marks_of
-from interp_tasks.checkpoints.refs import find_run
+from interp_tasks.checkpoints.run_config import declared_drop
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     METRICS_FILE,
@@ -36,9 +36,8 @@ from interp_tasks.checkpoints.run_files import (
 from interp_tasks.errors import UserError
 from interp_tasks.grids.plan import TrainUnit, train_units
 from interp_tasks.grids.run import is_trained
-from interp_tasks.recipes.recipe import orders_of, recipe_file, recipe_names
+from interp_tasks.recipes.recipe import orders_of, recipe_file
 from interp_tasks.recipes.spec import Shipment, naming_file, read_spec
-from interp_tasks.training.provenance import declared_drop, processor
 from tasks.base import Split, Task, pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
@@ -148,11 +147,11 @@ def pack_checkpoint(run: Path, task: Task, step: int, folder: Path, dtype: str |
     save_checkpoint(folder, model, task, step, weights_dtype=dtype, metrics=metrics)
 
 
-def is_logged(grid: Path, unit: TrainUnit) -> bool:
+def is_logged(run: Path, last: int) -> bool:
     """Tells whether a run's log goes to its last step: it ships without weights, wherever they are by now."""
     with contextlib.suppress(UserError):
-        lines = read_metrics(grid / unit.folder)
-        return bool(lines) and lines[-1]["step"] >= unit.resolved.train.steps
+        lines = read_metrics(run)
+        return bool(lines) and lines[-1]["step"] >= last
     return False
 
 
@@ -176,23 +175,18 @@ def pack_recipe(
     runs = shipped_runs(recipe)
     if not runs:
         raise UserError(f'{recipe} ships nothing: say so under [[train]], as in ship = {{ name = "NAME" }}')
-    return list(_packed(runs, grid, into, say))
-
-
-def _packed(
-    runs: Iterable[ShippedRun], grid: Path, into: Path, say: Callable[[str], None]
-) -> Iterable[ShippedRun]:
+    packed = []
     for run in runs:
+        folder, last = grid / run.unit.folder, run.unit.resolved.train.steps
         if (into / run.name).exists():
             say(f"{run.name}: there already")
-        elif not (is_trained(grid, run.unit) or (not run.shipment.at and is_logged(grid, run.unit))):
-            say(
-                f"{run.name}: {grid / run.unit.folder} is not trained to step {run.unit.resolved.train.steps:,} yet"
-            )
+        elif not (is_trained(grid, run.unit) or (not run.shipment.at and is_logged(folder, last))):
+            say(f"{run.name}: {folder} is not trained to step {last:,} yet")
         else:
-            pack(grid / run.unit.folder, run.shipment.at, into / run.name, exact=run.shipment.exact)
+            pack(folder, run.shipment.at, into / run.name, exact=run.shipment.exact)
             say(f"{run.name}: packed")
-            yield run
+            packed.append(run)
+    return packed
 
 
 @dataclass(frozen=True)
@@ -224,107 +218,3 @@ def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
         ordered = orders_of(spec)
         units = {id(block): each for block, each in zip(spec.train, train_units(spec), strict=True)}
     return [ShippedRun(run.name, file.stem, units[id(run.block)][run.index], run.shipment) for run in ordered]
-
-
-def recipe_of(name: str) -> ShippedRun:
-    """Returns the recipe's run behind a shipped model.
-
-    Raises:
-        UserError: if no recipe ships it.
-    """
-    for recipe in recipe_names():
-        for run in shipped_runs(recipe):
-            if run.name == name:
-                return run
-    raise UserError(f"no recipe ships {name}: interp-run runs zoo lists what ships")
-
-
-ZOO = "zoo:"
-
-
-@dataclass(frozen=True)
-class Replication:
-    """Says how the first lines of two logs compare.
-
-    Attributes:
-        lines: that were compared; ``equal``: of them, those that are the same digit for digit.
-        largest: relative difference of a number, over all lines; 0 where all are equal.
-        trained_on: the processor that the shipped run names; "" where it names none. ``here``: this one.
-    """
-
-    name: str
-    recipe: str
-    lines: int
-    equal: int
-    largest: float
-    trained_on: str
-    here: str
-
-    @property
-    def said(self) -> str:
-        if self.equal == self.lines:
-            return "the same to the last digit"
-        return f"{self.equal} lines the same; numbers differ by {self.largest:.1g} of their size at most"
-
-    @property
-    def remark(self) -> str:
-        """Says why logs differ that should not; empty where they are the same."""
-        if self.equal == self.lines or self.trained_on == self.here:
-            return ""
-        return f"trained on {self.trained_on or 'a processor that it does not name'}; this is {self.here}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "said": self.said}
-
-
-def replicate(name: str, steps: int, out: Path | None = None) -> Replication:
-    """Train the first steps of a shipped run again, by its recipe, and compare the logs.
-
-    Numbers agree to the last digit on the same kind of processor and build of torch, and differ by rounding on others.
-
-    Args:
-        name: ``zoo:NAME`` or ``NAME``.
-        steps: how many; the run's own length at most.
-        out: where to train; one that was stopped there goes on. Default: a folder that goes away.
-
-    Raises:
-        UserError: for a name that does not ship, or a run that logs nothing in so many steps.
-    """
-    from interp_tasks.training.trainer import train_resolved
-
-    name = name.removeprefix(ZOO)
-    shipped = find_run(ZOO + name)
-    run = recipe_of(name)
-    resolved = run.unit.resolved
-    last_step = min(steps, resolved.train.steps)
-    wanted = {line["step"]: line for line in read_metrics(shipped) if line["step"] <= last_step}
-    if not wanted:
-        raise UserError(f"{ZOO}{name} logs nothing in its first {steps:,} steps: compare more")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = out or Path(scratch) / "run"
-        train_resolved(resolved, folder, steps=last_step)
-        log = (folder / METRICS_FILE).read_text(encoding="utf-8")
-    # A run logs its end, too, wherever that is.
-    again = {
-        line["step"]: line for line in map(json.loads, shortened(log).splitlines()) if line["step"] in wanted
-    }
-    pairs = [(line, again.get(step)) for step, line in wanted.items()]
-    return Replication(
-        name,
-        run.recipe,
-        len(pairs),
-        sum(one == other for one, other in pairs),
-        max(difference(one, other) for one, other in pairs),
-        (read_run(shipped).get("hardware") or {}).get("processor", ""),
-        processor(),
-    )
-
-
-def difference(one: Any, other: Any) -> float:
-    """Returns the largest relative difference between the numbers of two JSON values; infinite where one lacks some."""
-    if isinstance(one, dict) and isinstance(other, dict) and set(one) == set(other):
-        return max((difference(one[key], other[key]) for key in one), default=0.0)
-    if one == other:
-        return 0.0
-    numbers = all(isinstance(each, (int, float)) for each in (one, other))
-    return abs(one - other) / max(abs(one), abs(other)) if numbers else float("inf")

@@ -17,9 +17,8 @@ from torch import Tensor
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
 from tasks.catalog import built_in_presets
 from tasks.devices import constant
-from tasks.matrix_completion.decoding import greedy
+from tasks.matrix_completion.attention import Templates, autoregressive_templates
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
-from tasks.matrix_completion.templates import Templates, autoregressive_templates
 from tasks.registry import register
 from tasks.settings import ModelSettings
 
@@ -175,3 +174,28 @@ class AutoregressiveCompletion(Matrices):
             "mse_masked": (error.masked_fill(~hidden, 0).sum(1), hidden.sum(1)),
             "mse_observed": (error.masked_fill(hidden, 0).sum(1), (~hidden).sum(1)),
         }
+
+
+@torch.no_grad()
+def greedy(
+    model: HookedTransformer, prompts: Int[Tensor, "batch pos"], n: int
+) -> Int[Tensor, "batch continuation"]:
+    """Returns the ``n`` tokens that greedy decoding appends to each prompt, all prompts together.
+
+    Keys and values are cached, so that each step reads one token.
+    """
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    training = model.training
+    model.eval()
+    try:
+        cache = TransformerLensKeyValueCache.init_cache(model.cfg, prompts.device, len(prompts))
+        read, answers = prompts, []
+        for _ in range(n):
+            # A mask of ones, as without a mask the model would ask a tokenizer for the padding.
+            output = model(read, past_kv_cache=cache, attention_mask=torch.ones_like(read))
+            read = output[:, -1].argmax(-1, keepdim=True)
+            answers.append(read)
+        return torch.cat(answers, 1)
+    finally:
+        model.train(training)

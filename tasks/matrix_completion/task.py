@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from tasks.attention import ClassRule, Relocation
-from tasks.base import Batch, DropMetric, Influences, Metric, ProbeTargets, Split, Task
+from tasks.base import Batch, DropMetric, Influences, Metric, ProbeTarget, ProbeTargets, Split, Task
 from tasks.catalog import built_in_presets
-from tasks.errors import TaskError
-from tasks.matrix_completion.influence import pairs_of_entries
-from tasks.matrix_completion.masks import move_longest_column, parse_mask
-from tasks.matrix_completion.matrices import MASK_ID, Matrices
-from tasks.matrix_completion.probe_targets import matrix_targets
-from tasks.matrix_completion.reference_outputs import (
+from tasks.matrix_completion.attention import (
+    ATTENTION_RULES,
+    attention_templates,
+    move_longest_column,
+    parse_mask,
+)
+from tasks.matrix_completion.completion import (
     Solver,
     candidate_methods,
     convex_baselines,
     kinds_of_hidden_entries,
     nuclear_norms,
 )
-from tasks.matrix_completion.templates import ATTENTION_RULES, attention_templates
+from tasks.matrix_completion.matrices import MASK_ID, Matrices
+from tasks.matrix_completion.rank_one import pairs_of_entries
 from tasks.matrix_completion.variations import copying_inputs, variations
 from tasks.registry import register
 from tasks.seeds import derive_seed, generator
@@ -237,6 +239,58 @@ class MatrixCompletion(Matrices):
         return self.batch(batch.targets, hidden.expand(len(batch), -1))
 
 
+@register("matrix-completion-sizes")
+class MatrixCompletionSizes(MatrixCompletion):
+    """Square matrices whose size is drawn anew for every batch.
+
+    A matrix is flattened row by row, so size n uses rows 0 to n² - 1 of the position table: entry (i, j) has row
+    n·i + j, which differs between sizes, and the rows of a small size are all used by the larger ones too.
+
+    Attributes:
+        sizes: the sides to draw from, all equally likely; ``n`` is the largest of them.
+    """
+
+    presets = built_in_presets("matrix-completion-sizes")
+    published_marks: ClassVar[Mapping[str, int]] = {}
+    capturable: ClassVar[bool] = True
+
+    n: int = Field(9, ge=1)
+    rank: int = Field(1, ge=1)
+    sizes: tuple[int, ...] = Field((5, 7, 9), min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _n_is_the_largest(cls, values: Any) -> Any:
+        sizes = values.get("sizes") if isinstance(values, dict) else None
+        if sizes and "n" not in values and all(isinstance(size, int) for size in sizes):
+            return {**values, "n": max(sizes)}
+        return values
+
+    @model_validator(mode="after")
+    def _sizes_are_all_there_is(self) -> MatrixCompletionSizes:
+        if len(set(self.sizes)) < len(self.sizes):
+            raise ValueError(f"sizes {', '.join(map(str, self.sizes))} name one twice")
+        if self.n != max(self.sizes):
+            raise ValueError(f"n = {self.n} is not the largest of the sizes: leave it out")
+        if self.m is not None or self.mask is not None:
+            raise ValueError("a mixture of sizes has neither m nor mask")
+        if self.rank > min(self.sizes):
+            raise ValueError(
+                f"rank {self.rank} exceeds the sides of a {min(self.sizes)}×{min(self.sizes)} matrix"
+            )
+        return self
+
+    def parts(self) -> dict[str, Task]:
+        """Returns a task for each size: ``n=5``, ..."""
+        shared = self.model_dump(exclude={"n", "m", "mask", "sizes"})
+        return {f"n={size}": MatrixCompletion(n=size, **shared) for size in self.sizes}
+
+    def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
+        """Samples ``n`` fresh matrices of one size, which depends on the seed."""
+        index = torch.randint(len(self.sizes), (), generator=generator(seed, self.name, split, "size"))
+        return list(self.parts().values())[int(index)].sample(n, seed, split)
+
+
 def freeze_mask_embedding(model: HookedTransformer) -> None:
     """Sets the MASK row of ``W_E`` to zero and gives it no gradient, as in the published model.
 
@@ -258,17 +312,35 @@ def _without_mask_row(gradient: Tensor) -> Tensor:
 _without_mask_row.capturable = True  # type: ignore[attr-defined]
 
 
-def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
-    """Returns a ``mask`` that hides whole rows but for one entry each: row -> column kept, or ``None``.
+def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "batch n m"]) -> ProbeTargets:
+    """Returns the targets of Gopalani, Lubana, Hu 2024, figure 6 and appendix K, with splits ``hidden`` and
+    ``observed``.
 
-    ``hide_rows(7, 7, {3: 1, 6: 5})`` is the example of the authors' code (rows 4 and 7 of 7, counted from 1).
+    ``true_element``: the entry itself. ``masked_row``: the entry's row of X with hidden entries 0. ``left_vector``,
+    ``right_vector``: the first singular vectors of X, with the sign that the solver gives them, as published.
+    ``left_vector_fixed``, ``right_vector_fixed``: with the sign that makes the sum of their entries positive.
+    ``left_projector``, ``right_projector``: u uᵀ and v vᵀ, which do not depend on the sign.
     """
-    for i, j in kept.items():
-        if not 0 <= i < n or (j is not None and not 0 <= j < m):
-            raise TaskError(f"entry ({i}, {j}) lies outside a {n}×{m} matrix")
-    return tuple("".join("." if i not in kept or kept[i] == j else "#" for j in range(m)) for i in range(n))
+    left, _, right = torch.linalg.svd(values.double(), full_matrices=False)
+    u, v = left[:, :, 0], right[:, 0]
+    rows = values.masked_fill(hidden, 0).repeat_interleave(values.shape[2], 1)
+    targets = {
+        "true_element": values.flatten(1),
+        "masked_row": rows,
+        "left_vector": u[:, None],
+        "right_vector": v[:, None],
+        "left_vector_fixed": sign_fixed(u)[:, None],
+        "right_vector_fixed": sign_fixed(v)[:, None],
+        "left_projector": (u[:, :, None] * u[:, None]).flatten(1)[:, None],
+        "right_projector": (v[:, :, None] * v[:, None]).flatten(1)[:, None],
+    }
+    flat = hidden.flatten(1)
+    return ProbeTargets(
+        {name: ProbeTarget(target, "regression") for name, target in targets.items()},
+        {"hidden": flat, "observed": ~flat},
+    )
 
 
-def hide_columns(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
-    """Returns a ``mask`` that hides whole columns but for one entry each: column -> row kept, or ``None``."""
-    return tuple("".join(row) for row in zip(*hide_rows(m, n, kept), strict=True))
+def sign_fixed(vectors: Float[Tensor, "batch entry"]) -> Float[Tensor, "batch entry"]:
+    """Returns each vector, or its negative: the one whose entries have a positive sum."""
+    return torch.where(vectors.sum(1, keepdim=True) < 0, -vectors, vectors)

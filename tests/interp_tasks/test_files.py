@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import os
 
 import pytest
 
@@ -9,10 +10,9 @@ from interp_tasks.checkpoints.load import load_checkpoint
 from interp_tasks.checkpoints.meta import signed
 from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics
 from interp_tasks.checkpoints.save import save_checkpoint
-from interp_tasks.cli import main
 from interp_tasks.disk import lock_folder
 from interp_tasks.errors import UserError
-from interp_tasks.files import read_toml
+from interp_tasks.files import check_file, read_toml
 from tasks import get
 
 
@@ -40,17 +40,6 @@ def test_a_log_is_decompressed_as_far_as_a_log_goes(tmp_path, monkeypatch, conte
         read_metrics(tmp_path)
 
 
-@pytest.mark.parametrize("part", ["a", '"a"', "'a' "])
-def test_a_key_of_many_parts_is_refused(tmp_path, part):
-    file = tmp_path / "grid.toml"
-    file.write_text(".".join([part] * 60_000) + " = 1")
-    with pytest.raises(UserError, match="a key of more than 32 parts"):
-        read_toml(file, "a grid")
-    numbers = [0.25] * 1000
-    file.write_text(f"train.betas = {numbers}\n'a.b'.c = 2")
-    assert read_toml(file, "a grid") == {"train": {"betas": numbers}, "a.b": {"c": 2}}
-
-
 def test_a_model_without_a_scale_of_attention_is_refused(tmp_path):
     task = get("modular-addition", p=5)
     folder = save_checkpoint(tmp_path / "saved", task.build_model(0), task)
@@ -63,11 +52,11 @@ def test_a_model_without_a_scale_of_attention_is_refused(tmp_path):
         parse_json(b'{"attn_scale": NaN}')
 
 
-def test_layout_in_a_name_does_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    task = get("modular-addition", p=5)
-    save_checkpoint(tmp_path / "two\nlines\tof" / "checkpoints" / "00000000", task.build_model(0), task)
-    assert main(["runs", "checkpoints", "--ckpt", "two\nlines\tof"]) == 0
-    out = capsys.readouterr().out
-    assert r"two\nlines\tof" in out
-    assert "two\n" not in out
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_may_never_end_is_not_read(tmp_path, make):
+    file = tmp_path / "file"
+    make(file)
+    with pytest.raises(UserError, match="file is no regular file: it should hold a grid"):
+        read_toml(file, "a grid")
+    with pytest.raises(UserError, match=r"--tokens .*file: it is (a folder|no regular file)"):
+        check_file(file, "--tokens")

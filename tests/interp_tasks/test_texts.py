@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp_tasks.texts import LAYOUT, LONGEST, QUOTED, brief, flat, one_line, printable
+from interp_tasks.texts import LAYOUT, LONGEST, brief, one_line, printable
 
 CONTROLS = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp")]
 #: Of Unicode's property Bidi_Control.
@@ -45,17 +45,8 @@ def test_both_ends_of_a_long_text_stay(text, most):
 @given(st.text(max_size=2000), st.sampled_from(["{0}", "{0!r}", "{1!r}"]))
 def test_a_refusal_is_one_short_line_that_ends_with_its_remedy(text, form):
     remedy = "write whole numbers, such as 17,23"
-    line = one_line(f"--option {form.format(text, [text])}: {remedy}", [text])
+    line = one_line(f"--option {form.format(text, [text])}: {remedy}")
     assert len(line) <= LONGEST
     assert line.startswith("--option")
     assert line.endswith(remedy)
     assert not set(line) & {*CONTROLS, *BIDI}
-    if len(flat(text)) > 10 * QUOTED:
-        assert "..." in line
-
-
-def test_what_was_written_is_cut_and_not_what_is_said_of_it():
-    text = "a b " * 100
-    assert one_line(f"{text!r}: no", [text]) == f"'{brief(text.strip())} ': no"
-    said = "word " * 50
-    assert one_line(said, [text]) == said.strip()

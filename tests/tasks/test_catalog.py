@@ -40,28 +40,6 @@ def test_every_built_in_name_is_registered_where_the_catalog_says() -> None:
         assert task_class.presets == catalog.built_in_presets(name)
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("matrix-completon", "matrix-completion"), ("modular-multiply", "modular-multiplication")],
-)
-def test_an_unknown_name_is_answered_with_the_closest_and_all(typed: str, meant: str) -> None:
-    line = catalog.unknown(typed)
-    assert f"did you mean {meant!r}?" in line
-    assert "\n" not in line
-    assert all(name in line for name in tasks.list())
-
-
-def test_a_name_close_to_none_gets_no_guess() -> None:
-    assert "did you mean" not in catalog.unknown("zzzz")
-
-
-def test_the_public_names_are_all_there() -> None:
-    for name in tasks.__all__:
-        assert getattr(tasks, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        tasks.nothing  # noqa: B018
-
-
 @pytest.mark.parametrize("name", catalog.BUILT_IN)
 def test_keys_are_those_the_classes_declare(name):
     found = task_class(name)

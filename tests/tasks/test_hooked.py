@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -45,30 +43,6 @@ def test_a_model_is_a_function_of_its_seed(name: str) -> None:
             assert not torch.equal(value, other[key]), key
 
 
-def test_global_random_states_are_untouched() -> None:
-    before = torch.get_rng_state(), numpy.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
-    task = tasks.get("modular-addition")
-    task.build_model(0, task.Model(**TINY))
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert (numpy.random.get_state()[1] == before[1]).all()  # type: ignore[index]
-    assert random.getstate() == before[2]
-
-
-def test_tensors_of_one_shape_are_drawn_apart() -> None:
-    task = tasks.get("matrix-completion")
-    model = task.build_model(0, task.Model(**{**TINY, "n_layers": 2}))
-    same_shape = [
-        model.blocks[layer].attn.get_parameter(name) for layer in (0, 1) for name in ("W_Q", "W_K", "W_V")
-    ]
-    assert len({tuple(weights.flatten().tolist()) for weights in same_shape}) == 6
-
-
-def test_a_layer_more_leaves_the_others_as_they_were() -> None:
-    task = tasks.get("matrix-completion", n=3, rank=1)
-    one, two = (parameters(task.build_model(0, task.Model(**{**TINY, "n_layers": n}))) for n in (1, 2))
-    assert all(torch.equal(value, two[name]) for name, value in one.items())
-
-
 # --- sizes, as the fact sheet counts them
 
 
@@ -89,20 +63,6 @@ def test_trainable_parameters_are_counted_as_published(
     assert trainable(task.build_model(0, task.Model(**settings))) == count
 
 
-def test_shapes_follow_the_settings() -> None:
-    task = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.05)
-    model = task.build_model(0, task.Model(n_layers=2, n_heads=3, d_model=8, d_head=5, d_mlp=7, n_ctx=10))
-    block = model.blocks[1]
-    assert block.attn.W_Q.shape == (3, 8, 5)
-    assert block.attn.W_O.shape == (3, 5, 8)
-    assert block.mlp.W_in.shape == (8, 7)
-    assert model.embed.W_E.shape == (50, 8)
-    assert model.pos_embed.W_pos.shape == (10, 8)
-    assert "mlp" not in dict(
-        task.build_model(0, task.Model(**TINY, attn_only=True)).blocks[0].named_children()
-    )
-
-
 # --- initialisation
 
 
@@ -111,14 +71,6 @@ def assert_std(weights: Tensor, expected: float) -> None:
     n = weights.numel()
     assert abs(weights.double().std().item() - expected) <= 5 * expected / math.sqrt(2 * n)
     assert abs(weights.double().mean().item()) <= 5 * expected / math.sqrt(n)
-
-
-def test_the_variance_of_a_normal_cut_at_two() -> None:
-    """1 − 4 φ(2) / (2 Φ(2) − 1), square root."""
-    density = math.exp(-2) / math.sqrt(2 * math.pi)
-    assert math.sqrt(1 - 4 * density / math.erf(math.sqrt(2))) == pytest.approx(
-        STD_OF_NORMAL_CUT_AT_2, rel=1e-14
-    )
 
 
 def test_nanda_initialisation() -> None:

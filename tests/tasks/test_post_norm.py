@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 import tasks
-from tasks.hooked import construct, is_post_norm
-from tasks.post_norm import EPS, PostNormConfig, PostNormTransformer
+from tasks.hooked import is_post_norm
+from tasks.post_norm import EPS, PostNormTransformer
 
 TINY: dict[str, Any] = {"n_layers": 3, "n_heads": 2, "d_model": 8, "norm": "post", "normalization": "LN"}
 
@@ -133,60 +132,10 @@ def test_every_task_has_it(name: str) -> None:
     assert bool(output.isfinite().all())
 
 
-def test_copies_and_runs_from_a_layer_on_are_the_same_function() -> None:
-    _, model, tokens = built()
-    output, cache = model.run_with_cache(tokens)
-    assert torch.equal(copy.deepcopy(model)(tokens), output)
-    assert torch.equal(model(cache["blocks.1.hook_resid_pre"], start_at_layer=1), output)
-    assert torch.equal(model(tokens, stop_at_layer=0), cache["blocks.0.hook_resid_pre"])
-
-
-def test_inputs_split_by_head_are_hooked_where_they_are_read() -> None:
-    _, model, tokens = built()
-    output = model(tokens)
-    for switch, hook in (
-        ("use_attn_in", "hook_attn_in"),
-        ("use_split_qkv_input", "hook_v_input"),
-        ("use_hook_mlp_in", "hook_mlp_in"),
-    ):
-        setattr(model.cfg, switch, True)
-        torch.testing.assert_close(model(tokens), output, rtol=0, atol=1e-12)
-        changed = model.run_with_hooks(tokens, fwd_hooks=[(f"blocks.0.{hook}", lambda x, hook: 2 * x)])
-        assert float((changed - output).detach().abs().max()) > 1e-2
-        setattr(model.cfg, switch, False)
-
-
 def test_post_norm_without_a_norm_is_refused_in_one_line() -> None:
     task = tasks.get("modular-addition")
     with pytest.raises(ValidationError, match="norm = post is a LayerNorm after each sum: set normalization"):
         task.Model(norm="post")
-
-
-@pytest.mark.parametrize(
-    "field",
-    [{"normalization_type": "RMS"}, {"parallel_attn_mlp": True}, {"norm": "pre"}, {"n_key_value_heads": 1}],
-)
-def test_what_its_blocks_do_not_compute_is_refused(field: dict[str, Any]) -> None:
-    sizes = {
-        "n_layers": 1,
-        "d_model": 4,
-        "n_ctx": 2,
-        "d_head": 2,
-        "n_heads": 2,
-        "d_vocab": 3,
-        "act_fn": "gelu",
-    }
-    with pytest.raises(ValueError, match=f"a post-norm model has {next(iter(field))} = ") as error:
-        construct(PostNormConfig(**{**sizes, **field}, device="cpu"))
-    assert "\n" not in str(error.value)
-
-
-def test_folding_and_centring_are_refused_and_change_nothing() -> None:
-    _, model, tokens = built()
-    output = model(tokens)
-    with pytest.raises(NotImplementedError, match="cannot be folded or centred"):
-        model.process_weights_()
-    assert torch.equal(model(tokens), output)
 
 
 @pytest.mark.parametrize("name", tasks.list())

@@ -123,13 +123,6 @@ def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
     forget("from-a-package")
 
 
-def test_for_a_task_of_ours_no_package_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda **_: pytest.fail("packages were looked through")
-    )
-    assert all(catalog.is_known(name) for name in catalog.BUILT_IN)
-
-
 def test_an_unknown_name_is_refused_in_one_line() -> None:
     with pytest.raises(
         TaskError, match=r"^no task 'modular-adition': did you mean 'modular-addition'"

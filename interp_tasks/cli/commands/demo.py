@@ -10,8 +10,7 @@ import typer
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS, print_as, write_and_show
-from interp_tasks.cli.progress import progress_line
-from interp_tasks.cli.streams import write_line
+from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo.measure import Demo, check_runs, summary
 from interp_tasks.demo.measure import demo as measured
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed

@@ -14,8 +14,8 @@ from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT, RATE, check_rate
 from interp_tasks.cli.output import FORMATS, print_as, write_and_show
-from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.tables import console, print_rows, print_sentences
+from interp_tasks.cli.terminal import note, progress_line
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
@@ -147,28 +147,20 @@ def show_plan(spec: Spec, folder: Path, rate: float | None, format: str, quiet: 
     """Prints each configuration, its state and what it would take; for programs every unit."""
     from interp_tasks.grids.plan import TrainUnit, plan
     from interp_tasks.grids.run import standing
-    from interp_tasks.recipes.recipe import orders_of
 
     planned = plan(spec)
     records = standing(planned, folder.resolve())
-    ships = {
-        (order.block.task, order.block.preset, repr(order.settings), order.seed): order.name
-        for order in orders_of(spec)
-    }
     costs: dict[str, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
     with progress_line(quiet) as progress:
         for unit in planned.units:
-            row: dict[str, Any] = {"unit": unit.what, "key": unit.key, "settings": {}}
-            row |= {"ships": None, "seed": None}
-            row["status"] = records[unit.key].status if unit.key in records else "to do"
-            row |= dict.fromkeys(("flop", "bytes", "seconds"))
+            status = records[unit.key].status if unit.key in records else "to do"
+            row: dict[str, Any] = {"unit": unit.what, "key": unit.key, "settings": {}, "seed": None}
+            row |= {"status": status, "flop": None, "bytes": None, "seconds": None}
             if isinstance(unit, TrainUnit):
-                one, family = unit.resolved, str(Path(unit.folder).parent)
-                row["seed"], row["settings"] = one.train.seed, dict(unit.varied)
-                row["ships"] = ships.get((one.task_name, one.preset, repr(unit.given), one.train.seed))
-                row |= costs.setdefault(family, {}) or cost_of(one, rate)
-                costs[family] = {name: row[name] for name in ("flop", "bytes", "seconds")}
+                family = str(Path(unit.folder).parent)
+                costs[family] = costs.get(family) or cost_of(unit.resolved, rate)
+                row |= {"settings": dict(unit.varied), "seed": unit.resolved.train.seed, **costs[family]}
             rows.append(row)
             if progress is not None:
                 progress(len(rows), len(planned.units), unit.what)

@@ -13,9 +13,8 @@ from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.commands import PAPERS
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS, write_and_show
-from interp_tasks.cli.progress import note, progress_line
-from interp_tasks.cli.streams import write_data
 from interp_tasks.cli.tables import console, plain
+from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice

@@ -13,9 +13,8 @@ from interp_tasks.checkpoints.run_files import read_json
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions
 from interp_tasks.cli.output import FORMATS, write_and_show
-from interp_tasks.cli.progress import progress_line
-from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.tables import print_rows
+from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.run_logs import check_run_name
@@ -152,10 +151,6 @@ def report(
     compare: Annotated[
         str | None, typer.Option("--compare", metavar="RUN", help="Another run, shown beside it.")
     ] = None,
-    circuit: Annotated[
-        bool,
-        typer.Option("--circuit", help="Find the smallest faithful circuit at each checkpoint, too: slow."),
-    ] = False,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
 ) -> None:
     """Show a run on one page: its training curve and drop, effects and attention of its heads at each checkpoint.
@@ -168,9 +163,9 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is a page: name a file that ends in .html")
     printing.import_tasks()
-    check_report(ckpt, compare, examples.given(), circuit=circuit)
+    check_report(ckpt, compare, examples.given())
     with progress_line(printing.quiet) as progress:
-        result = report(ckpt, compare, circuit=circuit, **examples.given(progress))
+        result = report(ckpt, compare, **examples.given(progress))
         page = result.page()
     rows = result.headlines()
     write_and_show(

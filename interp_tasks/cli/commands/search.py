@@ -11,9 +11,8 @@ import typer
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.options import FORMAT, RecipeOptions
 from interp_tasks.cli.output import FORMATS
-from interp_tasks.cli.progress import note, progress_line
-from interp_tasks.cli.streams import write_data
 from interp_tasks.cli.tables import console, print_rows
+from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
@@ -57,9 +56,6 @@ class SpaceOptions:
         ),
     ] = None
     seed: Annotated[int, typer.Option("--seed", help="Of the sampler.")] = 42
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Stop trials behind the median, from half of their steps on.")
-    ] = False
 
     def plan(self, recipe: RecipeOptions) -> Plan:
         """Returns what is searched, once tasks of the user's own are known."""

@@ -9,8 +9,8 @@ import typer
 from interp_tasks import experiments
 from interp_tasks.cli.options import FORMAT, RATE, PrintingOptions, RecipeOptions, ResultOptions, check_rate
 from interp_tasks.cli.output import FORMATS
-from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.tables import print_rows
+from interp_tasks.cli.terminal import write_line
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.subjects import SPLITS
 from interp_tasks.papers.miiii.data import SAMPLES

@@ -11,9 +11,8 @@ import typer
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
 from interp_tasks.cli.options import RecipeOptions
-from interp_tasks.cli.progress import asked_to_stop, note, progress_line
-from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.tables import plain
+from interp_tasks.cli.terminal import asked_to_stop, note, progress_line, write_line
 from interp_tasks.errors import UserError
 from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import parse_seeds, parse_settings
@@ -67,9 +66,10 @@ def train_one(
 ) -> None:
     """Trains a run, or goes on with it, and prints its last metrics."""
     from interp_tasks.checkpoints import read_metrics
+    from interp_tasks.checkpoints.run_folder import newest_point
     from interp_tasks.training.trainer import train_resolved
 
-    before = resumes_at(out)
+    before, _ = newest_point(out)
     begun_with = "" if before is None else other_torch(out)
     with progress_line(recipe.quiet) as progress:
 
@@ -79,17 +79,9 @@ def train_one(
 
         train_resolved(resolved, out, seed=seed, device=recipe.device, progress=show, stop=stop)
     if before is not None:
-        note(f"{out}: went on from step {before}{begun_with}", recipe.quiet)
+        note(f"{out}: went on from step {before.step}{begun_with}", recipe.quiet)
     last = read_metrics(out)[-1]
     write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
-
-
-def resumes_at(run: Path) -> int | None:
-    """Returns the step that training goes on from; ``None`` for a run that has stored nothing yet."""
-    from interp_tasks.checkpoints.meta import reached
-    from interp_tasks.checkpoints.run_folder import resumable
-
-    return None if reached(run) is None else next(resumable(run), None)
 
 
 def other_torch(run: Path) -> str:

@@ -12,8 +12,8 @@ from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS
-from interp_tasks.cli.progress import note
 from interp_tasks.cli.tables import console, print_rows
+from interp_tasks.cli.terminal import note
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
@@ -30,13 +30,6 @@ def zoo(
     pack: Annotated[
         str | None, typer.Option("--pack", metavar="RECIPE", help="Ship a recipe's runs that are trained.")
     ] = None,
-    check_name: Annotated[
-        str | None,
-        typer.Option("--check", metavar="NAME", help="Train a model's first steps again by its recipe."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="With --check: how many.", show_default="200")
-    ] = None,
     grid: Annotated[
         Path | None,
         typer.Option(
@@ -52,26 +45,16 @@ def zoo(
     """List the trained models that ship, or ship those of a recipe.
 
     A recipe is a grid file that trains them: interp-run grid RECIPE trains its runs, interp-run runs zoo --pack RECIPE
-    puts them here, --check NAME trains a model's first steps again and compares the logs.
+    puts them here.
     """
     check_choice("--format", format, FORMATS)
-    if pack is not None and check_name is not None:
-        raise UserError("--pack and --check are two things to do: give one")
-    for option, given, needs, is_given in (
-        ("--grid", grid, "--pack", pack),
-        ("--into", into, "--pack", pack),
-        ("--steps", steps, "--check", check_name),
-    ):
-        if given is not None and is_given is None:
-            raise UserError(f"{option} goes with {needs}")
-    if steps is not None and steps < 1:
-        raise UserError(f"--steps {steps}: give a number of steps from 1 up")
-    if pack is not None:
-        ship(pack, grid or Path("grids") / Path(pack).stem, into or zoo_folder(), common.quiet)
-    elif check_name is not None:
-        compare(check_name, steps or 200, format, common.quiet)
-    else:
+    for option, given in (("--grid", grid), ("--into", into)):
+        if given is not None and pack is None:
+            raise UserError(f"{option} goes with --pack")
+    if pack is None:
         list_shipped(format)
+    else:
+        ship(pack, grid or Path("grids") / Path(pack).stem, into or zoo_folder(), common.quiet)
 
 
 def ship(recipe: str, grid: Path, into: Path, quiet: bool) -> None:
@@ -84,16 +67,6 @@ def ship(recipe: str, grid: Path, into: Path, quiet: bool) -> None:
     from interp_tasks.zoo.pack import pack_recipe
 
     pack_recipe(recipe, grid, into, lambda text: note(text, quiet))
-
-
-def compare(name: str, steps: int, format: str, quiet: bool) -> None:
-    """Trains a model's first steps again, and prints whether its log is the same."""
-    from interp_tasks.zoo.pack import replicate
-
-    found = replicate(name, steps)
-    print_rows([found.to_dict()], format, ["name", "recipe", "lines", "said"])
-    if found.remark:
-        note(found.remark, quiet)
 
 
 def list_shipped(format: str) -> None:

@@ -19,7 +19,7 @@ from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
-from interp_tasks.training.provenance import declared_drop
+from interp_tasks.training.records import declared_drop
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -17,15 +16,14 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 import tasks
 from interp_tasks.checkpoints import (
-    TrainingState,
     load_checkpoint,
     read_metrics,
     read_run,
     save_checkpoint,
 )
-from interp_tasks.checkpoints.content import digest
 from interp_tasks.checkpoints.meta import read_meta, signed
-from interp_tasks.checkpoints.training_state import read_training_state
+from interp_tasks.checkpoints.run_files import digest
+from interp_tasks.checkpoints.tensors import read_training_state
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
 from tasks.hooked import construct
@@ -175,17 +173,6 @@ def test_what_is_wrong_with_a_checkpoint_is_one_line(
     assert str(saved) in message
 
 
-def test_every_flipped_bit_of_meta_is_noticed(saved: Path) -> None:
-    content = (saved / "meta.json").read_bytes()
-    for position in range(0, len(content), 37):
-        changed = bytearray(content)
-        changed[position] ^= 1
-        (saved / "meta.json").write_bytes(changed)
-        with contextlib.suppress(UserError):
-            # What passes differs in white space alone.
-            assert read_meta(saved) == json.loads(content)
-
-
 @pytest.mark.parametrize(
     "line", [b'{"step": 1, "x": ' + b"[" * 100_000, b'{"step": -1}', b'{"step": 9007199254740993}']
 )
@@ -229,16 +216,16 @@ def test_a_checkpoint_under_another_steps_name(saved: Path, tmp_path: Path) -> N
 
 
 def test_mangled_training_state(tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path / "one", build(), training_state=TrainingState({"a": torch.ones(9)}))
+    saved = save_checkpoint(tmp_path / "one", build(), training_state={"a": torch.ones(9)})
     file = saved / "training_state.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"training_state\.safetensors has been altered"):
         read_training_state(saved, read_meta(saved))
-    file.write_bytes(content := save({"a": torch.ones(1)}))
+    file.write_bytes(content := b"no tensors")
     rewrite_meta(saved, lambda meta: meta["training_state"].update(digest(content)))
-    with pytest.raises(UserError, match="is not a training state"):
+    with pytest.raises(UserError, match="is not a readable safetensors file"):
         read_training_state(saved, read_meta(saved))
 
 
@@ -291,9 +278,6 @@ def test_what_no_checkpoint_can_hold(tmp_path: Path) -> None:
     model.embed.W_E.data = model.embed.W_E.data.double()
     assert "parameters of one dtype" in refusal(tmp_path / "x", model)
     model = build()
-    model.blocks[0].attn.IGNORE.fill_(-1.0)
-    assert "buffer blocks.0.attn.IGNORE has been changed" in refusal(tmp_path / "x", model)
-    model = build()
     model.extra = torch.nn.Parameter(torch.zeros(2))
     assert "parameter extra has shape [2] in the model and none" in refusal(tmp_path / "x", model)
     model = build()
@@ -302,5 +286,3 @@ def test_what_no_checkpoint_can_hold(tmp_path: Path) -> None:
     assert "at least 0, got -1" in refusal(tmp_path / "x", build(), step=-1)
     task = tasks.get("modular-addition", p=5)
     assert "does not fit this model" in refusal(tmp_path / "x", build(), task)
-    state = TrainingState({}, {"rng": object()})
-    assert "must be plain JSON" in refusal(tmp_path / "x", build(), training_state=state)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from interp_tasks.checkpoints import describe_run, find_marks, refs, resolve, stored_steps, zoo_names
+from interp_tasks.checkpoints import describe_run, find_marks, refs, resolve, zoo_names
 from interp_tasks.checkpoints.marks import find_drop
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.refs import find_run
@@ -119,13 +119,6 @@ def test_a_checkpoint_folder(place: Path) -> None:
     assert complaint("lone@77") == "'lone@77': lone is one checkpoint, not a run: leave out the @"
 
 
-def test_numbered_checkpoints_without_a_trainer(place: Path) -> None:
-    for step in (3, 30):
-        write_checkpoint(place / "own" / "checkpoints" / f"{step:08d}", step)
-    assert steps_of("own@all") == [3, 30]
-    assert "own has no run.json, so its drop is unknown" in complaint("own@pre")
-
-
 def test_globs_take_runs_in_natural_order(place: Path) -> None:
     assert [each.ref for each in resolve("seeds/seed-*@last")] == [
         "seeds/seed-1@100",
@@ -183,11 +176,6 @@ def test_weights_of_others(place: Path) -> None:
     assert complaint("model.pt").startswith(message)
     assert complaint("model.pt@last").startswith(message)
     assert "is a Hugging Face model's folder: use circuits on it in Python" in complaint("llama")
-
-
-def test_no_zoo_at_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refs, "zoo_folder", lambda: place / "nothing")
-    assert complaint("zoo:small") == "no zoo:small; interp-run runs zoo lists what ships"
 
 
 @pytest.mark.parametrize(
@@ -318,27 +306,6 @@ def test_published_steps_stand_at_paper_scale(place: Path) -> None:
     assert find_marks(small)["pre"] == 300
     write_run(place / "short", [0, 4], drop_metric=metric, preset="paper", published_drop=published)
     assert "short has no checkpoint at step 3000: the nearest are 4" in complaint("short@post")
-
-
-def test_mangled_runs(place: Path) -> None:
-    (place / "x" / "run.json").write_text("{")
-    assert "x/run.json is not valid JSON" in complaint("x@pre")
-    (place / "x" / "run.json").write_text('{"drop_metric": {"name": "mse", "direction": "left"}}')
-    assert "declares no drop_metric" in complaint("x@pre")
-    for plateau in ("high", True, [1]):
-        described = {"drop_metric": {"name": "mse", "direction": "down", "plateau": plateau}}
-        (place / "x" / "run.json").write_text(json.dumps(described))
-        assert "run.json is mangled: 'drop_metric' is of the wrong kind" in complaint("x@pre"), plateau
-
-
-def test_only_whole_checkpoints_count(place: Path) -> None:
-    folder = place / "x" / "checkpoints"
-    write_checkpoint(folder / ".00005000.tmp-0123456789abcdef0123456789abcdef", 5000)
-    write_checkpoint(folder / "best", 5000)
-    write_checkpoint(folder / "5001", 5001)
-    (folder / "00006000").mkdir()
-    assert stored_steps("x") == STEPS
-    assert stored_steps("nowhere") == []
 
 
 def test_describe(place: Path) -> None:

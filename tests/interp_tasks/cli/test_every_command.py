@@ -7,10 +7,8 @@ from importlib import resources
 import jsonschema
 import pytest
 import torch
-from transformer_lens import HookedTransformer
 
 import tasks
-from interp_tasks.checkpoints import load
 from interp_tasks.cli import main
 from interp_tasks.cli import options as cli_options
 from interp_tasks.cli.app import every_command, program
@@ -177,33 +175,3 @@ def check_json(shown, name, schema):
     of = {"$ref": f"#/$defs/{name}"}
     whole = of if name == "search" else {"type": "array", "items": of}
     jsonschema.Draft202012Validator({**whole, "$defs": schema["$defs"]}).validate(found)
-
-
-def test_the_command_prints_the_schema(call, schema):
-    assert json.loads(call("--schema")) == schema
-
-
-#: Commands with --device; of ``reproduce`` it is where to train.
-ON_A_DEVICE = [
-    " ".join(path)
-    for path, command in every_command(program())
-    if any("--device" in parameter.opts for parameter in command.params) and path != ("reproduce",)
-]
-
-
-@pytest.mark.parametrize("command", ON_A_DEVICE)
-def test_a_device_that_is_not_there_is_refused_before_any_work(command, tmp_path, monkeypatch, capsys):
-    def work(*arguments, **options):
-        raise AssertionError("a model was filled, or ran")
-
-    monkeypatch.setattr(load, "fill_parameters", work)
-    monkeypatch.setattr(HookedTransformer, "forward", work)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.toml").write_text(GRID)
-    torch.save(tasks.get("modular-addition", p=5).build_model().state_dict(), "w.pth")
-    arguments = f"{command} {CALLS[command][-1]}".replace("--rate 20", "")
-    assert main(f"{arguments} --device cuda:99".split()) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.fullmatch(r"interp-run: device 'cuda:99' is not available: this machine has cpu.*\n", said.err)
-    assert [file.name for file in tmp_path.iterdir()] == ["few.toml", "w.pth"]

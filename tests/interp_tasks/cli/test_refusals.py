@@ -70,8 +70,6 @@ QUICK = {
     f"patch {RUN} --source resample --site embed.0": ["embed", "no layer"],
     f"patch {RUN} --source resample --site resid_pre --heads all": ["resid_pre", "no heads"],
     "patch --ckpt bare --tokens tokens.npy --source negated": ["negated", "resample"],
-    f"modular progress {RUN}": ["models of modular arithmetic, and run@40 is of matrix-completion"],
-    "matrix copying --ckpt bare --task miiii": ["models of matrix completion, and --task is of miiii"],
     "runs checkpoints --ckpt run@40": ["run"],
     "runs curve --ckpt bare": ["'bare' is a checkpoint: name its run"],
     "demo --out run": ["run: it is a folder"],

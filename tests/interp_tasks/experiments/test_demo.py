@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -12,7 +13,7 @@ import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.demo import measure
-from interp_tasks.demo.measure import demo, judged_claims, ring_of
+from interp_tasks.demo.measure import Outcome, demo, judged_claims, ring_of
 from interp_tasks.demo.page import demo_page
 from interp_tasks.pages import Figure
 
@@ -218,7 +219,7 @@ def matrix_frame(before, after, observed, observed_before=0.001):
     ],
 )
 def test_verdicts_follow_the_rules_of_the_paper_by_the_whole_interval(frame, holds):
-    claims = judged_claims(frame, {"rank": 1, "scale": 1.0})
+    claims = judged_claims(Outcome("", None, {"rank": 1, "scale": 1.0}, SimpleNamespace(frame=frame), {}))
     words = {True: "holds", False: "does not hold", None: "undecided"}
     assert [claim["verdict"] for claim in claims] == [words[held] for held in holds]
     assert "the variance 0.1111" in claims[2]["rule"]

@@ -3,28 +3,24 @@
 import json
 import math
 import re
-import socket
-import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
-from unittest import mock
 
 import pandas as pd
 import pytest
 
 import tasks
 from interp_tasks import train
-from interp_tasks.checkpoints import stored_steps
 from interp_tasks.cli import main
 from interp_tasks.disk import lock_folder
 from interp_tasks.errors import UserError
 from interp_tasks.grids import grid, read_spec, spec_of
 from interp_tasks.grids import run as running_module
 from interp_tasks.grids.plan import plan
-from interp_tasks.grids.run import read_record, record_file, relative, result_file, slots_of
-from interp_tasks.grids.table import drops_of, pooled, result_of, table, write
+from interp_tasks.grids.run import read_record, record_file, result_file, slots_of
+from interp_tasks.grids.table import pooled, result_of, table
 
 TINY = {
     "task.p": 11,
@@ -57,26 +53,6 @@ def done(tmp_path_factory):
 
 
 # ---- What is asked for
-
-
-def test_lists_are_axes_and_every_combination_has_every_seed():
-    whole = plan(spec_of(small(seeds="0:3", **{"model.d_model": [8, 16], "train.weight_decay": [0, 1]})))
-    assert len(whole.train) == 2 * 2 * 3
-    assert len(whole.measure) == 12
-    assert len({unit.folder for unit in whole.train}) == 12
-    assert {tuple(unit.varied.items()) for unit in whole.train} == {
-        (("model.d_model", width), ("train.weight_decay", decay)) for width in (8, 16) for decay in (0, 1)
-    }
-    assert {unit.resolved.train.seed for unit in whole.train} == {0, 1, 2}
-
-
-def test_a_list_of_a_list_setting_is_one_value_and_lists_of_them_are_several():
-    def primes(given):
-        block = {"task": "miiii", "set": {"task.primes": given, "train.steps": 1}}
-        return [unit.resolved.task["primes"] for unit in plan(spec_of({"train": block})).train]
-
-    assert primes([2, 3]) == [[2, 3]]
-    assert primes([[2], [2, 3]]) == [[2], [2, 3]]
 
 
 def test_keys_follow_the_configuration_and_nothing_else():
@@ -125,12 +101,6 @@ def test_runs_that_differ_in_steps_or_schedule_have_folders_of_their_own():
     assert set(alone).isdisjoint(axis)
 
 
-def test_a_run_that_two_sweeps_share_is_one_unit():
-    spec = small(seeds="0")
-    spec["train"] = [spec["train"], {**spec["train"], "seeds": "0:2"}]
-    assert len(plan(spec_of(spec)).train) == 2
-
-
 def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary(tmp_path):
     """It was two, each with some of the seeds, and in the rows of one sweep; what was trained was trained again."""
     widths, rates = {"model.d_model": [8, 16]}, {"train.learning_rate": [0.001, 0.003]}
@@ -153,26 +123,11 @@ def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary
     assert rows["n_runs"].tolist() == [1, 1, 2]
 
 
-def test_experiments_over_runs_seeds_or_all():
-    def calls(over):
-        asked = {"name": "drops", "over": over}
-        spec = small(experiment=(asked,), **{"model.d_model": [8, 16]})
-        return [unit.runs for unit in plan(spec_of({**spec, "runs": ["zoo:modular-addition-113"]})).measure]
-
-    assert [len(runs) for runs in calls("run")] == [1] * 5
-    assert [len(runs) for runs in calls("seeds")] == [2, 2, 1]
-    assert [len(runs) for runs in calls("all")] == [5]
-
-
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
         ({}, "no runs: write"),
         (small(seeds="0:2000"), "2,000 runs to train: --yes if that is meant"),
-        (
-            small(**{f"train.{each}_every": [*range(1, 300)] for each in ("log", "checkpoint", "observe")}),
-            "at most 100,000",
-        ),
         ({"trane": {}}, "no setting grid.trane: did you mean grid.train?"),
         (small(**{"model.d_modle": 8}), "did you mean model.d_model?"),
         (small(**{"train.seed": 3}), "set train.seed: write seeds"),
@@ -181,7 +136,6 @@ def test_experiments_over_runs_seeds_or_all():
         (small(experiment=[{"name": "ablation", "settings": {"head": 1}}]), "'head'"),
         (small(task={"p": 13}), "task.p is set twice, with quotes and without: leave one out"),
         (shipped({"name": "a"}), "two runs ship as a: write {seed}"),
-        (shipped({"name": "a{seed}", "at": [3]}), "ship a0: the run has no checkpoint at step 3"),
         ({"runs": "zoo:nowhere"}, "no zoo:nowhere"),
         ({"runs": LOG_ALONE, "experiment": [{"name": "drops"}, ABLATION]}, "ships its log alone: train it"),
         (small(**{"task.p": date(2026, 1, 1)}), "date is not JSON serializable"),
@@ -196,31 +150,6 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_the_grid(spec, said, t
     with pytest.raises(UserError, match=f"^grid: [^\n]*{re.escape(said)}[^\n]*$"):
         grid(spec, tmp_path / "out", executor="serial")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("entry", "kind"), [("run.json", "run"), ("search.json", "search")])
-def test_the_folder_of_something_else_is_none_of_a_grid(tmp_path, entry, kind):
-    (tmp_path / entry).write_text("{}")
-    with pytest.raises(UserError, match=f"is the folder of a {kind}: choose another --out"):
-        grid(small(), tmp_path, executor="serial")
-    assert [file.name for file in tmp_path.iterdir()] == [entry]
-
-
-def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
-    with pytest.raises(UserError, match=r"^device 'cuda:99' is not available: this machine has cpu"):
-        grid(small(), tmp_path, executor="serial", device="cuda:99")
-    assert not (tmp_path / "runs").exists()
-    grid(small(seeds="0", experiment=()), tmp_path, executor="serial")
-    again = grid(small(seeds="0", experiment=()), tmp_path, executor="serial", device="cuda:99")
-    assert again.done_before == 1  # done elsewhere: there is nothing to do here
-
-
-def test_toml_keys_without_quotes_and_one_experiment():
-    quoted = spec_of(small())
-    tables = {"task": {"p": 11}, **{key: value for key, value in TINY.items() if key != "task.p"}}
-    train = {"task": "modular-addition", "seeds": "0:2", "set": tables}
-    bare = spec_of({"train": train, "experiment": ABLATION})
-    assert [unit.key for unit in plan(bare).units] == [unit.key for unit in plan(quoted).units]
 
 
 BASE = """
@@ -283,13 +212,6 @@ def test_a_base_that_is_none_is_refused_in_one_line(base, text, said):
 # ---- Doing it
 
 
-def test_a_grid_without_a_row_has_an_empty_table(tmp_path):
-    """Runs alone, or experiments of which none succeeded."""
-    found = grid(small(seeds="0", experiment=()), tmp_path, executor="serial")
-    assert len(table(found)) == 0
-    assert (tmp_path / "grid.parquet") in write(found, result_of(found), drops_of(found))
-
-
 def test_rows_are_those_of_the_experiment_called_by_itself(done):
     from interp_tasks.experiments import ablation
 
@@ -340,20 +262,6 @@ def test_a_mean_over_seeds_counts_those_that_have_the_number():
     )
 
 
-def test_marks_of_seeds_are_pooled_though_their_steps_differ():
-    rows = pd.DataFrame(
-        {"run": ["a/seed-0", "a/seed-1"], "ref": ["a/seed-0@pre", "a/seed-1@pre"], "step": [3, 5]}
-    )
-    from interp_tasks.measurement.table import tidy
-
-    frame = tidy(rows.assign(experiment="ablation", metric="loss", value=[1.0, 2.0], n=4))
-    [row] = pooled(frame).to_dict("records")
-    assert (row["run"], row["ref"], row["value"], row["n"]) == ("a/seed-*", "a/seed-*@pre", 1.5, 4)
-    assert pd.isna(row["step"])
-    other = frame.assign(ref=["a/seed-0", "a/seed-1"])
-    assert pooled(other).empty  # rows of different steps of two curves
-
-
 @pytest.fixture
 def tried(monkeypatch):
     """What was tried from here on, of a grid on one process."""
@@ -372,41 +280,12 @@ def test_a_grid_that_is_done_does_nothing(done, tried):
     pd.testing.assert_frame_equal(table(again), table(done))
 
 
-def test_the_table_does_not_say_where_the_grid_lies(done):
-    text = table(done).to_csv()
-    assert str(done.folder.parent) not in text
-    rows = pd.DataFrame({"run": ["/x/runs/a", None], "ref": ["/x/runs/a@last", "b"]})
-    assert list(relative(rows, "/x/").fillna("")["run"]) == ["runs/a", ""]
-    assert list(relative(rows, "/x/")["ref"]) == ["runs/a@last", "b"]
-
-
 def test_rows_that_were_stored_under_old_names_are_read_under_the_new_ones(tmp_path, monkeypatch):
     found = grid(small(seeds="0"), tmp_path, executor="serial")
     expected, file = table(found), result_file(tmp_path, found.plan.measure[0].key)
     old = pd.read_parquet(file).rename(columns={"value_ci_low": "ci_low", "value_ci_high": "ci_high"})
     old.to_parquet(file)
     pd.testing.assert_frame_equal(table(found), expected)
-
-
-def test_a_grid_that_was_moved_has_the_same_table(tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    first = table(grid(small(seeds="0"), here, executor="serial"))
-    assert str(here) not in first.to_csv()
-    here.rename(there)
-    moved = grid(small(seeds="0"), there, executor="serial")
-    assert moved.done_before == 2
-    pd.testing.assert_frame_equal(table(moved), first)
-
-
-def test_more_seeds_are_added_and_the_others_left_alone(tmp_path, tried):
-    first = grid(small(seeds="0"), tmp_path / "g", executor="serial")
-    assert len(tried) == 2
-    tried.clear()
-    second = grid(small(seeds="0:2"), tmp_path / "g", executor="serial")
-    assert all("seed-1" in what for what in tried)
-    assert len(tried) == 2
-    assert second.done_before == 2
-    assert first.plan.train[0].folder == second.plan.train[0].folder
 
 
 def test_more_steps_go_on_from_where_the_run_was(tmp_path):
@@ -420,24 +299,6 @@ def test_more_steps_go_on_from_where_the_run_was(tmp_path):
 
     assert (longer.folder / longer.plan.train[0].folder / "checkpoints" / "00000004").is_dir()
     assert weights(longer) == weights(whole)
-
-
-def test_a_schedule_added_later_goes_on_from_where_the_run_was(tmp_path):
-    def steps(**settings):
-        return small(seeds="0", experiment=(), **settings)
-
-    grid(steps(), tmp_path / "g", executor="serial")
-    fall = {"train.steps": 8, "train.schedule": "linear", "train.schedule_start": 4, "train.schedule_end": 8}
-    falling = grid(steps(**fall), tmp_path / "g", executor="serial")
-    whole = grid(steps(**fall), tmp_path / "h", executor="serial")
-    runs = [each.folder / each.plan.train[0].folder for each in (falling, whole)]
-    assert stored_steps(runs[0])[-3:] == [2, 4, 8]
-    one, other = ((run / "checkpoints" / "00000008" / "model.safetensors").read_bytes() for run in runs)
-    assert one == other
-    refused = grid(steps(**fall | {"train.schedule_start": 3}), tmp_path / "g", executor="serial")
-    assert [record.error.partition("): ")[2] for record in refused.failed] == [
-        "of the 8 steps taken, step 5 had a learning rate of 0.001 and would have 0.0008; choose another --out"
-    ]
 
 
 def test_a_failing_unit_stops_only_what_needs_it_and_is_tried_again_on_request(tmp_path):
@@ -503,13 +364,6 @@ def test_one_grid_at_a_time_in_a_folder(tmp_path):
     lock.release()
 
 
-def test_runs_that_are_there_are_measured_and_not_trained(tmp_path):
-    spec = {"runs": ["zoo:modular-addition-113"], "experiment": [ABLATION]}
-    found = grid(spec, tmp_path / "g", executor="serial")
-    assert not found.plan.train
-    assert set(table(found)["ref"]) == {"zoo:modular-addition-113@last"}
-
-
 def test_experiments_that_read_logs_alone_take_runs_that_ship_nothing_else(tmp_path):
     from interp_tasks.experiments import drops
 
@@ -523,18 +377,6 @@ def test_experiments_that_read_logs_alone_take_runs_that_ship_nothing_else(tmp_p
     rows = table(found).query("experiment == 'drops'").reset_index(drop=True)
     alone = drops(LOG_ALONE).frame
     pd.testing.assert_frame_equal(rows[list(alone.columns)], alone, check_dtype=False)
-
-
-def test_a_log_that_grew_is_read_again_by_experiments_of_whole_runs(tmp_path):
-    run = tmp_path / "run"
-    values = {key.partition(".")[2]: value for key, value in TINY.items() if key.startswith("train.")}
-    task = tasks.get("modular-addition", p=11)
-    train(task, out=run, settings={"d_model": 8, "n_heads": 2}, config=values)
-    spec = spec_of({"runs": [str(run)], "experiment": [{"name": "drops"}]})
-    [before] = plan(spec).measure
-    assert plan(spec).measure == (before,)
-    train(task, out=run, settings={"d_model": 8, "n_heads": 2}, config={**values, "steps": 6})
-    assert plan(spec).measure[0].key != before.key
 
 
 def test_a_run_that_is_only_named_and_trained_further_is_measured_again(tmp_path):
@@ -557,12 +399,6 @@ def test_a_run_that_is_only_named_and_trained_further_is_measured_again(tmp_path
 # ---- Executors
 
 
-def test_an_executor_of_ones_own(done, tmp_path):
-    with ThreadPoolExecutor(1) as pool:
-        found = grid(done.spec, tmp_path / "g", executor=pool)
-    pd.testing.assert_frame_equal(table(found), table(done))
-
-
 def test_processes_give_the_table_of_one_process(done, tmp_path):
     found = grid(done.spec, tmp_path / "g", executor="processes", jobs=1)
     assert not found.failed
@@ -574,29 +410,6 @@ def test_dask_gives_the_table_of_one_process(done, tmp_path):
     found = grid(done.spec, tmp_path / "g", executor="dask", jobs=1)
     assert not found.failed
     pd.testing.assert_frame_equal(table(found), table(done))
-
-
-def test_where_no_scheduler_listens_is_said_at_once_and_nothing_is_left(tmp_path, monkeypatch, capsys):
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "seeds.toml").write_text(FILE)
-
-    def refused(port):
-        started = time.monotonic()
-        assert main(["grid", "seeds.toml", "--executor", f"dask://127.0.0.1:{port}"]) == 2
-        assert [path.name for path in tmp_path.iterdir()] == ["seeds.toml"]
-        assert time.monotonic() - started < 5
-        said = capsys.readouterr().err
-        assert said.startswith(
-            f"interp-run: --executor dask://127.0.0.1:{port}: no scheduler answers there ("
-        )
-        assert said.count("\n") == 1
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        # What listens there is no scheduler: Dask gives up.
-        monkeypatch.setattr(distributed, "Client", mock.Mock(side_effect=TimeoutError))
-        refused(port)
 
 
 DEADLY = """
@@ -693,11 +506,6 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
             '[[experiment]]\nname = "ablation"\nsettings = { sample = 3 }',
             [],
             "seeds.toml: experiment ablation: ",
-        ),
-        (
-            '[train.ship]\nname = "s{seed}"\nat = 3',
-            ["--dry-run"],
-            "seeds.toml: ship s0: the run has no checkpoint",
         ),
         ("", ["--out", "seeds.toml"], "is a file, not a folder"),
         ('[train.ship]\nname = "twice"', [], "seeds.toml: two runs ship as twice: write {seed}"),

@@ -10,9 +10,8 @@ import plotly.graph_objects
 import pytest
 from plotly.offline import get_plotlyjs
 
-from circuits.figures.layout import COLOURS, GROUND, draw
+from circuits.figures.layout import draw
 from circuits.figures.panels import heat
-from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.pages import (
     Column,
@@ -157,40 +156,12 @@ def test_table_cells_sort_by_full_precision_and_blanks_are_blank(frame):
     assert [c["data-value"] for c in cells if c.get("class") == "number"] == ["0.123456789", "", "-3.0"]
 
 
-def luminance(colour):
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_colour_stands_out_from_its_ground(scheme):
-    ground = luminance(GROUND[scheme])
-    for colour in COLOURS[scheme]:
-        high, low = sorted((luminance(colour), ground), reverse=True)
-        assert (high + 0.05) / (low + 0.05) >= 3, colour
-
-
-def test_colours_of_the_two_schemes_match_up():
-    assert len(COLOURS["light"]) == len(COLOURS["dark"])
-    assert not set(COLOURS["light"]) & set(COLOURS["dark"]), "one replacement would undo another"
-
-
 def test_write_replaces_whole_files_and_leaves_nothing_behind(tmp_path, frame):
     target = tmp_path / "new" / "page.html"
     assert page(frame).write(target) == target
     page(frame, with_figure=False).write(target)
     assert "plotly.js v" not in target.read_text(encoding="utf-8")
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
-
-
-def test_failed_write_is_one_line_and_keeps_the_old_file(tmp_path):
-    target = tmp_path / "folder"
-    target.mkdir()
-    with pytest.raises(UserError, match="cannot write") as refused:
-        atomic_write(target, "text")
-    assert "\n" not in str(refused.value)
-    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_what_cannot_be_written_is_refused_beforehand(tmp_path):
@@ -204,13 +175,6 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path):
         check_writable_file(file / "page.html")
     with pytest.raises(UserError, match="it is a folder"):
         check_writable_file(tmp_path)
-
-
-def test_folder_without_permission_is_refused(tmp_path, monkeypatch):
-    # Root may write anywhere, so the answer of the system is replaced.
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(UserError, match="no permission"):
-        check_writable_folder(tmp_path / "out")
 
 
 def test_numbers_as_people_read_them():

@@ -1,6 +1,5 @@
 """The report on a run: what it measures, against the experiments and closed forms, and what its page holds."""
 
-import itertools
 import json
 
 import numpy as np
@@ -10,14 +9,12 @@ import torch
 import tasks
 from circuits import patterns
 from interp_tasks import experiments
-from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
+from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.errors import UserError
 from interp_tasks.pages import Figure
-from interp_tasks.report import check_report, read_source, report
-from interp_tasks.report.figures import attention_figure, effects_figure, largest_effects, position_labels
-from interp_tasks.report.headlines import heads_sentence
-from interp_tasks.report.snapshots import Strongest, shown_metrics
+from interp_tasks.report import read_source, report
+from interp_tasks.report.figures import attention_figure, effects_figure, largest_effects
+from interp_tasks.report.snapshots import shown_metrics
 
 SAMPLES = 12
 
@@ -92,18 +89,6 @@ def test_a_source_says_what_it_lacks(run, addition, tmp_path, matrix):
     assert "A checkpoint on its own" in read_source(str(bare)).missing[0]
 
 
-def test_mistakes_are_refused_before_anything_is_measured(run, addition):
-    for given, said in (
-        ((f"{run}@11", None), "no checkpoint at step 11"),
-        ((f"{run}/nowhere", None), "no run or checkpoint folder"),
-        ((run, run), "the same checkpoints"),
-    ):
-        with pytest.raises(UserError, match=said):
-            check_report(*given, {})
-    with pytest.raises(UserError, match="names 3 runs"):
-        read_source("zoo:matrix-completion-4x4*")
-
-
 def test_metrics_shown_are_few_and_no_parts_of_others():
     names = ["loss", "accuracy", "loss_2", "accuracy_2", "loss (4x4)"]
     assert shown_metrics(names, "accuracy") == ("accuracy", "loss")
@@ -158,65 +143,6 @@ def test_maps_of_effects_are_the_table_at_every_step(found):
             assert maps[0][layer] == pytest.approx(expected, rel=1e-3, abs=1e-9)
     # One scale for all steps and edits of a metric.
     assert len({trace.zmax for trace in figure.data[:3]}) == 1
-
-
-def test_positions_are_called_what_stands_there():
-    assert position_labels(tasks.get("modular-addition", p=7), 3) == ["0 (a)", "1 (b)", "2"]
-    assert position_labels(None, 2) == ["0", "1"]
-
-
-def test_the_first_two_heads_are_told_apart_by_a_paired_test(run):
-    """Against all flips of examples, with heads removed by plain hooks."""
-    view = report(f"{run}@last", samples=6).views[0]
-    strongest = view.strongest
-    checkpoint = load_checkpoint(f"{run}@last")
-    batch = checkpoint.task.sample(6, seed=0)
-
-    def sums(head=None):
-        def zero(z, hook):
-            z[:, :, head[1]] = 0
-            return z
-
-        hooks = [] if head is None else [(f"blocks.{head[0]}.attn.hook_z", zero)]
-        with torch.no_grad():
-            output = checkpoint.model.run_with_hooks(batch.tokens, fwd_hooks=hooks)
-        total, count = checkpoint.task.metrics(output, batch)["mse_masked"]
-        return total.double().numpy(), count.double().numpy()
-
-    plain, count = sums()
-    every = {(layer, head): sums((layer, head))[0] - plain for layer in (0, 1) for head in (0, 1)}
-    ranked = sorted(every, key=lambda head: -abs(every[head].sum()))[:2]
-    assert [(row["layer"], row["head"]) for row in strongest.rows] == ranked
-    for row, head in zip(strongest.rows, ranked, strict=True):
-        assert row["effect"] == pytest.approx(every[head].sum() / count.sum(), rel=1e-5)
-    # How far each moves the metric, whichever way.
-    first, second = (every[head] * np.sign(every[head].sum()) for head in ranked)
-    flips = np.array(list(itertools.product((-1, 1), repeat=6)))
-    reached = abs(flips @ (first - second)) >= abs((first - second).sum()) * (1 - 1e-9)
-    assert strongest.p_value == pytest.approx(reached.mean())
-
-
-def test_a_head_matters_most_only_where_it_is_told_apart_from_the_next():
-    def row(name, effect):
-        ends = {"effect_ci_low": effect - 0.01, "effect_ci_high": effect + 0.01}
-        return {"variant": name, "effect": effect, "n": 1256, **ends}
-
-    rows = (row("0.1", -0.3), row("0.2", 0.25))
-    apart = heads_sentence(Strongest("zero", rows, 0.049), "loss")
-    assert (
-        "(mode zero, 1,256 examples), head 0.1 matters most: it moves loss by -0.300 [-0.310, -0.290], "
-        in apart
-    )
-    assert "and the runner-up, head 0.2, by +0.250 [0.240, 0.260] (paired test, p 0.049)" in apart
-    level = heads_sentence(Strongest("zero", rows, 0.05), "loss")
-    assert "(mode zero, 1,256 examples), heads 0.1 and 0.2 move loss most, by" in level
-    assert "and cannot be told apart (paired test" in level
-    shares = heads_sentence(Strongest("zero", rows, 0.05), "accuracy")
-    assert "move accuracy most, by -30.0 [-31.0, -29.0] points and +25.0 [24.0, 26.0] points" in shares
-    assert "p 0.050" in level
-    untested = heads_sentence(Strongest("zero", rows, None), "kl")
-    assert "matters" not in level + untested
-    assert "told apart" not in untested
 
 
 def test_the_page_has_words_first_and_folds_the_settings(html):
@@ -279,51 +205,3 @@ def test_command_writes_the_page_and_prints_its_head(run, tmp_path, capsys, monk
     assert {"quantity": "checkpoints shown", run: "2, steps 10 to 40"} in rows
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "step 40 (end, post)" in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nowhere"], "no run or checkpoint folder 'nowhere'"),
-        (["zoo:matrix-completion-4x4", "--out", "."], "it is a folder"),
-        (["zoo:matrix-completion-4x4", "--out", "page.png"], "name a file that ends in .html"),
-        (["zoo:matrix-completion-4x4", "--samples", "0"], "at least one example"),
-        (["zoo:matrix-completion-4x4", "--device", "gpu"], "write cpu, cuda"),
-        (["zoo:matrix-completion-4x4", "--compare", "zoo:no"], "no zoo:no"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, said, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["runs", "report", "--ckpt", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_circuits_are_those_of_the_experiment_and_stand_on_the_page(addition):
-    run = "zoo:modular-addition-113@0,3000"
-    found = report(run, samples=40, circuit=True)
-    frame = found.circuits()
-    by_hand = experiments.circuit(run, samples=40, curve=False).frame
-    by_hand = by_hand[by_hand["variant"] == "circuit"].set_index(["step", "metric"])
-    assert frame["step"].tolist() == [0, 3000]
-    assert frame["size"].isna().tolist() == [True, False]
-    for row in frame.to_dict("records"):
-        step = row["step"]
-        assert row["total"] == by_hand.loc[(step, "size"), "baseline"]
-        assert row["clean"] == by_hand.loc[(step, row["metric"]), "baseline"]
-        for column, metric in (("size", "size"), ("faithfulness", "faithfulness")):
-            asked = by_hand["value"].get((step, metric), float("nan"))
-            assert row[column] == pytest.approx(asked, nan_ok=True)
-    html = found.page().html()
-    assert "The smallest faithful circuit" in html
-    assert [row for row in found.headlines() if row["quantity"].startswith("smallest faithful circuit")]
-    plain = report(f"{addition}@10", samples=8)
-    assert plain.circuits().empty
-    assert "The smallest faithful circuit" not in plain.page().html()
-
-
-def test_a_circuit_needs_two_halves(run):
-    with pytest.raises(UserError, match="--circuit with --samples 3: one half finds the circuit"):
-        check_report(run, None, {"samples": 3}, circuit=True)

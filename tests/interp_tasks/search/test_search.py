@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -32,7 +31,7 @@ from interp_tasks.search import study as study_module
 from interp_tasks.search.plan import parse_vary, shipped_spaces
 from interp_tasks.search.study import built, value_of
 from interp_tasks.texts import without_secrets
-from interp_tasks.training.provenance import command
+from interp_tasks.training.records import command
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
 VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")
@@ -123,21 +122,6 @@ def test_what_a_user_can_vary() -> None:
     assert type(parse_vary(["train.dropout=0:1"])["train.dropout"]["high"]) is float
 
 
-def test_values_reach_the_configuration() -> None:
-    found = make_plan("miiii", vary=["task.primes=[2,3],[5,7]", "train.clip_norm=none,1"])
-    resolved = found.resolved({"task.primes": "[5, 7]", "train.clip_norm": None})
-    assert resolved.task["primes"] == [5, 7]
-    assert resolved.train.clip_norm is None
-    assert found.resolved({"train.clip_norm": 1}).train.clip_norm == 1
-
-
-def test_the_folder_of_a_run_is_none_of_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UserError, match="is the folder of a run: choose another --out"):
-        search(plan(), out=tmp_path, trials=1)
-    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -166,13 +150,6 @@ def test_what_cannot_be_searched_is_refused(options: dict[str, Any], complaint: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_value_that_some_combination_allows_is_none_to_refuse() -> None:
-    """Momentum belongs to sgd alone, so 0.9 is invalid beside the first optimiser and valid beside the other."""
-    make_plan("modular-addition", vary=["train.momentum=0,0.9", "train.optimizer=adamw,sgd"])
-    with pytest.raises(UserError, match=r"train\.momentum = 0\.9: .*momentum belongs to optimizer sgd"):
-        make_plan("modular-addition", vary=["train.momentum=0,0.9"])
-
-
 def test_the_printed_space_of_miiii() -> None:
     """Syrkis & Søgaard 2024, the search space: dropout, lambda, weight decay, width, learning rate, heads."""
     found = make_plan("miiii", preset="paper")
@@ -193,31 +170,6 @@ def test_every_shipped_space_can_be_built() -> None:
         for name in spaces:
             for preset in ("cpu", "paper"):
                 make_plan(task, preset=preset, space=name).check_values(built)
-
-
-def test_space_of_a_file_with_changes(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text(
-        "[fixed.train]\nsteps = 7\nwarmup_steps = 3\n[vary.train]\nweight_decay = [0, 1]\n"
-        "learning_rate = { low = 1e-4, high = 1e-2, log = true }\n"
-        "[vary.model]\nd_model = { low = 8, high = 32, step = 8 }\n"
-    )
-    found = make_plan(
-        "modular-addition",
-        space=str(file),
-        vary=["train.warmup_steps=0,5", "train.weight_decay=2,3"],
-        settings={"model.d_model": "16"},
-    )
-    assert dict(found.vary) == {
-        "train.weight_decay": [2, 3],
-        "train.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
-        "train.warmup_steps": [0, 5],
-    }
-    assert dict(found.fixed) == {"train.steps": "7", "model.d_model": "16"}
-    with pytest.raises(UserError, match="nothing is left to vary"):
-        make_plan(
-            "modular-addition", space=str(file), settings=dict.fromkeys([*found.vary, "model.d_model"], "1")
-        )
 
 
 # ---- The objective
@@ -365,24 +317,6 @@ def test_a_combination_that_cannot_be_built_fails_alone(fake: FakeTrainer, tmp_p
     assert {trial["state"] for trial in found.trials} == {"complete", "failed"}
 
 
-def test_a_setting_that_no_trial_can_have_is_refused_at_once(fake: FakeTrainer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.p = 4: "):
-        search(make_plan("modular-addition", vary=["task.p=4,5"]), out=tmp_path / "s", trials=1)
-    assert not (tmp_path / "s").exists()
-
-
-def test_pruning_stops_what_is_behind_the_median(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The first five trials run whole; then one that is worse than the median of them at the same step stops."""
-    fake = FakeTrainer(monkeypatch)
-    fake.loss = lambda config: 1000.0 if len(fake.runs) in (7, 8) else float(len(fake.runs))
-    found = search(plan(prune=True, settings={"train.steps": "20"}), out=tmp_path, trials=9)
-    assert [trial["state"] for trial in found.trials[:6]] == ["complete"] * 5 + ["pruned"]
-    # Half of the steps are past.
-    assert found.trials[6]["state"] == "pruned"
-    assert found.trials[6]["reason"] == "at step 11, behind the median of other trials"
-    assert found.trials[6]["value"] is None
-
-
 # ---- Storage
 
 
@@ -394,7 +328,6 @@ def test_another_search_is_refused_and_nothing_lost(fake: FakeTrainer, tmp_path:
         r"objective\.metric: 'loss' there, 'accuracy' asked for": plan(objective="accuracy"),
         r"settings\.task\.p: 5 there, 7 asked for": plan(settings={"task.p": "7"}),
         r"sampler\.seed: 42 there, 1 asked for": plan(seed=1),
-        r"pruner: None there, 'median' asked for": plan(prune=True),
         r"task: 'modular-addition' there, 'miiii' asked for": make_plan("miiii", vary=VARY),
     }
     for complaint, other in others.items():
@@ -404,14 +337,6 @@ def test_another_search_is_refused_and_nothing_lost(fake: FakeTrainer, tmp_path:
             search(other, out=tmp_path / "two", trials=3, storage=url)
     assert fake.runs == ["trial-0000", "trial-0001"]
     assert settled(search(plan(), out=out, trials=2, storage=url)) == settled(first)
-
-
-def test_a_search_may_move(fake: FakeTrainer, tmp_path: Path) -> None:
-    first = search(plan(), out=tmp_path / "here", trials=2)
-    (tmp_path / "here").rename(tmp_path / "there")
-    moved = search(plan(), out=tmp_path / "there", trials=3)
-    assert settled(moved)[:2] == settled(first)
-    assert moved.trials[0]["run"] == str(tmp_path / "there" / "trial-0000")
 
 
 @pytest.mark.parametrize(
@@ -429,69 +354,6 @@ def test_secrets_of_urls_are_not_written_down(monkeypatch: pytest.MonkeyPatch, u
     assert command().replace("'", "") == f"interp-run runs search miiii --storage={public}"
     secret = url.partition("me:")[2].rpartition("@")[0] or url.rpartition("password=")[2]
     assert secret == url or secret not in str(study_module.unusable(url, ValueError(f"'{secret}' is wrong")))
-
-
-def spoil(out: Path, *statements: str) -> None:
-    with sqlite3.connect(out / "search.db") as database:
-        for statement in statements:
-            database.execute(statement)
-    database.close()
-
-
-VIEW = "CREATE VIEW more AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE trial_params SET distribution_json = 'no'",
-        "UPDATE trial_params SET param_value = 'text'",
-        "UPDATE trial_values SET value = NULL",
-        "UPDATE trial_values SET value = 'text'",
-        "UPDATE trial_values SET value_type = 'INF_POS', value = NULL",
-        "UPDATE trials SET state = 'ODD'",
-        "DELETE FROM trial_params",
-        VIEW,
-    ],
-)
-def test_a_spoilt_database_is_one_line(fake: FakeTrainer, tmp_path: Path, statement: str) -> None:
-    out = tmp_path / "out"
-    search(plan(), out=out, trials=1)
-    spoil(out, statement)
-    with pytest.raises(UserError, match=r"^--storage sqlite:\S+ cannot be used: .") as refused:
-        search(plan(), out=out, trials=2)
-    assert "\n" not in str(refused.value)
-    assert fake.runs == ["trial-0000"]
-
-
-def test_a_locked_database_is_waited_for(fake: FakeTrainer, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    search(plan(), out=out, trials=1)
-    holder = sqlite3.connect(out / "search.db", check_same_thread=False, isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    threading.Timer(1.5, lambda: holder.execute("COMMIT")).start()
-    assert len(search(plan(), out=out, trials=2).trials) == 2
-    holder.close()
-
-
-def test_values_that_differ_by_rounding_have_no_importances(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    FakeTrainer(monkeypatch, results=True)
-
-    def no_variance(*arguments: Any, **options: Any) -> None:
-        raise RuntimeError("Encountered zero total variance in all trees.")
-
-    monkeypatch.setattr(optuna.importance, "get_param_importances", no_variance)
-    found = search(plan(), out=tmp_path, trials=5)
-    assert not found.importances
-    assert (tmp_path / "search.html").is_file()
-
-
-def test_a_refused_start_leaves_nothing(fake: FakeTrainer, tmp_path: Path) -> None:
-    with pytest.raises(UserError):
-        search(plan(), out=tmp_path / "out", storage="sqlite:////nowhere/there.db")
-    assert not (tmp_path / "out").exists()
 
 
 # ---- Processes
@@ -665,20 +527,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert whole["best"]["value"] == pytest.approx(value_of(read_metrics(run), "loss"))
     decay = whole["best"]["params"]["train.weight_decay"]
     assert read_run(run)["config"]["train"]["weight_decay"] == decay
-
-
-def test_refusals_come_before_torch(tmp_path: Path) -> None:
-    program = (
-        "import sys\nfrom interp_tasks.cli import main\n"
-        "wrong = [['miii'], ['miiii', '--trials', '0'], ['miiii', '--vary', 'train.dropout=0.1,2'],"
-        " ['miiii', '--device', 'gpu'], ['miiii', '--space', 'x'],"
-        " ['matrix-completion-sizes'], ['miiii', '--set', 'train.step=3'], ['miiii', '--out', '/dev/null/x']]\n"
-        "codes = [main(['runs', 'search', *each]) for each in wrong]\n"
-        "print(codes, sorted({'torch', 'optuna', 'pandas'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stdout == f"{[2] * 8} []\n"
-    assert done.stderr.count("\n") == 8
-    assert list(tmp_path.iterdir()) == []

@@ -15,12 +15,11 @@ import tasks
 from interp_tasks import UserError, train
 from interp_tasks.checkpoints import read_run
 from interp_tasks.cli import main
-from interp_tasks.devices import float32_products
 from interp_tasks.training.captured import CapturedUpdate, is_capturable, why_not_captured
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.loop import Loop
 from interp_tasks.training.optimizer import Updater
-from interp_tasks.training.trainer import open_run_folder, prepare_model
+from interp_tasks.training.trainer import prepare_model
 from tasks.catalog import BUILT_IN
 from tasks.modular_arithmetic.one_modulus import OneModulus
 
@@ -155,21 +154,6 @@ def test_what_cannot_be_recorded_is_told_once_and_goes_on():
     assert_same(eager.updater.parameters, captured.updater.parameters)
 
 
-def test_what_was_captured_is_freed_when_training_ends(tmp_path):
-    """The loop and what it has captured hold each other."""
-    name, data, _ = CASES["whole split"]
-    task = tasks.get(name, **data)
-    config = TrainConfig(steps=6, eval_samples=4, threads=1)
-    model, described = prepare_model(task, task.Model(**TINY), config, "cpu")
-    loop = Loop(task, model, config, "cpu", (), None)
-    keep, recorded = recording()
-    loop.captured = CapturedUpdate(loop.compute_from, loop.updater.parameters, "cpu", keep)
-    with open_run_folder(tmp_path / "run", described, loop, None) as folder:
-        loop.run(folder)
-    assert len(recorded) == 1
-    assert not loop.captured.captured
-
-
 def test_reasons_to_launch_operations_one_by_one():
     task = tasks.get("modular-addition", p=5)
     model = task.build_model(0, task.Model(**TINY))
@@ -211,11 +195,6 @@ def test_every_task_of_ours_is_captured_and_none_derived_from_it():
     assert not is_capturable(Derived(p=5))
 
 
-def test_a_run_says_how_its_updates_were_made(tmp_path):
-    run = train("modular-addition", out=tmp_path / "run", settings=TINY, config={"steps": 1, "threads": 1})
-    assert read_run(run)["updates"] == {"kind": "eager", "reason": "not on a CUDA device"}
-
-
 def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
     rounded = {"steps": 1, "precision": "tf32"}
     with pytest.raises(UserError, match="CUDA"):
@@ -228,24 +207,6 @@ def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
     assert main([*search, *vary, "--set", "train.precision=tf32"]) == 2
     assert main([*search, "--vary", "train.precision=float32,tf32"]) == 2
     assert [path.name for path in tmp_path.iterdir() if path.name in ("run", "search")] == []
-
-
-@pytest.mark.parametrize("state", ["as it is", "tf32", "ieee"])
-def test_how_products_are_computed_is_left_as_it_was(state):
-    matmul = torch.backends.cuda.matmul
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("torch before 2.9")
-    before = matmul.fp32_precision
-    try:
-        if state != "as it is":
-            matmul.fp32_precision = state
-        was = matmul.fp32_precision
-        for rounded in (False, True):
-            with float32_products(rounded=rounded):
-                assert matmul.fp32_precision == ("tf32" if rounded else "ieee")
-            assert matmul.fp32_precision == was
-    finally:
-        matmul.fp32_precision = before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

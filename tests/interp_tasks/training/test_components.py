@@ -13,10 +13,8 @@ from safetensors.torch import load_file
 import tasks
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
-from interp_tasks.checkpoints.run_config import run_json
-from interp_tasks.cli import main
 from interp_tasks.training.components import in_parts
-from interp_tasks.training.config import PARTS, WHOLE_PARTS, train_config
+from interp_tasks.training.config import PARTS, WHOLE_PARTS
 
 TINY = {"d_model": 8, "n_heads": 2, "n_layers": 2}
 CONFIG = {
@@ -116,19 +114,6 @@ def test_weights_given_to_a_fresh_model_train_on(source, matrices, tmp_path):
         assert not torch.equal(first[name], last[name])
 
 
-def test_all_parts_start_where_all_train(source, matrices, tmp_path):
-    run = started(source, tmp_path / "run", matrices)
-    given = weights(source, 4)
-    assert all(torch.equal(tensor, given[name]) for name, tensor in weights(run, 0).items())
-
-
-def test_parts_train_without_a_source(matrices, tmp_path):
-    run = train(matrices, out=tmp_path / "run", settings=TINY, config={**CONFIG, "train_parts": ["mlp"]})
-    first, last = weights(run, 0), weights(run, 4)
-    assert {name for name in first if not torch.equal(first[name], last[name])} <= NAMES["mlp"]
-    assert "start" not in read_run(run)["config"]
-
-
 def test_an_extended_run_goes_on_exactly_and_knows_its_source(source, matrices, tmp_path):
     config = {"train_parts": ["attn", "mlp"], "weight_decay": 0.1}
     straight = started(source, tmp_path / "straight", matrices, **config, steps=6)
@@ -177,13 +162,6 @@ def test_the_mask_row_stays_zero_whatever_it_was_in_the_source(matrices, tmp_pat
         assert not weights(run, 0)["embed.W_E"][0].any()
         assert not weights(run, 4)["embed.W_E"][0].any()
         assert torch.equal(weights(run, 0)["embed.W_E"][1:], weights(other, 4)["embed.W_E"][1:])
-
-
-def test_only_the_parts_taken_have_to_fit(source, matrices, tmp_path):
-    """A deeper model takes the embeddings of a shallower one."""
-    config = {**CONFIG, "start_from": f"{source}@4", "start_parts": ["embed"], "seed": 1}
-    run = train(matrices, out=tmp_path / "run", settings={**TINY, "n_layers": 3}, config=config)
-    assert torch.equal(weights(run, 0)["embed.W_E"], weights(source, 4)["embed.W_E"])
 
 
 @pytest.mark.parametrize(
@@ -243,21 +221,6 @@ def test_sgd_with_momentum_is_its_recurrence_and_resumes(matrices, tmp_path):
         torch.testing.assert_close(stored[name].double(), parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_older_than_a_setting_goes_on_where_it_is_off(tmp_path):
-    old = {"task": {"name": "x"}, "train": {"steps": 1}}
-    (tmp_path / "run.json").write_text(
-        '{"format": 1, "config": {"task": {"name": "x"}, "train": {"steps": 1}}}'
-    )
-    new = {**old, "train": {**train_config({"steps": 2}).model_dump(mode="json"), "steps": 2}}
-    newer = {
-        key: new["train"][key] for key in ("steps", "momentum", "start_from", "start_parts", "train_parts")
-    }
-    found = run_json(tmp_path, {**old, "train": newer}, {})
-    assert found["config"]["train"] == newer
-    with pytest.raises(UserError, match=r"train\.momentum: '\(not set\)' there, 0\.5 asked for"):
-        run_json(tmp_path, {**old, "train": {**newer, "momentum": 0.5}}, {})
-
-
 def test_a_run_older_than_a_setting_goes_on_at_its_default(tmp_path):
     task, settings = tasks.get("modular-addition", p=5), {"d_model": 8, "n_heads": 2}
     run = train(task, out=tmp_path / "run", settings=settings, config={"steps": 1, "threads": 1})
@@ -268,12 +231,3 @@ def test_a_run_older_than_a_setting_goes_on_at_its_default(tmp_path):
         train(task, out=run, settings=settings, config={"steps": 2, "threads": 1, "grokfast_window": 7})
     train(task, out=run, settings=settings, config={"steps": 2, "threads": 1})
     assert stored_steps(run)[-1] == 2
-
-
-def test_the_command_refuses_a_source_that_is_not_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "matrix-completion", "--set", "train.start_from=zoo:matrix-completion-4x4@77"]) == 2
-    err = capsys.readouterr().err
-    assert "has no checkpoint at step 77: the nearest are 0 and 256" in err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())

@@ -68,17 +68,6 @@ def test_flop_are_those_of_a_real_step():
     assert counted(model, task, empty).step == counter.get_total_flops()
 
 
-def test_without_a_number_of_examples_the_whole_validation_split_is_evaluated(addition):
-    config = {"batch_size": 20, "steps": 10, "checkpoint_every": 10}
-    whole = len(addition.sample(None, seed=0, split="validation"))
-    assert whole != len(addition.sample(None, seed=0, split="train"))
-    costs = [
-        cost(addition, config=train_config(config | {"eval_samples": n}), gflop_per_second=RATE).run_flop
-        for n in (None, whole)
-    ]
-    assert costs[0] == costs[1]
-
-
 def test_a_run_is_its_steps_and_the_metrics_between_them(addition):
     config = {"batch_size": 20, "steps": 10, "log_every": 5, "eval_samples": 4, "checkpoint_every": 10}
     settings = {"d_model": 16, "n_heads": 2}
@@ -127,43 +116,6 @@ def test_disk_is_about_what_the_run_folder_takes(addition, tmp_path):
     assert found.disk_bytes == pytest.approx(taken, rel=0.05)
 
 
-def test_parts_that_do_not_train_cost_no_gradients(addition):
-    settings = {"d_model": 16, "n_heads": 2}
-    whole = cost(addition, settings=settings, gflop_per_second=RATE)
-    part = cost(
-        addition, settings=settings, config=train_config({"train_parts": ["unembed"]}), gflop_per_second=RATE
-    )
-    assert part.trained == 16 * 11
-    assert part.gradients_bytes == 4 * 16 * 11
-    assert part.step_flop < whole.step_flop
-
-
-def test_a_rate_can_be_measured_and_changes_nothing_else(addition):
-    settings = {"d_model": 16, "n_heads": 2}
-    measured, given = (cost(addition, settings=settings, gflop_per_second=rate) for rate in (None, 3.0))
-    assert measured.measured
-    assert measured.gflop_per_second > 0
-    changing = ("gflop_per_second", "measured", "seconds")
-    assert {k: v for k, v in measured.to_dict().items() if k not in changing} == {
-        k: v for k, v in given.to_dict().items() if k not in changing
-    }
-
-
-def test_activations_are_so_much_an_example(addition):
-    few, more, many = (
-        cost(
-            addition,
-            settings={"d_model": 16, "n_heads": 2},
-            config=train_config({"batch_size": n}),
-            gflop_per_second=RATE,
-        ).activations_bytes
-        for n in (5, 10, 20)
-    )
-    # Residual stream, keys, values, query, z, MLP before and after its activation, at least.
-    assert (more - few) / 5 > 4 * (3 * 16 + 2 * 3 * 16 + 2 * 16 + 2 * 64)
-    assert many - more == 2 * (more - few)
-
-
 def test_the_published_run_of_all_primes_is_what_the_fact_sheet_derives(capsys):
     assert not main(["tasks", "cost", "miiii", "--preset", "paper", "--rate", "100", "--format", "json"])
     [found] = json.loads(capsys.readouterr().out)
@@ -171,15 +123,6 @@ def test_the_published_run_of_all_primes_is_what_the_fact_sheet_derives(capsys):
     assert found["trained"] == 1_195_264
     assert found["step_flop"] == pytest.approx(34.7e9, rel=0.1)
     assert found["steps"] * found["step_flop"] == pytest.approx(2.3e15, rel=0.1)
-
-
-def test_the_table_reads_in_units(capsys):
-    settings = ["--set", "task.p=11", "--set", "model.d_model=16"]
-    assert not main(["tasks", "cost", "modular-addition", *settings, "--rate", "20"])
-    text = capsys.readouterr().out
-    assert "parameters" in text
-    assert "at 20 GFLOP/s, as given" in text
-    assert "KiB" in text
 
 
 @pytest.mark.parametrize(

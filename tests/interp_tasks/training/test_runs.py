@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,11 +13,9 @@ from interp_tasks import UserError, load_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.checkpoints.run_files import read_clock
 from interp_tasks.errors import Stopped
-from interp_tasks.grids import grid
 from interp_tasks.measurement.run_logs import read_runs
-from interp_tasks.training.config import SCHEDULE, TrainConfig
+from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.cost import cost
-from interp_tasks.training.observers import Activations
 
 TINY = {"d_model": 8, "n_heads": 2}
 
@@ -46,11 +42,6 @@ def test_a_task_without_a_whole_split_needs_a_batch_size(tmp_path, matrices, mon
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match=r"without train\.batch_size"):
         cost(matrices, settings=TINY, config=TrainConfig(steps=1))
-
-
-def test_a_key_with_its_section_twice_is_told_how_it_is_written(tmp_path, addition):
-    with pytest.raises(UserError, match=r"keys of train are named without it, as in 'steps'"):
-        train(addition, out=tmp_path / "run", config={"train.steps": 1})
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -163,32 +154,12 @@ def test_a_schedule_that_changes_a_step_taken_is_refused(addition, tmp_path):
     given(**fall, steps=24)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_run_older_than_schedules_takes_one(addition, tmp_path, known):
-    """Its run.json has none of the settings; it was trained at a constant rate."""
-    run = train(addition, out=tmp_path / "run", settings=TINY, config=constant(steps=8))
-    stored = json.loads((run / "run.json").read_text())
-    if not known:
-        for name in SCHEDULE:
-            del stored["config"]["train"][name]
-        (run / "run.json").write_text(json.dumps(stored))
-    assert "schedule" in stored["config"]["train"] or not known
-    fall = {"schedule": "linear", "schedule_end": 12}
-    with pytest.raises(UserError, match=r"of the 8 steps taken, step 8 had a learning rate of 0\.001"):
-        train(addition, out=run, settings=TINY, config=constant(steps=12, schedule_start=6, **fall))
-    train(addition, out=run, settings=TINY, config=constant(steps=12, schedule_start=8, **fall))
-    stored = read_run(run)
-    assert stored["config"]["train"] | fall == stored["config"]["train"]
-    assert stored["resumed"][-1]["config"]["train.schedule"] == ["constant", "linear"]
-    assert load_checkpoint(f"{run}@last").step == 12
-
-
 def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypatch):
     """An update takes a second, an evaluation a hundred, a pause a million."""
-    from interp_tasks.training import clock, loop
+    from interp_tasks.training import loop, records
 
     now = [0.0]
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(records.time, "perf_counter", lambda: now[0])
     for name, seconds in (("update", 1.0), ("_evaluate", 100.0)):
         plain = getattr(loop.Loop, name)
 
@@ -230,52 +201,6 @@ def test_l1_pulls_every_weight_towards_zero_by_the_same(addition, tmp_path):
     assert lines[0]["train_loss"] == lines[1]["train_loss"]
 
 
-def test_the_seed_makes_the_run(addition, tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        train(addition, out=tmp_path / name, settings=TINY, config={**HARD, "steps": 5, "seed": seed})
-    assert_same_weights(tmp_path / "a", tmp_path / "b", 5)
-    assert not torch.equal(weights(tmp_path / "a", 5)["embed.W_E"], weights(tmp_path / "c", 5)["embed.W_E"])
-
-
-def test_a_run_leaves_global_state_as_it_was(addition, tmp_path):
-    torch.manual_seed(5)
-    before, threads = torch.get_rng_state(), torch.get_num_threads()
-    train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 2, "threads": threads + 1})
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == threads
-
-
-@pytest.mark.skipif(
-    not torch.set_flush_denormal(False), reason="this CPU keeps denormals or flushes them for good"
-)
-def test_a_run_on_one_thread_takes_denormals_for_zero_and_gives_them_back(addition, tmp_path):
-    """They cost a hundredfold of other numbers: an addition without weight decay a third of its speed."""
-
-    class Product:
-        every = 1
-
-        def __call__(self, step, model, run):
-            return {"product": float(torch.tensor([1e-30]) * torch.tensor([1e-10]))}
-
-    def products(threads):
-        config = {"steps": 1, "threads": threads}
-        run = train(
-            addition, out=tmp_path / f"{threads}", settings=TINY, config=config, observers=[Product()]
-        )
-        return [line["product"] for line in read_metrics(run)]
-
-    assert products(1) == [0, 0]
-    assert float(torch.tensor([1e-30]) * torch.tensor([1e-10])) > 0
-    # Of several threads some would, and some that are older would not.
-    assert all(product > 0 for product in products(2))
-    torch.set_flush_denormal(True)
-    try:
-        assert products(3) == [0, 0]
-        assert float(torch.tensor([1e-30]) * torch.tensor([1e-10])) == 0
-    finally:
-        torch.set_flush_denormal(False)
-
-
 def test_the_update_is_the_one_torch_would_make(addition, tmp_path):
     """Three full-batch AdamW steps written out by hand on the hooked model."""
     config = {"steps": 3, "learning_rate": 0.01, "weight_decay": 0.5, "betas": (0.8, 0.9), "warmup_steps": 2}
@@ -293,24 +218,6 @@ def test_the_update_is_the_one_torch_would_make(addition, tmp_path):
     stored = weights(run, 3)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(stored[name], parameter.detach(), rtol=1e-4, atol=1e-6)
-
-
-def test_online_batches_are_fresh_and_a_function_of_the_step(matrices, tmp_path):
-    seen = []
-    real = type(matrices).sample
-
-    def watched(self, n, seed=0, split="test"):
-        batch = real(self, n, seed, split)
-        if split == "train":
-            seen.append(batch.targets)
-        return batch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(matrices), "sample", watched)
-        config = {"steps": 3, "batch_size": 4, "log_every": 100, "checkpoint_every": 100}
-        train(matrices, out=tmp_path / "run", settings=TINY, config=config)
-    distinct = {tuple(targets.flatten().tolist()) for targets in seen}
-    assert len(distinct) == 3
 
 
 def test_log_lines_hold_the_metrics_of_the_stored_weights(addition, tmp_path):
@@ -377,11 +284,6 @@ def test_gradient_norms_and_activations_at_their_own_cadence(addition, tmp_path)
     torch.testing.assert_close(stored["blocks.0.mlp.hook_post"], cache["blocks.0.mlp.hook_post"])
 
 
-def test_an_unknown_activation_is_refused_before_training(addition, tmp_path):
-    with pytest.raises(UserError, match=r"no activation 'hook_pots' to observe"):
-        train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 1, "observe": ["hook_pots"]})
-
-
 def test_observers_of_ones_own_add_to_the_log(addition, tmp_path):
     class WeightNorm:
         every = 2
@@ -419,21 +321,6 @@ def test_bf16_keeps_float32_weights_and_stays_close(matrices, tmp_path):
     assert losses["bf16"] != losses["float32"]
 
 
-def test_masked_row_stays_zero_through_training_and_resuming(matrices, tmp_path):
-    config = {"batch_size": 8, "weight_decay": 0.1, "checkpoint_every": 3, "threads": 1}
-    train(matrices, out=tmp_path / "run", settings=TINY, config={**config, "steps": 3})
-    run = train(matrices, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
-    table = weights(run, 6)["embed.W_E"]
-    assert not table[0].any()
-    assert table[1:].any()
-
-
-def test_an_evaluation_that_hides_nothing_logs_null(tmp_path):
-    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1, p_mask=0.0)
-    run = train(task, out=tmp_path / "run", settings=TINY, config={"steps": 1, "batch_size": 4})
-    assert read_metrics(run)[-1]["validation"]["mse_masked"] is None
-
-
 def test_divergence_is_one_line(matrices, tmp_path):
     config = {"steps": 200, "batch_size": 4, "learning_rate": 1e30, "log_every": 1}
     with pytest.raises(UserError, match=r"^training diverged.*lower train.learning_rate.*$"):
@@ -462,24 +349,6 @@ def test_refusals_are_one_line_and_leave_nothing(addition, tmp_path, arguments, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        (5, "out is the path of a folder, text or Path, not of type int"),
-        ("a" * 300, r"out cannot be 'a{60}'...: File name too long"),
-    ],
-)
-def test_an_out_that_is_no_path_is_refused_in_one_line(addition, monkeypatch, out, message):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    config = {"steps": 1}
-    for call in (
-        lambda: train(addition, out=out, settings=TINY, config=config),
-        lambda: grid({"runs": ["zoo:modular-addition-113"]}, out),
-    ):
-        with pytest.raises(UserError, match=f"^{message}$"):
-            call()
-
-
 def test_a_run_in_a_run_is_refused_before_a_model_is_built(addition, tmp_path, monkeypatch):
     single = train(addition, out=tmp_path / "single", settings=TINY, config={"steps": 1})
     monkeypatch.setattr(type(addition), "build_model", None)
@@ -491,55 +360,6 @@ def test_a_run_in_a_run_is_refused_before_a_model_is_built(addition, tmp_path, m
         with pytest.raises(UserError, match=r"single is the folder of a run: choose another --out$"):
             call()
     assert not (single / "seed-0").exists()
-
-
-def test_a_run_goes_on_from_within_its_folder(addition, tmp_path, monkeypatch):
-    single = train(addition, out=tmp_path / "single", settings=TINY, config={"steps": 1})
-    monkeypatch.chdir(single)
-    train(addition, out=".", settings=TINY, config={"steps": 2})
-    assert stored_steps(single)[-1] == 2
-
-
-def test_a_single_run_among_seeds_is_refused(addition, tmp_path):
-    train(addition, out=tmp_path / "seeds" / "seed-0", settings=TINY, config={"steps": 1})
-    with pytest.raises(UserError, match=r"seeds is not a run folder and holds 'seed-0'"):
-        train(addition, out=tmp_path / "seeds", settings=TINY, config={"steps": 1})
-
-
-def test_a_finite_split_is_needed_for_full_batches(matrices, tmp_path):
-    with pytest.raises(UserError, match=r"without train\.batch_size"):
-        train(matrices, out=tmp_path / "run", settings=TINY, config={"steps": 1})
-    assert not (tmp_path / "run").exists()
-
-
-def test_activations_observer_is_part_of_the_api(addition):
-    model = addition.build_model(0, addition.Model(**TINY))
-    observer = Activations(("hook_embed",), 1, addition.sample(2), model)
-    assert observer.every == 1
-
-
-def test_a_post_norm_run_is_fused_stored_and_goes_on(tmp_path):
-    """As one of four steps, to the last bit; a run without the setting is pre-norm, and stays it."""
-    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
-    config = {"batch_size": 8, "eval_samples": 8, "threads": 1}
-
-    def go_on(out, steps, **settings):
-        settings = {**TINY, "n_layers": 2, **settings}
-        return train(task, out=tmp_path / out, settings=settings, config={**config, "steps": steps})
-
-    whole, run = go_on("whole", 4, norm="post"), go_on("run", 2, norm="post")
-    go_on("run", 4, norm="post")
-    stored = read_run(run)
-    assert stored["forward"] == {"kind": "fused", "reason": None}
-    assert stored["config"]["model"]["norm"] == "post"
-    ours, theirs = (load_checkpoint(f"{one}@4").model for one in (run, whole))
-    assert type(ours).__name__ == "PostNormTransformer"
-    for name, parameter in ours.named_parameters():
-        assert torch.equal(parameter, theirs.get_parameter(name)), name
-    before = go_on("before", 2)
-    assert "norm" not in read_run(before)["config"]["model"]
-    with pytest.raises(UserError, match=r"model\.norm: '\(not set\)' there, 'post' asked for"):
-        go_on("before", 4, norm="post")
 
 
 @pytest.mark.parametrize("grokfast", ["ema", "ma"])

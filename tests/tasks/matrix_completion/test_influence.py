@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasks.matrix_completion import MatrixCompletion
-from tasks.matrix_completion.influence import on_shortest_path, pairs_of_entries, ratio_derivative
+from tasks.matrix_completion.rank_one import on_shortest_path, pairs_of_entries, ratio_derivative
 
 
 def paths_by_search(observed: list[list[bool]], i: int, j: int) -> set[tuple[int, int]]:

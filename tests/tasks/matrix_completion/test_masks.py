@@ -7,9 +7,8 @@ import torch
 
 from tasks import TaskError
 from tasks.matrix_completion import MatrixCompletion, hide_columns, hide_rows
-from tasks.matrix_completion.masks import exchange_columns, named_masks, parse_mask
+from tasks.matrix_completion.attention import exchange_columns, longest_column, named_masks, parse_mask
 from tasks.matrix_completion.matrices import MASK_ID
-from tasks.matrix_completion.templates import longest_column
 
 
 def test_the_published_mask_and_smaller_ones() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tasks.matrix_completion import MatrixCompletion
+from tasks.matrix_completion.attention import longest_column
 from tasks.matrix_completion.matrices import MASK_ID
-from tasks.matrix_completion.templates import longest_column
 
 PICTURES = {
     # One run of three, though another column has as many entries.
@@ -69,17 +69,6 @@ def test_templates_by_their_definitions() -> None:
     rules = task.attention_rules()
     assert set(rules) <= {*found, "input_processing"}
     assert {rule.unless for rule in rules.values()} <= {*found, None}
-
-
-@pytest.mark.parametrize(("n", "rows"), [(4, None), (5, [2]), (6, [2, 3]), (7, [3])])
-def test_the_middle_row(n: int, rows: list[int] | None) -> None:
-    found = MatrixCompletion(n=n, rank=1).attention_templates().get("input_processing")
-    if rows is None:
-        assert found is None
-    else:
-        assert isinstance(found, Tensor)
-        expected = {n * i + j for i in rows for j in range(n)}
-        assert all(set(keys.nonzero().flatten().tolist()) == expected for keys in found)
 
 
 def test_moves_change_one_thing() -> None:

@@ -42,12 +42,3 @@ def test_linear_forms_are_the_answers(name, config):
         columns += answer.classes
     assert len(columns) == len(set(columns))
     assert max(columns) < task.d_vocab_out
-
-
-def test_a_task_without_modular_answers_has_none():
-    assert not tasks.get("matrix-completion").modular_answers()
-
-
-def test_of_a_shuffled_task_the_forms_are_those_before_shuffling():
-    plain, shuffled = tasks.get("miiii", p=11), tasks.get("miiii", p=11, variant="shuffled")
-    assert plain.modular_answers() == shuffled.modular_answers()

@@ -1,17 +1,16 @@
-"""Templates of the entries that a head may attend to from an entry: boolean tensors [query key], or [batch query key]
-where they depend on the mask.
-"""
+"""What a head may attend to from an entry, by templates, and masks under which heads show what they do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tasks.attention import ClassRule
+from tasks.attention import ClassRule, Relocation
 from tasks.base import Batch
+from tasks.errors import TaskError
 
 #: Templates by name: keys ``[query key]``, or a function of a batch: ``[batch query key]``.
 Templates = dict[str, Tensor | Callable[[Batch], Tensor]]
@@ -130,3 +129,88 @@ def longest_column(observed: Bool[Tensor, "batch pos"], n: int, m: int) -> Bool[
     for i in reversed(range(n - 1)):
         inside[:, i] |= inside[:, i + 1] & cells[:, i]
     return inside.flatten(1)
+
+
+def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
+    """Returns a ``mask`` that hides whole rows but for one entry each: row -> column kept, or ``None``.
+
+    ``hide_rows(7, 7, {3: 1, 6: 5})`` is the example of the authors' code (rows 4 and 7 of 7, counted from 1).
+    """
+    for i, j in kept.items():
+        if not 0 <= i < n or (j is not None and not 0 <= j < m):
+            raise TaskError(f"entry ({i}, {j}) lies outside a {n}×{m} matrix")
+    return tuple("".join("." if i not in kept or kept[i] == j else "#" for j in range(m)) for i in range(n))
+
+
+def hide_columns(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
+    """Returns a ``mask`` that hides whole columns but for one entry each: column -> row kept, or ``None``."""
+    return tuple("".join(row) for row in zip(*hide_rows(m, n, kept), strict=True))
+
+
+def named_masks(n: int, m: int) -> dict[str, tuple[str, ...]]:
+    """Returns rows of ``.`` (observed) and ``#`` (hidden), by name; none below 3×3.
+
+    ``rows``: the middle row and the last one are hidden but for one entry each, in the second column and in the last
+    but one. ``columns``: the same of columns. At 7×7 ``rows`` is the mask of the authors' code (rows 4 and 7, entries
+    in columns 2 and 6, counted from 1), which figures 5, 23 and 24 of Gopalani, Lubana, Hu 2024 show.
+    """
+    if min(n, m) < 3:
+        return {}
+    return {
+        "rows": hide_rows(n, m, {(n - 1) // 2: 1, n - 1: m - 2}),
+        "columns": hide_columns(n, m, {(m - 1) // 2: 1, m - 1: n - 2}),
+    }
+
+
+def parse_mask(text: str, n: int, m: int) -> Bool[Tensor, " pos"]:
+    """Reads a mask, True at hidden entries: a name, or rows divided by commas, as in ``..#,#..,...``.
+
+    Raises:
+        TaskError: in one line.
+    """
+    named = named_masks(n, m)
+    rows = named.get(text, tuple(text.split(",")))
+    if len(rows) != n or {len(row) for row in rows} != {m} or set("".join(rows)) - set(".#"):
+        names = f"{', '.join(named)}, or " if named else ""
+        raise TaskError(
+            f"mask {text!r}: write {names}{n} rows of {m} characters, each . or #, divided by commas"
+        )
+    return torch.tensor([character == "#" for row in rows for character in row])
+
+
+def move_longest_column(
+    n: int, m: int, batch: Batch, make: Callable[[Tensor, Tensor], Batch], stream: torch.Generator
+) -> Relocation | None:
+    """Returns the examples in which one column has the longest run of observed entries, and the same with the masks of
+    this column and of another one exchanged; ``None`` where fewer than two examples have one.
+
+    Args:
+        make: makes a batch from values and hidden, both ``[batch pos]``.
+    """
+    hidden = batch.extras["hidden"].cpu()
+    longest = longest_column(~hidden, n, m).unflatten(1, (n, m)).any(1)
+    unique = longest.sum(1) == 1
+    if m < 2 or int(unique.sum()) < 2:
+        return None
+    source = longest[unique].long().argmax(1)
+    target = (source + torch.randint(1, m, source.shape, generator=stream)) % m
+    exchanged = exchange_columns(hidden[unique].unflatten(1, (n, m)), source, target).flatten(1)
+    values = batch.targets[unique.to(batch.targets.device)]
+    device = values.device
+    return Relocation(
+        before=make(values, hidden[unique].to(device)),
+        after=make(values, exchanged.to(device)),
+        groups=torch.arange(n * m) % m,
+        source=source,
+        target=target,
+    )
+
+
+def exchange_columns(
+    cells: Bool[Tensor, "batch row column"], one: Int[Tensor, " batch"], other: Int[Tensor, " batch"]
+) -> Bool[Tensor, "batch row column"]:
+    """Exchanges two columns of each example."""
+    order = torch.arange(cells.shape[2]).repeat(len(cells), 1)
+    examples = torch.arange(len(cells))
+    order[examples, one], order[examples, other] = other, one
+    return cells.gather(2, order[:, None].expand_as(cells))

@@ -1,4 +1,4 @@
-"""Relations between observed and hidden entries of a matrix, and the influences that rank 1 implies."""
+"""What observed entries tell of hidden ones in a matrix of rank 1: which they determine, along which paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tasks.matrix_completion.recoverability import unrecoverable
+
+def unrecoverable(hidden: Bool[Tensor, "batch rows columns"]) -> Bool[Tensor, "batch rows columns"]:
+    """Tells which hidden entries of a generic rank-1 matrix no method can infer.
+
+    Observed entries are the edges of a graph between rows and columns; X_ij = u_i v_j follows from the
+    observed entries if and only if row i and column j are connected. For symmetric u and v the best
+    guess of any other entry is 0, so its expected squared error is Var X.
+    """
+    edges = (~hidden).float()
+    rows, columns = hidden.shape[1:]
+    connected = edges
+    # A path from a row to a column alternates sides, so it has at most 2·min(rows, columns) − 1 edges.
+    for _ in range(min(rows, columns) - 1):
+        connected = ((connected + connected @ edges.mT @ edges) > 0).float()
+    return hidden & (connected == 0)
 
 
 def pairs_of_entries(

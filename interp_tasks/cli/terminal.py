@@ -1,17 +1,85 @@
-"""What runs long: its progress, a line on stderr that goes away, and signals that ask it to stop."""
+"""The terminal: safe standard streams, a line of progress that goes away, and signals that ask to stop."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
-from interp_tasks.cli.streams import to_stderr
 from interp_tasks.errors import Stopped
-from interp_tasks.texts import printable
+from interp_tasks.texts import LAYOUT, printable
+
+#: Error handler of codecs: characters that an encoding lacks become JSON's own escapes, in tables too.
+ESCAPED = "interp-run"
+
+
+def escape(error: UnicodeError) -> tuple[str, int]:
+    r"""Replaces characters that an encoding lacks by ``\uXXXX``, as within a JSON string."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    codes = (int.from_bytes(units[offset : offset + 2], "big") for offset in range(0, len(units), 2))
+    return "".join(f"\\u{code:04x}" for code in codes), error.end
+
+
+codecs.register_error(ESCAPED, escape)
+
+
+def write_data(text: str) -> None:
+    """Writes JSON or CSV to stdout; characters that it cannot show are escaped, never replaced."""
+    sys.stdout.write(printable(text, keep=LAYOUT, json=True))
+
+
+def write_line(text: str) -> None:
+    """Writes a line for people to stdout."""
+    sys.stdout.write(printable(text) + "\n")
+
+
+@contextlib.contextmanager
+def usable_streams() -> Iterator[None]:
+    """Puts usable streams in place of closed ones, and restores stdout and stderr afterwards."""
+    before = sys.stdout, sys.stderr
+    for number in range(3):
+        # The next file opened would take the place of a closed stream: what is printed would end up in a checkpoint.
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        streams: list[Any] = [each for each in (sys.stdout, sys.stderr) if hasattr(each, "reconfigure")]
+        handlers = [stream.errors for stream in streams]
+        try:
+            for stream in streams:
+                stream.reconfigure(errors=ESCAPED)
+            yield
+        finally:
+            for stream, handler in zip(streams, handlers, strict=True):
+                # It writes out what is left.
+                with contextlib.suppress(OSError, ValueError):
+                    stream.reconfigure(errors=handler)
+            sys.stdout, sys.stderr = before
+
+
+def silence(stream: Any) -> None:
+    """Points a stream that failed at nowhere, so that the interpreter's last flush does not complain."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def to_stderr(text: str) -> None:
+    """Writes a line or a traceback to stderr; a closed stderr is no failure."""
+    try:
+        print(printable(text, keep=LAYOUT), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        silence(sys.stderr)
+
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

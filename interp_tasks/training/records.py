@@ -1,0 +1,192 @@
+"""What a run records beside its weights: what observers see, the time and memory of its updates, where it came from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from interp_tasks.checkpoints.run_config import declared_drop
+from interp_tasks.errors import UserError
+from interp_tasks.texts import without_secrets
+from interp_tasks.training.config import TrainConfig
+from tasks.base import Batch, Task
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Called after update ``step`` if ``step % every == 0``; what it returns is merged into that step's log line."""
+
+    every: int
+
+    def __call__(self, step: int, model: HookedTransformer, run: Path) -> Mapping[str, Any]: ...
+
+
+def check_observed(names: Sequence[str], model: HookedTransformer) -> None:
+    """Refuses names that the model has no hook for.
+
+    Raises:
+        UserError: naming some that it has.
+    """
+    for name in names:
+        if name not in model.hook_dict:
+            raise UserError(
+                f"no activation {name!r} to observe: names are such as {', '.join(list(model.hook_dict)[:9])}"
+            )
+
+
+class Activations:
+    """Named activations on one fixed batch, stored as ``RUN/activations/00000100.safetensors``.
+
+    Raises:
+        UserError: for a name that the model has no hook for.
+    """
+
+    def __init__(self, names: tuple[str, ...], every: int, batch: Batch, model: HookedTransformer) -> None:
+        self.names, self.every, self.batch = names, every, batch
+        check_observed(names, model)
+
+    def __call__(self, step: int, model: HookedTransformer, run: Path) -> Mapping[str, Any]:
+        with torch.no_grad():
+            _, cache = model.run_with_cache(self.batch.tokens, names_filter=list(self.names))
+        path = run / "activations" / f"{step:08d}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".partial")
+        tensors = {name: cache[name].contiguous().cpu() for name in self.names}
+        save_file({"tokens": self.batch.tokens.cpu(), **tensors}, temporary, {"step": json.dumps(step)})
+        os.replace(temporary, path)
+        return {}
+
+
+class GradientNorms:
+    """Frobenius norm of the gradient of every tensor, as the update saw it."""
+
+    def __init__(self) -> None:
+        self.line: dict[str, dict[str, float]] = {}
+
+    def __call__(self, stage: str, gradients: Mapping[str, Tensor]) -> None:
+        norms = [gradient.norm() for gradient in gradients.values()]
+        self.line[stage] = dict(zip(gradients, torch.stack(norms).tolist() if norms else (), strict=True))
+
+
+class Clock:
+    """Seconds spent on updates: evaluation, writing and pauses between two openings of the run are left out.
+
+    Attributes:
+        seconds: so far, those of earlier openings included; ``None`` where these are not known.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.seconds: float | None = 0.0
+        self._since: float | None = None
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def go(self) -> None:
+        """Starts the clock: an update begins."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stops the clock: work other than updates begins."""
+        if self._since is None:
+            return
+        if self.device.type == "cuda":
+            # Updates are only queued when their call returns. Of the whole device this would wait for the runs of other
+            # threads too, and is refused while one of them records a CUDA graph.
+            torch.cuda.current_stream(self.device).synchronize()
+        if self.seconds is not None:
+            self.seconds += time.perf_counter() - self._since
+        self._since = None
+
+    def memory(self) -> dict[str, int]:
+        """Returns peaks in bytes: of the whole process (weights, data, libraries), and of tensors on a CUDA device."""
+        # Linux counts in KiB, macOS in bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peaks = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+        if self.device.type == "cuda":
+            peaks["device"] = torch.cuda.max_memory_allocated(self.device)
+        return peaks
+
+
+def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
+    """Returns seeds, versions, hardware, git state, start time and command, as plain JSON."""
+    from_scratch = config.start_from is None and config.attention_from is None and not config.train_parts
+    published = task.published_marks if from_scratch and is_published(task, preset) else {}
+    return {
+        "preset": preset,
+        **({"published_drop": dict(published)} if published else {}),
+        "drop_metric": declared_drop(task),
+        "seeds": {"train": config.seed},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("interp-tasks", "torch", "transformer-lens", "numpy")},
+        },
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cores": os.cpu_count(),
+            "processor": processor(),
+            "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+        },
+        "git": git_state(),
+        "command": command() if sys.argv[0].endswith(("interp-run", "interp_tasks/__main__.py")) else None,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def processor() -> str:
+    """Returns the kind of processor and the instructions that torch uses on it: on another, sums round otherwise."""
+    named: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        named = {
+            key.strip(): value.strip()
+            for key, _, value in (line.partition(":") for line in lines.splitlines())
+        }
+    numbers = [f"{key} {named[key]}" for key in ("cpu family", "model") if key in named]
+    name = named.get("model name") or platform.processor() or platform.machine()
+    return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
+
+
+def command() -> str:
+    """Returns the command line, without the secrets of URLs in it."""
+    return shlex.join(["interp-run", *map(without_secrets, sys.argv[1:])])
+
+
+def is_published(task: Task, preset: str | None) -> bool:
+    """Returns whether the data is the paper's: the preset ``paper``, none of its task settings overridden."""
+    return preset == "paper" and task == type(task)(**task.presets["paper"].get("task", {}))
+
+
+def git_state() -> dict[str, Any] | None:
+    """Returns the working directory's commit and whether tracked files differ; ``None`` outside a repository."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "modified": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
+    return done.stdout.strip()
