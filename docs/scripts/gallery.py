@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[1]
 FOLDER = DOCS / "images" / "gallery"
 CHROMIUM = "/usr/bin/chromium"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-WIDTH, SCALE = 760, 1.25
+WIDTH, MARGIN, SCALE = 760, 60, 1.25
 MATRIX, ADDITION = "zoo:matrix-completion-7x7", "zoo:modular-addition-113"
 SAMPLES = 64
 
@@ -204,8 +204,10 @@ def main(names: list[str]) -> None:
         for name in names or FIGURES:
             figure = untitled(FIGURES[name].draw())
             written = Page("", [Figure(figure)]).write(Path(folder) / f"{name}.html")
+            # Maps side by side may need more than the page's width, where a reader scrolls.
+            width = max(WIDTH, figure.layout.meta["least width"] + MARGIN)
             window = browser.new_page(
-                viewport={"width": WIDTH, "height": 700}, device_scale_factor=FIGURES[name].scale
+                viewport={"width": width, "height": 700}, device_scale_factor=FIGURES[name].scale
             )
             window.set_default_timeout(120_000)
             window.goto(written.as_uri(), wait_until="domcontentloaded")
