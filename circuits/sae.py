@@ -19,7 +19,7 @@ CALLER = "splice"
 
 
 @model_block
-def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
+def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
     """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
 
         with splice(model, {"resid_post.1": sae}):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import nn
 
 from circuits.circuit._evaluation import baseline
 from circuits.circuit._graph import EVERYWHERE, NOWHERE, Graph, Member, Where, parse_member
@@ -17,6 +18,7 @@ from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import curve as lines
 from circuits.figures.panels import of_rows
+from circuits.model.types import MetricLike, TokensLike
 from circuits.statistics import LEVEL
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
@@ -72,11 +74,11 @@ class Curve:
 
 
 def curve(
-    model: Any,
+    model: nn.Module,
     rankings: Any,
-    base: Any,
-    source: Any,
-    metric: Any = None,
+    base: TokensLike,
+    source: TokensLike,
+    metric: MetricLike = None,
     *,
     batch: Any = None,
     how: str = "resample",

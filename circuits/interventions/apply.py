@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver, Step, WeightEdit
@@ -25,6 +25,7 @@ from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sae_insertions import reinstall
 from circuits.model.sites import Site, closest_sites
+from circuits.model.types import SitesLike, TokensLike
 
 Plan = tuple[Step, ...]
 
@@ -56,7 +57,7 @@ def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
 
 
 @model_block
-def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
+def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[Any]:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
@@ -194,7 +195,10 @@ class Activations(Mapping[str, Tensor]):
 
 
 def run(
-    model: Any, tokens: Any, *interventions: Intervention, cache: Iterable[Any] | str | None = None
+    model: nn.Module,
+    tokens: TokensLike,
+    *interventions: Intervention,
+    cache: SitesLike | None = None,
 ) -> Any:
     """Returns the model's output on `tokens` under the interventions, in eval mode and without gradients.
 
@@ -214,7 +218,7 @@ def run(
 
 
 def run_with_padding(
-    model: Any, prompts: Prompts, *interventions: Intervention, cache: Iterable[Any] | str | None = None
+    model: Any, prompts: Prompts, *interventions: Intervention, cache: SitesLike | None = None
 ) -> tuple[Any, Activations]:
     """Returns what `run` does, and whatever the model computes at padding."""
     surface = HookedModel.of(model)
@@ -236,7 +240,7 @@ def run_with_padding(
     return output, Activations({hook: seen[hook] for hook in hooks}, prompts.mask if prompts.padded else None)
 
 
-def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:
+def cache(model: nn.Module, tokens: TokensLike, sites: SitesLike) -> Activations:
     """Returns the activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, without
     gradients; NaN at padding, whose `mask` comes with them.
     """

@@ -15,6 +15,7 @@ from circuits.interventions.replacements import Computed
 from circuits.model.heads import HeadSpec, index_of, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
+from circuits.model.types import HeadsLike, PositionsLike, SiteLike
 from circuits.tensors import (
     Positions,
     Snapshot,
@@ -262,10 +263,10 @@ def read_keys(keys: Any, caller: str) -> Positions | None:
 
 @answers_former_names
 def edit(
-    site: Any,
+    site: SiteLike,
     fn: Any,
-    heads: Any = None,
-    positions: Any = None,
+    heads: HeadsLike = None,
+    positions: PositionsLike = None,
     *,
     neurons: Any = None,
     features: Any = None,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
@@ -21,6 +21,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts, taken
 from circuits.model.sites import Site
+from circuits.model.types import MetricLike, PositionsLike, TokensLike
 from circuits.sweeps.metrics import Metric, in_errors, is_pair, read_values
 from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
 
@@ -33,12 +34,12 @@ _LAST = ("edits", "constant", "nonlinear")
 
 
 def lens(
-    model: Any,
-    tokens: Any,
+    model: nn.Module,
+    tokens: TokensLike,
     *given: Any,
-    metric: Any = None,
+    metric: MetricLike = None,
     batch: Any = None,
-    positions: Any = None,
+    positions: PositionsLike = None,
     batch_size: int | None = None,
 ) -> Any:
     """Returns each component's signed share of a metric; without a metric, of each logit.

@@ -233,6 +233,7 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     if new_values:
         _check_unwritten(model, state.others(), "another block would replace a part of them")
     others: list[nn.Parameter] = []
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter in new_values}
     try:
         for parameter in new_values:
             state.originals.setdefault(parameter, parameter.detach().clone())
@@ -247,6 +248,14 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
         [one for one in new_values if any(one is other for other in others)],
         "they are left as they are now",
     )
+    still = set(model.parameters())
+    gone = [name for parameter, name in names.items() if parameter not in still]
+    if gone:
+        raise CircuitsError(
+            f"inside a block that replaces weights, {len(gone)} of these parameters ({gone[0]}, ...) have been "
+            "replaced by new ones, as load_state_dict(..., assign=True) does, on which the block does not act: load "
+            "outside of the block"
+        )
 
 
 def _check_unwritten(model: nn.Module, others: list[nn.Parameter], what: str) -> None:

@@ -33,6 +33,7 @@ from circuits.model.sae_insertions import splices_of
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.supported import (
     FAMILIES,
+    check_not_compiled,
     has_norms_after_only,
     is_parallel,
     is_unchecked,
@@ -53,6 +54,7 @@ class HookedModel:
 
     def __init__(self, model: nn.Module) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
+        check_not_compiled(model)
         hooks = _hook_points(model)
         self.model = model
         self.family = _class_of(model, hooks)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
@@ -16,7 +16,7 @@ from circuits.tensors import as_dense_tensor
 from circuits.validate import read_choice, read_inputs
 
 
-def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
+def prompts(model: nn.Module, given: Any, side: str | None = None) -> Prompts:
     """Makes inputs for a model, in one batch, with a mask where lengths differ.
 
         prompts(model, ["The cat sat", "A dog"])

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from circuits.errors import CircuitsError
+from circuits.model.edit_state import modules_of
 from circuits.model.sites import KINDS
 
 # Settings of a HookedTransformer that change what happens at a site, with the values that have been tested.
@@ -229,6 +230,26 @@ def served_sites(model: nn.Module, what: str) -> frozenset[str]:
             "circuits.unchecked(model) uses it without"
         )
     return _EVERY if isinstance(found, str) else found
+
+
+# The class of what torch.compile makes of a module.
+_COMPILED = "OptimizedModule"
+
+
+def check_not_compiled(model: nn.Module) -> None:
+    """Refuses a model of which torch.compile has made or changed a part: it passes over hooks that come later."""
+    if type(model).__name__ == _COMPILED:
+        raise CircuitsError(
+            "this model is compiled, and what is compiled passes over hooks; give the one that torch.compile was given"
+        )
+    for module in modules_of(model):
+        forward = vars(module).get("forward")  # torch.compile(module.forward) in its place
+        own = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+        if own or type(module).__name__ == _COMPILED:
+            name = next((name for name, one in model.named_modules() if one is module), "") or "the model"
+            raise CircuitsError(
+                f"{name} is compiled, and what is compiled passes over hooks; give a model that is not"
+            )
 
 
 def foreign_names(names: Iterable[str]) -> str:

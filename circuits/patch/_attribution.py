@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
@@ -13,6 +14,7 @@ from circuits.interventions.edits import read_place, refuse_other_units
 from circuits.model.heads import Head, at_index, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site, SiteKind
+from circuits.model.types import MetricLike, SiteLike, TokensLike
 from circuits.patch._gradients import Pair, summed
 from circuits.patch._screen import estimates
 from circuits.sweeps.measurements import Measurements, Row
@@ -24,11 +26,11 @@ DIRECTION = "source -> base"
 
 
 def attribution(
-    model: Any,
-    base: Any,
-    source: Any,
-    metric: Any = None,
-    site: Any = "z",
+    model: nn.Module,
+    base: TokensLike,
+    source: TokensLike,
+    metric: MetricLike = None,
+    site: SiteLike = "z",
     *,
     batch: Any = None,
     by: str = "auto",

@@ -19,6 +19,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import read_keys
 from circuits.model.prompts import Prompts
+from circuits.model.types import PositionsLike, TokensLike
 from circuits.tensors import as_dense_tensor, select_positions
 from circuits.validate import by_text, is_whole
 
@@ -36,7 +37,7 @@ def previous(length: Any, by: int = 1) -> Bool[Tensor, "query key"]:
     return positions[:, None] - positions == _whole(by, "previous", "by")
 
 
-def constant(length: int, positions: Any) -> Bool[Tensor, "query key"]:
+def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]:
     """Marks the same positions for every query; negative ones count from the end."""
     length = _whole(length, "constant", "length")
     chosen = read_keys(positions, "patterns.constant")
@@ -63,13 +64,13 @@ def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
     return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
 
 
-def duplicate(tokens: Any) -> Bool[Tensor, "batch query key"]:
+def duplicate(tokens: TokensLike) -> Bool[Tensor, "batch query key"]:
     """Marks the earlier positions with the query's token, where a duplicate token head looks."""
     ids = _ids(tokens, "duplicate")
     return (ids[:, :, None] == ids[:, None, :]).tril(-1)
 
 
-def induction(tokens: Any) -> Bool[Tensor, "batch query key"]:
+def induction(tokens: TokensLike) -> Bool[Tensor, "batch query key"]:
     """Marks the positions right after an earlier one with the query's token, where an induction head looks."""
     ids = _ids(tokens, "induction")
     return torch.nn.functional.pad(duplicate(ids)[:, :, :-1], (1, 0))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError, format_value, prefixed
@@ -16,6 +15,7 @@ from circuits.model.edit_state import exclusive
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts
 from circuits.model.prompts import Prompts
+from circuits.model.types import MetricLike, PositionsLike, TokensLike
 from circuits.statistics import Resampling
 from circuits.sweeps.checkpoints import read_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference
@@ -30,14 +30,14 @@ _REMOVED = {**dict.fromkeys(("executor", "split", "done"), _PARTS), **RENAMED, "
 
 
 def sweep(
-    model: Any,
-    tokens: Shaped[Tensor, "batch pos *input"] | Any,
+    model: nn.Module,
+    tokens: TokensLike,
     variants: Mapping[str, Any],
-    metric: Any = None,
+    metric: MetricLike = None,
     batch: Any = None,
     engine: str = "auto",
     batch_size: int | None = None,
-    positions: Any = None,
+    positions: PositionsLike = None,
     checkpoints: Any = None,
     seed: int = 0,
     draws: int = 1000,
@@ -179,7 +179,7 @@ def _planned(read: _Given, surface: HookedModel) -> list[Variant]:
 
 def compare(
     parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]],
-    metric: Any = None,
+    metric: MetricLike = None,
     batch: Any = None,
     columns: Mapping[str, Row] | None = None,
     seed: int = 0,

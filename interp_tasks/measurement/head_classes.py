@@ -154,12 +154,16 @@ def chosen_templates(
     from circuits import patterns
 
     length = subject.tokens.shape[1]
+
+    def of_tokens(template: Any) -> Any:
+        return lambda batch: template(getattr(batch, "tokens", batch))
+
     known: dict[str, Any] = {
         "identity": patterns.identity(length),
         "previous": patterns.previous(length),
         "first": patterns.constant(length, 0),
-        "duplicate": lambda rows: patterns.duplicate(getattr(rows, "tokens", rows)),
-        "induction": lambda rows: patterns.induction(getattr(rows, "tokens", rows)),
+        "duplicate": of_tokens(patterns.duplicate),
+        "induction": of_tokens(patterns.induction),
     }
     own = declared(subject, "attention_templates") or known
     known |= own
