@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -113,10 +113,13 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
         for index, write in enumerate(writes):
             hook_function = writer(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
-        for write in writes:
-            for name, hook in write.replacement.reads(write).items():
-                stack.callback(surface.on_forward(hook, partial(_read, call, write, name)).remove)
         reinstall(surface.model, surface.on_forward)
+        readers = [
+            (hook, partial(_read, call, write, name))
+            for write in writes
+            for name, hook in write.replacement.reads(write).items()
+        ]
+        stack.enter_context(_reading(surface, readers))
         received = stack.enter_context(patched_edges(surface, edges, call))
         if not edges:
             # Edges of blocks around this one see what its edits leave.
@@ -137,6 +140,26 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
             raise CircuitsError(
                 f"{write.label}: no position {late}: the model generated up to position {call.generation.end - 1}"
             )
+
+
+@model_block
+def _reading(surface: HookedModel, readers: Sequence[tuple[str, Callable[[Tensor], None]]]) -> Iterator[None]:
+    """Calls these functions with activations after all edits, those of inner blocks too."""
+    state = state_of(surface.model)
+    state.readers += readers
+    try:
+        _put_readers_last(surface)
+        yield
+    finally:
+        state.readers = [one for one in state.readers if all(one is not reader for reader in readers)]
+        _put_readers_last(surface)
+
+
+def _put_readers_last(surface: HookedModel) -> None:
+    state = state_of(surface.model)
+    for handle in state.reader_handles:
+        handle.remove()
+    state.reader_handles = [surface.on_forward(hook, function) for hook, function in state.readers]
 
 
 def _never_applied_message(

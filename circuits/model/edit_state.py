@@ -39,6 +39,9 @@ class State:
     # Autoencoders in the model, by the hook of their site, and the handles of their hooks.
     splices: dict[str, Any] = field(default_factory=dict)
     splice_handles: list[Any] = field(default_factory=list)
+    # Hooks and functions that read activations after all edits, and their handles.
+    readers: list[tuple[str, Any]] = field(default_factory=list)
+    reader_handles: list[Any] = field(default_factory=list)
     # True when no block is open any more: the hooks of this state do nothing.
     ended: bool = False
 

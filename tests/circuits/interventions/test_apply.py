@@ -74,6 +74,33 @@ def test_users_hooks_may_come_and_go_inside(causal, tokens):
     assert len(causal.blocks[1].attn.hook_z.fwd_hooks) == 1
 
 
+def test_uniform_sees_what_every_block_leaves_of_the_scores(model, tokens, by_hand, assert_same):
+    """Nested blocks are arguments in order, also where an outer edit reads what an inner one writes."""
+
+    def hide(scores):
+        scores = scores.clone()
+        scores[:, :, 2:, 0] = -torch.inf
+        return scores
+
+    seen = {}
+
+    def uniform_over_visible(site, layer, value):
+        if site == "scores":
+            seen[layer] = value = hide(value)
+        if site == "pattern":
+            visible = (~seen[layer].isneginf()).double()
+            value = visible / visible.sum(-1, keepdim=True)
+        return value
+
+    expected = by_hand(model, tokens, uniform_over_visible)
+    uniform, hidden = ablate.uniform("all"), edit("scores", hide)
+    only_uniform = run(model, tokens, uniform)
+    for outer, inner in ((uniform, hidden), (hidden, uniform)):
+        assert_same(run(model, tokens, outer, inner), expected, only_uniform)
+        with intervene(model, outer):
+            assert_same(run(model, tokens, inner), expected, only_uniform)
+
+
 def test_a_hook_that_never_fires_does_not_hide_the_bodys_error(causal):
     with pytest.raises(RuntimeError, match="mine"), intervene(causal, ablate.zero("0.1")):
         raise RuntimeError("mine")

@@ -2,9 +2,10 @@ import inspect
 import re
 
 import pytest
+import torch
 import transformer_lens
 
-from circuits import CircuitsError
+from circuits import CircuitsError, ablate, run
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import PROVED
 
@@ -63,3 +64,21 @@ def test_what_is_not_compared_is_refused_in_one_line(make_model, hooked_only, se
     with pytest.raises(CircuitsError, match=message) as error:
         HookedModel.of(model)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow  # torch imports its compiler
+def test_what_is_compiled_is_refused_before_it_passes_over_an_edit(causal, tokens):
+    whole = torch.compile(causal, backend="eager")
+    with pytest.raises(CircuitsError, match=r"this model is compiled.*that torch.compile was given$"):
+        run(whole, tokens, ablate.zero("0.1"))
+    run(causal, tokens, ablate.zero("0.1"))
+    for part, name in (("blocks.1", r"blocks\.1"), ("", "the model")):
+        module = causal.get_submodule(part)
+        vars(module)["forward"] = torch.compile(module.forward, backend="eager")
+        with pytest.raises(CircuitsError, match=f"^{name} is compiled.*give a model that is not$"):
+            run(causal, tokens, ablate.zero("0.1"))
+        del vars(module)["forward"]
+    for part, name in (("blocks.1", r"blocks\.1"), ("", "the model")):
+        causal.get_submodule(part).compile(backend="eager")
+        with pytest.raises(CircuitsError, match=f"^{name} is compiled.*give a model that is not$"):
+            run(causal, tokens, ablate.zero("0.1"))
