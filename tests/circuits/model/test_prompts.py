@@ -16,6 +16,7 @@ from circuits import (
     ablate,
     cache,
     edit,
+    intervene,
     lens,
     logit_difference,
     patch,
@@ -654,3 +655,51 @@ def test_mean_patterns_over_prompts_of_unequal_length(model, side, of):
     found = run(model, made, ablate.mean_pattern("0.1-2, 1.1-2", reference, of=of))
     same(found, expected, made)
     assert not torch.allclose(found[made.real], run(model, made)[made.real], atol=1e-3)
+
+
+def test_texts_in_a_call_of_the_models_own(with_words):
+    """Positions are each text's own there, too, wherever the model pads."""
+    model, others = with_words, ["a dog ran on a dog", "the cat sat", "a big cat ran"]
+    made, ramp = prompts(model, TEXTS), torch.linspace(-1, 1, 16, dtype=torch.float64)
+    last = edit("embed", lambda x: x * ramp, positions=[-1])
+    for one in (
+        last,
+        edit("resid_post.0", lambda x: x * ramp, positions=[1, -1]),
+        ablate.mean("z", TEXTS),
+        patch.activations("z.1", others, positions=slice(1, -1)),
+        patch.path("0.1", "1.1", others),
+    ):
+        with torch.no_grad(), intervene(model, one):
+            found = model(TEXTS)
+            alone = model(TEXTS[0]) if one is last else None
+        expected = run(model, made, one)
+        assert (found - expected)[made.real].abs().max() < 1e-10
+        assert alone is None or (alone[0] - expected[0]).abs().max() < 1e-10
+    refused = pytest.raises(
+        CircuitsError, match="run_with_hooks embeds before the padding of its call is known"
+    )
+    with refused, torch.no_grad(), intervene(model, last):
+        model.run_with_hooks(made.tokens, attention_mask=made.real.long())
+
+
+@pytest.mark.parametrize("kind", [None, "torch", "numpy"])
+def test_columns_of_a_dataset(kind, make_model):
+    datasets = pytest.importorskip("datasets")
+    model, rows = make_model(family=BRIDGE), [row.tolist() for row in drawn((5, 3, 4))]
+    answers = {"right": [1, 2, 3], "wrong": [4, 5, 6]}
+    table = datasets.Dataset.from_dict({"ids": rows, "mask": [[1] * len(row) for row in rows], **answers})
+    table.set_format(kind)
+    for given in (table["ids"], {"input_ids": table["ids"], "attention_mask": table["mask"]}):
+        assert prompts(model, given) == prompts(model, rows)
+        one, two = (run(model, x, ablate.mean("0.1", y)) for x, y in ((given, table["ids"]), (rows, rows)))
+        assert torch.equal(one.nan_to_num(), two.nan_to_num())
+    plain = table.with_format(None)
+    assert logit_difference(plain["right"], plain["wrong"]) == logit_difference(*answers.values())
+    found, expected = (
+        probe.linear(model, one * 3, target, test=[7, 8], draws=1).frame
+        for one, target in (
+            (list(table["ids"]), datasets.concatenate_datasets([table] * 3)["right"]),
+            (rows, [1, 2, 3] * 3),
+        )
+    )
+    assert found.equals(expected)
