@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from circuits.circuit._graph import Graph
 from circuits.circuit._value import Circuit, circuit_of_names, full_of, read_file
 
@@ -59,7 +57,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def edges(names: Iterable[str] | str, model: nn.Module | None = None) -> Circuit:
+def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
     """Makes a circuit of edges by name: sender -> receiver, such as "0.1 -> 1.3.q".
 
     Senders are embed, pos_embed, heads (0.1) and MLPs (mlp0); receivers are the inputs of heads (1.3.q, 1.3.k, 1.3.v),
@@ -73,7 +71,7 @@ def edges(names: Iterable[str] | str, model: nn.Module | None = None) -> Circuit
     return circuit_of_names(names, "edges", None if model is None else _graph_of(model), "circuit.edges")
 
 
-def nodes(names: Iterable[str] | str, model: nn.Module | None = None) -> Circuit:
+def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
     """Makes a circuit of nodes by name: embed, pos_embed, heads (0.1) and MLPs (mlp0).
 
     Args:
@@ -91,7 +89,7 @@ def read(path: str | PathLike[str]) -> Circuit:
     return read_file(path)
 
 
-def full(model: nn.Module, kind: str = "edges") -> Circuit:
+def full(model: Any, kind: str = "edges") -> Circuit:
     """Returns the circuit of all edges of a model, or of all its nodes.
 
     Args:

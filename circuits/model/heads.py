@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from torch import nn
-
 from circuits.errors import CircuitsError
 
 if TYPE_CHECKING:
@@ -212,10 +210,10 @@ def names_heads(given: Any) -> bool:
 
 
 @overload
-def heads(spec: Literal["all"], model: nn.Module) -> tuple[Head, ...]: ...
+def heads(spec: Literal["all"], model: Any) -> tuple[Head, ...]: ...
 @overload
-def heads(spec: Any, model: nn.Module) -> tuple[AnyHead, ...]: ...
-def heads(spec: Any, model: nn.Module) -> tuple[AnyHead, ...]:
+def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]: ...
+def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]:
     """Returns the heads that `spec` names in `model`, 0-based, without repeats, never empty.
 
     `spec` is "all", "0.1, 2.3-5" (layer.head, a range of heads with its end included), "L0H1", "0.1+0.2",
