@@ -229,7 +229,7 @@ class Rule:
             raise CircuitsError(f"fourier: {type(self).__name__}({self.number!r}): give a number from 0")
 
     @property
-    def number(self) -> float:
+    def number(self) -> int | float:
         (number,) = vars(self).values()
         return number
 
