@@ -35,7 +35,7 @@ class State:
     # Torch's version counter of each parameter after our last write to it.
     written: dict[nn.Parameter, int] = field(default_factory=dict)
     # True while we write, and after a write that was interrupted.
-    putting: bool = False
+    writing: bool = False
     # Autoencoders in the model, by the hook of their site, and the handles of their hooks.
     splices: dict[str, Any] = field(default_factory=dict)
     splice_handles: list[Any] = field(default_factory=list)
@@ -45,18 +45,18 @@ class State:
     # True when no block is open any more: the hooks of this state do nothing.
     ended: bool = False
 
-    def put(self, values: dict[nn.Parameter, Tensor]) -> None:
-        self.putting = True
+    def write_parameters(self, values: dict[nn.Parameter, Tensor]) -> None:
+        self.writing = True
         _copy(values)
         self.note(values)
-        self.putting = False
+        self.writing = False
 
     def note(self, parameters: Iterable[nn.Parameter]) -> None:
         self.written.update({parameter: parameter._version for parameter in parameters})
 
     def others(self) -> list[nn.Parameter]:
         """Returns the replaced parameters to which somebody else has written since."""
-        if self.putting or self.suspended:
+        if self.writing or self.suspended:
             return []
         replaced_values = {
             parameter: value for block_values in self.replacing for parameter, value in block_values.items()
@@ -241,7 +241,7 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
         for parameter in new_values:
             state.originals.setdefault(parameter, parameter.detach().clone())
         state.replacing.append(new_values)
-        state.put(new_values)
+        state.write_parameters(new_values)
         yield
     finally:
         others += state.others()
@@ -281,7 +281,7 @@ def _end(state: State, values: dict[nn.Parameter, Tensor], others: list[nn.Param
         parameter: state.originals[parameter] for parameter in values if parameter in state.originals
     }
     restored = {parameter: remaining.get(parameter, original) for parameter, original in originals.items()}
-    state.put(
+    state.write_parameters(
         {
             parameter: value
             for parameter, value in restored.items()

@@ -260,7 +260,7 @@ def _leaves(theory: float, plateau: float, final: float, direction: Literal["dow
     return begins_on_it and final - perfect <= (1 - LEAST_WAY) * full_way
 
 
-def first_lasting(values: Sequence[float] | Array, level: float) -> int | None:
+def first_index_lastingly_below(values: Sequence[float] | Array, level: float) -> int | None:
     """Returns the first index at which finite values are below a level lastingly, as a drop's steps are."""
     import numpy as np
 

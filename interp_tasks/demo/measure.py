@@ -115,12 +115,12 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
 
     filled = fill_in(MATRIX_RUN, samples, seed, report)
     answered, ring = answer(MODULAR_RUN, samples, seed, report)
-    matrices = outcome("Matrix completion", MATRIX_RUN, MATRIX_EDITS, samples, seed)
-    sums = outcome("Modular addition", MODULAR_RUN, MODULAR_EDITS, samples, seed)
+    matrices = measured_outcome("Matrix completion", MATRIX_RUN, MATRIX_EDITS, samples, seed)
+    sums = measured_outcome("Modular addition", MODULAR_RUN, MODULAR_EDITS, samples, seed)
     return Demo(matrices, filled, sums, answered, ring, right_by_mirror(f"{MODULAR_RUN}@pre"))
 
 
-def outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcome:
+def measured_outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcome:
     """Returns what edits of all heads do before and after a run's drop, as ``interp-run ablation`` measures it."""
     readings = [HeadEdit.parse(mode, keys) for mode, keys in edits]
     unedited: dict[str, dict[str, dict[str, Any]]] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.checkpoints.drop import first_lasting
+from interp_tasks.checkpoints.drop import first_index_lastingly_below
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.intervals import interval_over_runs, rank_correlation_interval, share_interval
@@ -165,7 +165,7 @@ def plateau_until(steps: Any, values: Any, level: float) -> tuple[int, bool]:
 
     Unlike an onset it is there without a drop: early where there is no plateau, and late where it lasts.
     """
-    index = first_lasting(values, 0.9 * level)
+    index = first_index_lastingly_below(values, 0.9 * level)
     return steps[-1 if index is None else index], index is not None
 
 

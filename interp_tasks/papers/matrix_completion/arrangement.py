@@ -27,7 +27,7 @@ PERMUTATIONS = 999
 
 
 @dataclass(frozen=True)
-class Components:
+class PrincipalComponents:
     """Principal components of points.
 
     Attributes:
@@ -41,7 +41,7 @@ class Components:
     shares: Array
 
 
-def principal(points: Array, n: int = 2) -> Components:
+def principal_components(points: Array, n: int = 2) -> PrincipalComponents:
     """Returns the first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
     import numpy as np
 
@@ -49,7 +49,7 @@ def principal(points: Array, n: int = 2) -> Components:
     left, sizes, right = np.linalg.svd(centred, full_matrices=False)
     power = sizes**2
     shares = power / power.sum() if power.any() else power
-    return Components(right[:n], (left * sizes)[:, :n], shares[:n])
+    return PrincipalComponents(right[:n], (left * sizes)[:, :n], shares[:n])
 
 
 def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
@@ -178,7 +178,7 @@ def of_tokens(
     import numpy as np
 
     values, points = np.array(list(targets.values.values())), tables.rows(targets.values)
-    components, weights = principal(points), resamples(len(values), seed)
+    components, weights = principal_components(points), resamples(len(values), seed)
     quantities: dict[str, tuple[str, Array]] = {
         "variance of two components": ("share", np.full(len(weights), components.shares.sum()))
     }
@@ -204,7 +204,7 @@ def of_tokens(
         quantities["magnitude correlation"] = (f"component {2 - best}", turned)
     if end is not None:
         last = end.rows(targets.values)
-        directions = principal(last).directions
+        directions = principal_components(last).directions
         quantities[ALIGNMENT] = (
             "two components",
             correlation(points @ directions.T, last @ directions.T, weights),

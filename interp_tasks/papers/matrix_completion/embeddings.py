@@ -37,7 +37,7 @@ from interp_tasks.papers.matrix_completion.arrangement import (
     EmbeddingTargets,
     clustered,
     of_tokens,
-    principal,
+    principal_components,
     tsne,
 )
 
@@ -181,7 +181,7 @@ def token_rows(
         columns = numbers(value[0], interval(value[1:]), other)
         rows.append({**shared, "intervention": about, "metric": metric, **columns})
     points = tables.rows(targets.values)
-    components = principal(points)
+    components = principal_components(points)
     table = pandas.DataFrame(
         {
             "id": list(targets.values),

@@ -34,7 +34,7 @@ ASSIGNMENTS = 200
 
 @dataclass(frozen=True)
 class GridInputs:
-    """GridInputs that lie on the task's grid.
+    """Inputs that lie on the task's grid.
 
     Attributes:
         tokens: ``[input pos]``.

@@ -14,7 +14,7 @@ from interp_tasks.papers.matrix_completion.arrangement import (
     ALIGNMENT,
     clustered,
     distances,
-    principal,
+    principal_components,
     separability,
     silhouette,
 )
@@ -74,7 +74,7 @@ def test_weighted_correlation_is_that_of_the_repeated_points():
 
 def test_components_are_eigenvectors_of_the_covariance():
     points = RNG.normal(size=(30, 5)) * np.arange(1, 6)
-    found = principal(points)
+    found = principal_components(points)
     eigenvalues, vectors = np.linalg.eigh(np.cov(points.T, bias=True))
     assert found.shares == pytest.approx(eigenvalues[::-1][:2] / eigenvalues.sum())
     for k in (0, 1):
