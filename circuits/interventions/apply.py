@@ -132,8 +132,8 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
         *((edge.label, edge.receiver) for edge in edges if edge.receiver.hook not in received),
         *((edge.label, edge.sender) for edge in edges if id(edge.sender) in unapplied),
     ]
-    for label, place in places:
-        raise CircuitsError(_never_applied_message(surface, label, place, call))
+    if places:
+        raise CircuitsError(_never_applied_message(surface, *places[0], call))
     for write in writes:
         late = unreached(write.positions, call.generation.end) if call.generation.end else None
         if late is not None:

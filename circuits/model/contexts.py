@@ -83,8 +83,12 @@ class UninterruptedBlock(Generic[Entered]):
 
     def __init__(self, manager: contextlib.AbstractContextManager[Entered, bool | None]) -> None:
         self._manager = manager
+        self._entered = False
 
     def __enter__(self) -> Entered:
+        if self._entered:
+            raise CircuitsError("a block is entered once; call intervene (or splice) again for another")
+        self._entered = True
         handler = _installed()
         try:
             if handler is not None:

@@ -106,6 +106,13 @@ def loaded_inside_a_block(model: Any) -> None:
         model.load_state_dict(build(1, HOOKED).state_dict())
 
 
+def entered_again(model: Any) -> None:
+    block = intervene(model, ablate.zero("0.1"))
+    for _ in range(2):
+        with block:
+            model(tokens)
+
+
 def tied_embeddings(model: Any) -> None:
     model.unembed.W_U = torch.nn.Parameter(model.embed.W_E.data.T)
     run(model, tokens, transplant.weights(build(1, HOOKED), "embed"))
@@ -187,6 +194,7 @@ REFUSALS: list[tuple[Any, ...]] = [
         "got [8, 6, 4]",
     ),
     (lambda m: run(m, tokens, edit(RESULT, double)), RESULT, "never fired in 1 run(s)", "switched off"),
+    (entered_again, "a block is entered once", "call intervene"),
     (without_a_run, "ablate.zero(z, heads 0.1)", "not run inside the block"),
     (lambda m: run(m, tokens, ablate.uniform("all", keys=[2, 3])), "query 0", "none of the keys [2, 3]"),
     (lambda m: ablate.neurons(0, 3, how="mean"), "how='mean'", "reference="),
