@@ -63,12 +63,7 @@ def curve(
         rows += fall(run, own)
         for subject in subjects(f"{run.name}@all", examples) if stored else ():
             rows += at_checkpoint(run.name, subject)
-    config = {
-        "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in logged_runs],
-        "stored": stored,
-        **examples.describe(),
-    }
+    config = {"runs": [run.name for run in logged_runs], "stored": stored, **examples.describe()}
     notes = [
         "Levels are medians of logged values: of the plateau those from a tenth to a half of the crossing, in the end "
         "the last tenth. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0."

@@ -21,17 +21,17 @@ import typer
 from interp_tasks.checkpoints.drop import first_index_lastingly_below
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.intervals import interval_over_runs, rank_correlation_interval, share_interval
+from interp_tasks.measurement.intervals import rank_correlation_interval
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import (
     Curve,
     Run,
-    family,
     measures,
     plateau_levels,
+    pooled_over_seeds,
     read_runs,
     setting,
-    shared_folder,
+    title_and_prefix,
 )
 from interp_tasks.measurement.table import Row, numbers, tidy
 from interp_tasks.pages import Column, Figure, number, with_interval
@@ -50,8 +50,6 @@ RANK_CORRELATION = (
     "order that is not perfect."
 )
 UNTIL, LEFT = "plateau until", "plateau left"
-#: What is 1 or 0 of a run, and a share of several.
-SHARES = ("drop", LEFT)
 #: The columns of the table; those of steps first.
 STEPS, LEVELS = ("onset", "crossing", "end"), ("sharpness", "plateau", "final")
 CORRELATION, AGAINST = "rank correlation of ", "against "
@@ -92,38 +90,21 @@ def drops(
         for name in ((metric,) if metric is not None else run.own_metrics())
     }
     rows = [row for run in logged_runs for row in rows_of(run, curves)]
-    for name, group in seeds_of(logged_runs).items():
-        rows += pooled(name, group, rows)
+    rows += pooled_over_seeds(logged_runs, rows, lambda metric: metric in ("drop", LEFT), baselines=True)
     for key in keys:
         rows += correlations(logged_runs, rows, key)
     import pandas
 
-    config = {
-        "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in logged_runs],
-        "metric": metric,
-        "against": keys,
-    }
+    config = {"runs": [run.name for run in logged_runs], "metric": metric, "against": keys}
     notes = (*reasons(curves), *explanations(rows), *([RANK_CORRELATION] if keys else []))
     return Result("drops", tidy(pandas.DataFrame(rows)), config, notes, data={"curves": curves})
-
-
-def seeds_of(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Returns names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
-    groups: dict[str, list[str]] = {}
-    for run in logged_runs:
-        groups.setdefault(family(run.name) or run.name, []).append(run.name)
-    return {name: group for name, group in groups.items() if len(group) > 1}
 
 
 def explanations(rows: Sequence[Row]) -> Iterator[str]:
     """Yields what the columns of the table mean."""
     yield RULE
-    left = [row["value"] for row in rows if row["metric"] == LEFT and "*" not in row["run"]]
-    if left:
+    if any(row["metric"] == LEFT for row in rows):
         yield "Plateau until: the first step lastingly below nine tenths of the plateau by theory."
-    if 0.0 in left:
-        yield f"{left.count(0.0)} of {len(left)} never left it: files have their last step."
     if any("*" in row["run"] for row in rows):
         yield "Of several seeds: median, and smallest to largest; of steps, over those that drop."
 
@@ -147,16 +128,17 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
         if name != run.name:
             continue
         level = theory.get(metric.partition(" (")[0], math.nan)
-        until = {}
+        quantities = measures(curve)
         if level > 0:
             step, has_left = plateau_until(curve.steps, curve.values, level)
-            until = {UNTIL: float(step), LEFT: float(has_left)}
-        for quantity, value in (measures(curve) | until).items():
+            quantities |= {UNTIL: float(step), LEFT: float(has_left)}
+        for quantity, value in quantities.items():
             row = {"experiment": "drops", **run.labels(), "variant": metric, "intervention": "none"}
-            row |= {"metric": quantity, "value": value}
-            if quantity in ("plateau", "final"):
-                row |= {"baseline": level, "effect": value - level}
-            yield row
+            yield (
+                row
+                | {"metric": quantity}
+                | numbers(value, baseline=level if quantity in LEVELS[1:] else None)
+            )
 
 
 def plateau_until(steps: Any, values: Any, level: float) -> tuple[int, bool]:
@@ -167,27 +149,6 @@ def plateau_until(steps: Any, values: Any, level: float) -> tuple[int, bool]:
     """
     index = first_index_lastingly_below(values, 0.9 * level)
     return steps[-1 if index is None else index], index is not None
-
-
-def pooled(name: str, group: Sequence[str], rows: Sequence[Row]) -> Iterator[Row]:
-    """Yields rows that pool several seeds: medians (of what is 0 or 1 the mean) and the range."""
-    import numpy as np
-
-    of_curves: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row["run"] in group:
-            of_curves.setdefault((row["variant"], row["metric"]), []).append(row)
-    for (_, quantity), same in of_curves.items():
-        values = np.array([row["value"] for row in same])
-        values = values[~np.isnan(values)]
-        is_share = quantity in SHARES
-        value = float((np.mean if is_share else np.median)(values)) if len(values) else math.nan
-        interval = (share_interval if is_share else interval_over_runs)(values.tolist())
-        shared = {**same[0], "run": name, "ref": name, "seed": None, "n_runs": len(values)}
-        yield {**shared, **numbers(value, interval, same[0].get("baseline"))}
-        if not is_share and len(values):
-            for word, extreme in (("smallest", values.min()), ("largest", values.max())):
-                yield {**shared, "metric": f"{quantity}, {word}", "value": float(extreme), "effect": math.nan}
 
 
 def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> Iterator[Row]:
@@ -249,17 +210,13 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns a row of texts per run and metric, and below them the rows about several runs, in one block."""
     import pandas
 
-    names = [name for name in frame["run"].unique() if not str(name).startswith(AGAINST)]
     # What all names begin with is said once, above the table.
-    folder = shared_folder(names)
-    prefix = f"{folder}/" if folder else ""
-    count = sum("*" not in name for name in names)
-    title = f"{count} run{'s' if count != 1 else ''}{' of ' + folder if folder else ''}"
+    title, prefix = title_and_prefix([run for run in frame["run"].unique() if not run.startswith(AGAINST)])
     rows: list[dict[str, Any]] = []
     for (run, _), part in frame.groupby(["run", "variant"], sort=False):
-        first: dict[Any, Any] = part.to_dict("records")[0]
         by_metric = {row["metric"]: row for row in part.to_dict("records")}
         texts = {name: text_of(by_metric, name, str(run)) for name in ("drop", *STEPS, *LEVELS, UNTIL)}
+        first: dict[Any, Any] = next(iter(by_metric.values()))
         rows.append({**first, **texts, "ref": title, "run": str(run).removeprefix(prefix)})
     ends = {name: dict.fromkeys([frame[name].min(), frame[name].max()]) for name in ("step", "seed")}
     spans = {name: " to ".join(map(str, both)) for name, both in ends.items()}
@@ -280,14 +237,11 @@ def text_of(by_metric: Mapping[str, Mapping[Any, Any]], name: str, run: str) -> 
     if name == UNTIL and by_metric[LEFT]["value"] == 0:
         return "never left"
     ends = [by_metric[end]["value"] for end in (f"{name}, smallest", f"{name}, largest") if end in by_metric]
-    if name not in (*STEPS, UNTIL):
+    if name in LEVELS:
         return with_interval(number(value), *ends) if ends else number(value)
-    return whole(value) + (f" [{', '.join(map(whole, ends))}]" if ends else "")
-
-
-def whole(step: float) -> str:
-    """Formats a step that may lie between two; just before the first step is 0, not "-0"."""
-    return "0" if abs(step) <= 0.5 else f"{step:.0f}"
+    # A step may lie between two; just before the first one is 0, not "-0".
+    first, *others = (f"{step:.0f}".removeprefix("-") for step in (value, *ends))
+    return first + (f" [{', '.join(others)}]" if others else "")
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
@@ -308,14 +262,14 @@ def figures(result: Result) -> list[Figure]:
     from interp_tasks.measurement.curve_figures import curves_panel
 
     curves: Mapping[tuple[str, str], Curve] = result.data["curves"]
-    folder = shared_folder([*dict.fromkeys(run for run, _ in curves)]) if len(curves) > 1 else ""
+    title, prefix = title_and_prefix([*dict.fromkeys(run for run, _ in curves)])
     # Parts of a mixture have metrics such as "loss (n=3)": the axis is that of the loss.
     metrics = list(dict.fromkeys(metric.partition(" (")[0] for _, metric in curves))
     named = {
-        run.removeprefix(f"{folder}/" if folder else "")
+        run.removeprefix(prefix)
         + (metric.removeprefix(metrics[0]) if len(metrics) == 1 else f", {metric}"): one
         for (run, metric), one in curves.items()
     }
-    panel = curves_panel(named, " or ".join(metrics[:3]), title=f"{folder}/…" if folder else "")
+    panel = curves_panel(named, " or ".join(metrics[:3]), title=title if prefix else "")
     caption = "Bold: from onset to end of the drop. A curve without a bold part has none."
     return [Figure(draw([panel]), "Logged metric of every run", caption)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,6 +39,18 @@ SHARE, KEYS, NEURONS = "share of variance", "key frequencies", "neurons"
 SPECTRUM, KEY, OTHER, REST = "spectrum of ", "key frequency of ", "frequency of ", "frequencies of "
 #: Where there are no more frequencies than this, each has a row.
 MAX_ROWS = 16
+SHARES_NOTE = "share of variance: of all features together, over the grid; the constant is no frequency."
+INPUTS_NOTE = (
+    "Grid of inputs: complete, whatever --samples. frequency k of neurons: all products of {1, cos, sin} of k over the "
+    "coordinates; what mixes frequencies is among the other frequencies."
+)
+POSITIONS_NOTE = (
+    "Grid of positions: neurons are averaged over the examples first; frequencies are (row, column)."
+)
+NEURONS_NOTE = (
+    f"neurons: those of whose variance the frequency explains more than {{:g}}. Of more than {MAX_ROWS} frequencies "
+    "only key ones and those with neurons have rows."
+)
 RULE = typer.Option(
     "--rule",
     metavar="NAME[=NUMBER]",
@@ -47,7 +59,6 @@ RULE = typer.Option(
 THRESHOLD_OPTION = typer.Option(
     "--threshold", help="A neuron follows what explains more than this share of it."
 )
-EVERY = typer.Option("--every", help="A row for every frequency.")
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,9 @@ class Analysed:
     Attributes:
         label, site, layer, position: what it is of.
         spectrum: with one axis of features.
-        by: how its frequencies are note_texts apart, as ``Spectrum.bands`` takes it.
+        by: how its frequencies are told apart, as ``Spectrum.bands`` takes it.
         neurons: whether the features are neurons, to be clustered.
+        keys: its key frequencies.
     """
 
     label: str
@@ -68,40 +80,7 @@ class Analysed:
     spectrum: Spectrum
     by: str
     neurons: bool
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The spectrum of a tensor over all its features, the axis that labels frequencies, and its key frequencies."""
-
-    spectrum: Spectrum
-    by: str
-    keys: tuple[Any, ...]
-
-    def bars(self) -> pandas.DataFrame:
-        """Returns a row per frequency: ``share``, the share that white ``noise`` would have, and ``key``."""
-        import pandas
-
-        bands = self.spectrum.bands(self.by)
-        names = ", ".join(self.spectrum.grid.axes)
-        kind = f"frequencies ({names})" if self.by == "component" else "frequency"
-        return pandas.DataFrame(
-            {
-                "share": bands.share.numpy(),
-                "noise": [degrees / (self.spectrum.grid.cells - 1) for degrees in bands.degrees],
-                "key": [label in self.keys for label in bands.labels],
-            },
-            index=pandas.Index([str(label) for label in bands.labels], name=kind),
-        )
-
-    def pairs(self) -> pandas.DataFrame | None:
-        """Returns the share of each pair of frequencies; ``None`` unless there are two coordinates."""
-        import pandas
-
-        if len(self.spectrum.grid.axes) != 2:
-            return None
-        first, second = self.spectrum.grid.axes
-        return pandas.DataFrame(self.spectrum.share.numpy()).rename_axis(index=first, columns=second)
+    keys: tuple[Any, ...] = ()
 
 
 @experiment(says={"rule": None, "threshold": THRESHOLD})
@@ -110,13 +89,11 @@ def fourier(
     *,
     rule: Annotated[str, RULE] = "noise",
     threshold: Annotated[float, THRESHOLD_OPTION] = THRESHOLD,
-    every: Annotated[bool, EVERY] = False,
     **options: Unpack[Options],
 ) -> Result:
     """Say which frequencies embeddings and neurons are made of, over the task's grid of inputs or of positions.
 
     Of each tensor: how much of its variance the key frequencies carry, and how many neurons follow each.
-
     Of a grid of inputs: the embedding of the coordinates' tokens, and neurons at the positions that the task reads,
     over the complete grid whatever ``samples`` is. Of a grid of positions: position embeddings, and neurons
     averaged over the examples.
@@ -126,8 +103,6 @@ def fourier(
         rule: which frequencies are key: ``"noise"``, ``"of-largest"``, ``"above-mean"`` or ``"preferred"``, or with
             a number of yours, ``"above-mean=2"``; see ``circuits.fourier``.
         threshold: a neuron belongs to the frequency that explains more than this share of its variance.
-        every: a row for every frequency, also where there are more than 16, of which otherwise only key frequencies
-            and those with neurons have rows.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
@@ -135,76 +110,40 @@ def fourier(
     """
     name, number = parse_rule(rule)
     check_threshold(threshold)
-    spectra = Spectra(name, number, threshold, every)
-    config = {"rule": f"{name}={number:g}", "threshold": threshold}
-    result = measure("fourier", refs, options, spectra.measured, config=config)
-    # On a complete grid nothing is sampled and nothing drawn.
-    result.frame.loc[result.frame["ref"].isin(spectra.on_inputs), "split"] = "grid"
-    notes = (*spectra.rules, *spectra.notes(set(result.frame["ref"])))
-    return replace(result, notes=notes, data={"spectra": spectra.wholes})
+    spectra: dict[tuple[str, str], Analysed] = {}
+    notes = {SHARES_NOTE: None}
 
-
-@dataclass(frozen=True)
-class Spectra:
-    """By which rule frequencies are key, and what was found.
-
-    Attributes:
-        wholes: the spectrum of each tensor, by REF and label.
-        on_inputs: REFs of checkpoints whose task has a grid of inputs.
-        rules: the rules in words.
-    """
-
-    name: str
-    number: float
-    threshold: float
-    every: bool
-    wholes: dict[tuple[str, str], Whole] = field(default_factory=dict)
-    on_inputs: list[str] = field(default_factory=list)
-    rules: dict[str, None] = field(default_factory=dict)
-
-    def measured(self, subject: LoadedCheckpoint) -> Measured:
-        """Measures the spectrum of each tensor of one checkpoint."""
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
 
         from circuits.fourier import key_frequencies
         from circuits.fourier._spectrum import RULES as MADE
 
-        ref, axes = str(subject.labels["ref"]), read_axes(subject)
-        examples, tensors = len(subject.tokens), over_positions
+        axes, examples = read_axes(subject), len(subject.tokens)
+        tensors, shared, note = over_positions, {}, POSITIONS_NOTE
         if axes[0].position is not None:
-            self.on_inputs.append(ref)
-            examples, tensors = math.prod(len(axis.values) for axis in axes), over_inputs
+            # On a complete grid nothing is sampled and nothing drawn.
+            tensors, shared, note = over_inputs, {"split": "grid"}, INPUTS_NOTE
+            examples = math.prod(len(axis.values) for axis in axes)
         rows: list[Row] = []
         done: dict[str, Any] = {}
         for one in tensors(subject, axes):
-            keys = key_frequencies(one.spectrum, MADE[self.name](self.number), one.by)
-            rows += rows_of(one, keys.keys, examples, self.threshold, every=self.every)
-            self.wholes[ref, one.label] = Whole(one.spectrum.total(), one.by, keys.keys)
-            self.rules[f"{keys.rule}."] = None
+            found = key_frequencies(one.spectrum, MADE[name](number), one.by)
+            one = replace(one, keys=found.keys)
+            rows += ({**row, **shared, "n": examples} for row in rows_of(one, threshold))
+            spectra[str(subject.labels["ref"]), one.label] = one
+            notes.update(dict.fromkeys((f"{found.rule}.", note)))
+            keys = [list(key) if isinstance(key, tuple) else key for key in found.keys]
             done[one.label] = {
                 "grid": dict(one.spectrum.grid.axes),
-                "frequencies by": one.by,
-                "key frequencies": [list(key) if isinstance(key, tuple) else key for key in keys.keys],
-                "rule": keys.rule,
+                "key frequencies": keys,
+                "rule": found.rule,
             }
         return Measured(pandas.DataFrame(rows), done)
 
-    def notes(self, refs: set[str]) -> Iterator[str]:
-        """Yields the notes below the table."""
-        yield "share of variance: of all features together, over the grid; the constant is no frequency."
-        if self.on_inputs:
-            yield (
-                "Grid of inputs: complete, whatever --samples. frequency k of neurons: all products of {1, cos, sin} "
-                "of k over the coordinates; what mixes frequencies is among the other frequencies."
-            )
-        if refs - set(self.on_inputs):
-            yield "Grid of positions: neurons are averaged over the examples first; frequencies are (row, column)."
-        yield f"neurons: those of whose variance the frequency explains more than {self.threshold:g}."
-        if not self.every:
-            yield (
-                f"Of more than {MAX_ROWS} frequencies only key ones and those with neurons have rows; --every shows "
-                "all."
-            )
+    config = {"rule": f"{name}={number:g}", "threshold": threshold}
+    result = measure("fourier", refs, options, measure_checkpoint, config=config)
+    return replace(result, notes=(*notes, NEURONS_NOTE.format(threshold)), data={"spectra": spectra})
 
 
 def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
@@ -282,25 +221,25 @@ def mean_neurons(model: Any, tokens: Tensor, positions: int) -> list[Tensor]:
     return [sum(parts[1:], start=parts[0]) / len(tokens) for parts in zip(*sums, strict=True)]
 
 
-def rows_of(one: Analysed, keys: Sequence[Any], examples: int, threshold: float, *, every: bool) -> list[Row]:
+def rows_of(one: Analysed, threshold: float) -> list[Row]:
     """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters
 
     bands = one.spectrum.bands(one.by).total()
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
     sizes = clusters(one.spectrum, threshold, one.by).sizes if one.neurons else {}
-    every = every or len(shares) <= MAX_ROWS
-    listed = [label for label in bands.labels if every or label in keys or label in sizes]
+    few = len(shares) <= MAX_ROWS
+    listed = [label for label in bands.labels if few or label in one.keys or label in sizes]
     rows: list[Row] = []
 
     def add(kind: str, variant: str, metric: str, value: float) -> None:
-        place = {"site": one.site, "layer": one.layer, "position": one.position, "n": examples}
+        place = {"site": one.site, "layer": one.layer, "position": one.position}
         about = {"variant": variant, "intervention": kind + one.label, "metric": metric}
         rows.append({**place, **about, "value": float(value)})
 
-    add(SPECTRUM, "all frequencies", KEYS, len(keys))
+    add(SPECTRUM, "all frequencies", KEYS, len(one.keys))
     for label in listed:
-        kind = KEY if label in keys else OTHER
+        kind = KEY if label in one.keys else OTHER
         add(kind, f"frequency {label}", SHARE, shares[label])
         if one.neurons:
             add(kind, f"frequency {label}", NEURONS, sizes.get(label, 0))
@@ -315,21 +254,19 @@ def rows_of(one: Analysed, keys: Sequence[Any], examples: int, threshold: float,
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Makes columns of a frequency's metrics; ``key`` marks key frequencies and counts them in the row of all."""
-    kinds = (SPECTRUM, KEY, OTHER, REST)
-
-    def tensor_of(row: Row) -> tuple[str, str]:
-        kind = next(one for one in kinds if row["intervention"].startswith(one))
-        return kind, row["intervention"].removeprefix(kind)
+    tensors = frame["intervention"].str.partition(" of ")[2]
 
     def cells(row: Row) -> Row:
-        kind, tensor = tensor_of(row)
-        shown = {"tensor": tensor, "variant": row["variant"].removeprefix("frequency ")}
         if row["metric"] == KEYS:
-            return {**shown, "key": f"{row['value']:.0f} key"}
-        return {**shown, "key": "key" if kind == KEY else "", row["metric"]: row["value"]}
+            return {"key": f"{row['value']:.0f} key"}
+        return {"key": "key" if row["intervention"].startswith(KEY) else "", row["metric"]: row["value"]}
 
-    blank = frame.assign(**{SHARE: math.nan, NEURONS: math.nan})
-    return side_by_side(blank, lambda row: (row["ref"], tensor_of(row)[1], row["variant"]), cells)
+    blank = frame.assign(
+        **{SHARE: math.nan, NEURONS: math.nan},
+        tensor=tensors,
+        variant=frame["variant"].str.removeprefix("frequency "),
+    )
+    return side_by_side(blank, lambda row: (row["ref"], row["tensor"], row["variant"]), cells)
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
@@ -344,20 +281,26 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 def figures(result: Result) -> list[Figure]:
     """Returns for each tensor of each checkpoint bars by frequency, and over two coordinates a map of their pairs."""
+    import pandas
+
     caption = (
         "Bars: the share of the variance that each frequency carries, key frequencies in the second colour. "
         "Dashes: what it would carry of white noise. Maps: each combination of the two coordinates' frequencies."
     )
     panels = []
-    for (ref, label), whole in result.data["spectra"].items():
-        table = whole.bars()
-        shares, noise = (100 * table["share"]).tolist(), (100 * table["noise"]).tolist()
-        keys = table.index[table["key"].astype(bool)].tolist()
-        axis = str(table.index.name)
-        panels.append(spectrum(table.index.tolist(), shares, keys, f"{label}<br>{ref}", x=axis, noise=noise))
-        if (pairs := whole.pairs()) is not None:
-            down, across = (f"frequency in {name}" for name in (pairs.index.name, pairs.columns.name))
-            axes: dict[str, Any] = {"across": across, "down": down, "numbers": False, "row": 6}
+    for (ref, label), one in result.data["spectra"].items():
+        total, axes = one.spectrum.total(), one.spectrum.grid.axes
+        bands = total.bands(one.by)
+        shares, cells = (100 * bands.share).tolist(), one.spectrum.grid.cells
+        labels = [str(each) for each in bands.labels]
+        noise = [100 * degrees / (cells - 1) for degrees in bands.degrees]
+        across = f"frequencies ({', '.join(axes)})" if one.by == "component" else "frequency"
+        keys = [str(key) for key in one.keys]
+        panels.append(spectrum(labels, shares, keys, f"{label}<br>{ref}", x=across, noise=noise))
+        if len(axes) == 2:
+            down, across = (f"frequency in {name}" for name in axes)
             title = f"{label}: pairs of frequencies<br>{ref}"
-            panels.append(heat(100 * pairs, title, unit="share of variance (%)", **axes))
+            options: dict[str, Any] = {"across": across, "down": down, "numbers": False, "row": 6}
+            pairs = pandas.DataFrame(100 * total.share.numpy())
+            panels.append(heat(pairs, title, unit="share of variance (%)", **options))
     return [Figure(draw(panels, barmode="overlay"), "Share of variance by frequency", caption)]

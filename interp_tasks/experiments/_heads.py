@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from circuits import Head, Intervention
+    from circuits.model.heads import HeadSpec
 
 
 GROUPS = typer.Option(
@@ -102,36 +103,21 @@ def heads(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    edit = HeadEdit.parse(mode, keys, positions, scale)
-    groups_by_name = parse_groups(groups)
-    chosen = GroupsToEdit(edit, groups_by_name, by_class, least, random, random_size)
-    asked = {"by_class": by_class, "least": least, "random": random, "random_size": random_size}
-    named = {name: str(spec).replace(",", "+") for name, spec in groups_by_name.items()}
-    result = measure(
-        "heads",
-        refs,
-        options,
-        chosen.measured,
-        config={**edit.describe(), "groups": named, **asked},
-        check_sizes=chosen.check_sizes,
-        check=edit.check,
-    )
-    if not by_class:
-        return result
-    found = [
-        f"Classes of {ref}, found on other examples: {listed(of)}." for ref, of in chosen.classes.items()
-    ]
-    return replace(
-        result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *found)
-    )
+    edit, named = HeadEdit.parse(mode, keys, positions, scale), parse_groups(groups)
+    edits = GroupEdits(edit, named, by_class, least, random, random_size)
+    checks: dict[str, Any] = {"check_sizes": edits.check_sizes, "check": edit.check}
+    result = measure("heads", refs, options, edits.measured, config=edits.describe(), **checks)
+    found = [f"Classes of {ref}, found on other examples: {listed(of)}." for ref, of in edits.classes.items()]
+    notes = ["ratio: the metric with the edit over that without.", *found] if by_class else []
+    return replace(result, notes=(*result.notes, *notes))
 
 
 @dataclass
-class GroupsToEdit:
+class GroupEdits:
     """Which heads are edited together, and what is drawn beside them; ``classes``: REF -> the heads of each class."""
 
     edit: HeadEdit
-    named: Mapping[str, Any]
+    named: Mapping[str, HeadSpec]
     by_class: bool
     least: int
     random: int
@@ -160,6 +146,11 @@ class GroupsToEdit:
                 f"--random-size {self.random_size}: at least 1 head, and goes with --random, the draws"
             )
 
+    def describe(self) -> dict[str, Any]:
+        groups = {name: str(spec).replace(",", "+") for name, spec in self.named.items()}
+        asked = {name: getattr(self, name) for name in ("by_class", "least", "random", "random_size")}
+        return {**self.edit.describe(), "groups": groups, **asked}
+
     def check_sizes(self, sizes: Any, name: str) -> None:
         """Refuses heads and positions that a model of these sizes lacks."""
         for spec in self.named.values():
@@ -175,13 +166,21 @@ class GroupsToEdit:
         from circuits import draws
 
         every = tuple(every_head(subject.sizes))
-        classes = self.classes_of(subject) if self.by_class else {}
-        alone = {} if self.by_class else {str(head): (head,) for head in every} | by_layer(every)
-        groups = {name: resolve_heads(group, subject.sizes) for name, group in self.named.items()}
-        variants: dict[str, Any] = {**self.edit.on(subject, {**classes, **alone, "all": every, **groups})}
-        sizes = {len(group) for group in (*classes.values(), *groups.values())} - {len(every)}
-        if self.random_size is not None:
-            sizes = {self.random_size}
+        own = {name: resolve_heads(group, subject.sizes) for name, group in self.named.items()}
+        rows = (
+            self.classes_of(subject)
+            if self.by_class
+            else {str(head): (head,) for head in every} | by_layer(every)
+        )
+        if taken := own.keys() & rows.keys():
+            raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
+        variants: dict[str, Any] = {**self.edit.on(subject, {**rows, "all": every, **own})}
+        groups = [*(rows.values() if self.by_class else ()), *own.values()]
+        sizes = (
+            {len(group) for group in groups} - {len(every)}
+            if self.random_size is None
+            else {self.random_size}
+        )
         for size in sorted(sizes) if self.random else ():
 
             def at_random(seed: int, size: int = size) -> Intervention:
@@ -190,16 +189,11 @@ class GroupsToEdit:
             variants[f"random {size}"] = draws(at_random, self.random, subject.seed)
         return run_sweep(subject, variants, self.edit.name, ratios=self.by_class)
 
-    def classes_of(self, subject: LoadedCheckpoint) -> dict[str, tuple[Head, ...]]:
+    def classes_of(self, subject: LoadedCheckpoint) -> Mapping[str, tuple[Head, ...]]:
         """Returns the heads of each class, found on other examples, and of the least patterned."""
         found = head_classes_held_out(subject)
-        classes = found.groups()
-        if self.least:
-            classes[f"least patterned {self.least}"] = found.least(self.least)
-        self.classes[str(subject.labels["ref"])] = classes
-        for name in self.named:
-            if name in classes:
-                raise UserError(f"--group {name}: there is a class of that name; choose another")
+        least = {f"least patterned {self.least}": found.least(self.least)} if self.least else {}
+        self.classes[str(subject.labels["ref"])] = classes = found.groups() | least
         return classes
 
 

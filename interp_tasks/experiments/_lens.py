@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.activations import in_passes
+from interp_tasks.measurement.activations import in_passes, place_of_readout
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -75,9 +75,8 @@ def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:
     """Returns (labels, output) of every row."""
     read_outs: list[tuple[dict[str, Any], Any]] = []
     for name, output in seen.readouts.items():
-        layer = None if name == "embed" else int(name.removeprefix("layer "))
-        about = {"site": "resid_pre" if layer is None else "resid_post", "layer": layer or 0, "head": None}
-        read_outs.append(({"variant": f"{READ_OUT} after {name}", "intervention": READ_OUT, **about}, output))
+        about = {"variant": f"{READ_OUT} after {name}", "intervention": READ_OUT, "head": None}
+        read_outs.append((about | place_of_readout(name), output))
     for name in seen.contributions:
         label, about = component(name)
         read_outs.append(

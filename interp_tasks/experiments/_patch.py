@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from interp_tasks.measurement.head_edits import (
     POSITIONS,
     Choices,
     check_positions_below,
+    check_positions_of,
     parse_choices,
     resolve_choices,
     select_positions,
@@ -97,7 +99,18 @@ def patch(
         UserError, TaskError, CircuitsError: in one line.
     """
     examples = Examples.of(options)
-    patching = Patching.parse(source, site, heads, positions, examples, by_class=by_class)
+    sites, choices, at = parse_sites(site), parse_choices(heads or "all"), parse_positions(positions)
+    is_name = source == RESAMPLE or bool(NAME.fullmatch(source) and not Path(source).is_dir())
+    for each in sites:
+        if heads and not has_heads(each):
+            raise UserError(f"--heads with --site {each}: this site has no heads; leave --heads out")
+    if by_class and examples.tokens is not None:
+        raise UserError(NO_CLASSES)
+    if is_name and source != RESAMPLE and examples.tokens is not None:
+        raise UserError(
+            f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
+        )
+    patching = Patching(source, None if is_name else one_source(source), sites, choices, at, by_class)
     found = resolve_refs(refs, examples)
     if patching.checkpoint is not None:
         check_architecture([patching.checkpoint], found)
@@ -106,64 +119,40 @@ def patch(
         found,
         options,
         patching.measured,
-        config=patching.describe(),
-        notes=patching.notes(judged=patching.checkpoint is None and examples.tokens is None),
+        config=patching.describe() | {"heads": list(choices) if heads else None},
+        notes=patching.notes(judged=is_name and examples.tokens is None),
         check_sizes=patching.check_sizes,
         check=patching.check,
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Patching:
-    """What is patched, where, and from where.
-
-    Attributes:
-        checkpoint: that activations come from; ``None`` where the source is another input of the same model.
-        choices: of heads, at sites that have some; ``every``: none were named.
-        model: of the checkpoint, once it is loaded.
-    """
+    """What is patched, where, and from where; ``checkpoint``: ``None`` where that is another input of the model."""
 
     source: str
     checkpoint: ResolvedCheckpoint | None
     sites: Sequence[str]
     choices: Choices
-    every: bool
     positions: str | tuple[int, ...] | None
     by_class: bool
-    device: str
-    model: Any = None
-
-    @classmethod
-    def parse(
-        cls, source: str, site: Any, heads: Any, positions: Any, examples: Examples, *, by_class: bool
-    ) -> Patching:
-        """Returns what the options of a user ask for.
-
-        Raises:
-            UserError: in one line. Whether the task knows the name of a source shows only when there is a task.
-        """
-        sites, choices, at = parse_sites(site), parse_choices(heads or "all"), parse_positions(positions)
-        for each in sites:
-            if heads and not has_heads(each):
-                raise UserError(f"--heads with --site {each}: this site has no heads; leave --heads out")
-        if by_class and examples.tokens is not None:
-            raise UserError(NO_CLASSES)
-        is_name = source == RESAMPLE or bool(NAME.fullmatch(source) and not Path(source).is_dir())
-        if is_name and source != RESAMPLE and examples.tokens is not None:
-            raise UserError(
-                f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
-            )
-        checkpoint = None if is_name else one_source(source)
-        return cls(source, checkpoint, sites, choices, not heads, at, by_class, examples.device)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "source": self.source if self.checkpoint is None else self.checkpoint.ref,
-            "site": self.sites,
-            "heads": None if self.every else list(self.choices),
-            "positions": self.positions or "all",
-            "by_class": self.by_class,
-        }
+        source = self.source if self.checkpoint is None else self.checkpoint.ref
+        at = self.positions or "all"
+        return {"source": source, "site": self.sites, "positions": at, "by_class": self.by_class}
+
+    def notes(self, *, judged: bool) -> list[str]:
+        """Returns the notes below the table: where activations come from, and by what outputs are judged."""
+        whose = f"the input that the task calls {self.source}"
+        if self.source == RESAMPLE:
+            whose = "another example of the batch, the same at every site"
+        if self.checkpoint is not None:
+            whose = f"{self.checkpoint.label} (step {self.checkpoint.step}) on the same examples"
+        by_source = (
+            "(source): the same output judged by the source's targets; low where it follows the source."
+        )
+        return [f"Activations come from {whose}.", *([by_source] if judged else [])]
 
     def check_sizes(self, sizes: Any, name: str) -> None:
         """Refuses layers, positions and heads that a model of these sizes lacks."""
@@ -175,9 +164,7 @@ class Patching:
 
     def check(self, subject: LoadedCheckpoint) -> None:
         """Refuses positions and sources that a checkpoint's examples do not have."""
-        select_positions(subject, self.positions)
-        whose = f"the examples of {subject.name} have"
-        check_positions_below(subject.tokens.shape[1], "--positions", self.positions, whose)
+        check_positions_of(subject, self.positions)
         if self.checkpoint is None:
             source_examples(subject, self.source)
 
@@ -185,14 +172,15 @@ class Patching:
         """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
-        from interp_tasks.checkpoints.load import load_resolved
 
         if self.checkpoint is None:
             other = source_examples(subject, self.source)
             given = other if subject.task is None else other.tokens
         else:
-            self.model = self.model or load_resolved(self.checkpoint, self.device).model
-            other, given = None, cache(self.model, subject.tokens, self.sites)
+            other, given = (
+                None,
+                cache(model_of(self.checkpoint, subject.tokens.device), subject.tokens, self.sites),
+            )
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
         classes = head_classes_held_out(subject).groups() if self.by_class else {}
@@ -210,17 +198,13 @@ class Patching:
             return run_sweep(subject, variants, names)
         return run_sweep(subject, variants, names, judged_by_both(subject.task), Both(subject.batch, other))
 
-    def notes(self, *, judged: bool) -> list[str]:
-        """Returns the notes below the table: where activations come from, and by what outputs are judged."""
-        whose = f"the input that the task calls {self.source}"
-        if self.source == RESAMPLE:
-            whose = "another example of the batch, the same at every site"
-        if self.checkpoint is not None:
-            whose = f"{self.checkpoint.label} (step {self.checkpoint.step}) on the same examples"
-        by_source = (
-            "(source): the same output judged by the source's targets; low where it follows the source."
-        )
-        return [f"Activations come from {whose}.", *([by_source] if judged else [])]
+
+@lru_cache(maxsize=1)
+def model_of(checkpoint: ResolvedCheckpoint, device: Any) -> Any:
+    """Returns the model of the checkpoint that activations come from, loaded once."""
+    from interp_tasks.checkpoints.load import load_resolved
+
+    return load_resolved(checkpoint, str(device)).model
 
 
 @dataclass(frozen=True)

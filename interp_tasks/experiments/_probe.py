@@ -15,8 +15,7 @@ import typer
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.head_edits import check_positions_below, parse_named_heads, resolve_heads
-from interp_tasks.measurement.options import check_layer, check_positions, has_heads, layer_of
+from interp_tasks.measurement.options import check_layer, layer_of
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from circuits.model.heads import HeadSpec
     from tasks import ProbeTarget, ProbeTargets
 
 #: A probe of d numbers takes more examples than d: more than other experiments ask for.
@@ -44,22 +42,16 @@ SITES = typer.Option(
     "--site", metavar="SITE", help=f"{', '.join(KINDS)}; in layer 1 alone z.1. Repeat for several."
 )
 TARGETS = typer.Option("--target", metavar="NAME", help="One that the task declares; repeat. Default: all.")
-HEADS = typer.Option("--heads", metavar="SPEC", help="These heads one by one, or all.")
-POSITIONS = typer.Option("--positions", metavar="0,2", help="Look there, not where the task says.")
 HELD_OUT = typer.Option("--held-out", help="Fraction, or number, of examples to score on.")
 UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
 
 
-@experiment(
-    says={"sites": ["resid_post"], "heads": None, "positions": None, "held_out": 0.25}, samples=SAMPLES
-)
+@experiment(says={"sites": ["resid_post"], "held_out": 0.25}, samples=SAMPLES)
 def probe(
     refs: Refs,
     sites: Annotated[str | Sequence[str], SITES, list[str]] = ("resid_post",),
     targets: Annotated[str | Sequence[str], TARGETS, list[str]] = (),
     *,
-    heads: Annotated[str | None, HEADS] = None,
-    positions: Annotated[str | Sequence[int] | None, POSITIONS, str | None] = None,
     held_out: Annotated[float | int, HELD_OUT, float] = 0.25,
     untrained: Annotated[bool, UNTRAINED] = True,
     **options: Unpack[Options],
@@ -71,28 +63,30 @@ def probe(
     Args:
         sites: ``"resid_post"``, ``"z.1"``, ...; a probe of its own in each layer.
         targets: names of the task's ``probe_targets``; none: all.
-        heads: at q, k, v, z, scores and pattern, these heads one by one (``"all"``, ``"0.1+1.0-2"``).
-        positions: look there (``"0,2"``), not where the task says.
         held_out: the fraction, or from 2 the number, of examples that probes are scored on.
         untrained: whether there is an untrained model.
         options: as :class:`Examples` has them; 2048 samples by default.
 
-    Ridge penalties, intercepts and probes of single positions: ``circuits.probe.linear``.
+    Single heads and positions, ridge penalties, intercepts: ``circuits.probe.linear``.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no targets.
     """
     check_has_task("probe", options)
-    probing = Probing.parse(sites, targets, heads, positions, held_out, untrained=untrained)
-    result = measure(
-        "probe",
-        refs,
-        {**options, "samples": options.get("samples") or SAMPLES},
-        probing.measured,
-        config={**probing.describe(), "heads": heads},
-        check_sizes=probing.check_sizes,
-        check=probing.check,
+    if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
+        raise UserError(f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2")
+    probing = Probing(
+        [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)],
+        [targets] if isinstance(targets, str) else list(targets),
+        int(held_out) if held_out >= 2 else held_out,
+        untrained,
     )
+    if not probing.sites:
+        raise UserError("no site: give --site resid_post, or another")
+    config = {name: value for name, value in vars(probing).items() if name != "tables"}
+    options = {**options, "samples": options.get("samples") or SAMPLES}
+    checks: dict[str, Any] = {"check_sizes": probing.check_sizes, "check": probing.check}
+    result = measure("probe", refs, options, probing.measured, config=config, **checks)
     return replace(result, notes=probing.notes(), data={"tables": probing.tables})
 
 
@@ -102,62 +96,22 @@ class Probing:
 
     sites: Sequence[str]
     targets: Sequence[str]
-    heads: HeadSpec | None
-    positions: Sequence[int] | None
     held_out: float | int
     untrained: bool
     tables: dict[str, pandas.DataFrame] = field(default_factory=dict)
 
-    @classmethod
-    def parse(
-        cls, sites: Any, targets: Any, heads: Any, positions: Any, held_out: float, *, untrained: bool
-    ) -> Probing:
-        """Returns what the options of a user ask for.
-
-        Raises:
-            UserError, CircuitsError: in one line.
-        """
-        sites = [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)]
-        if not sites:
-            raise UserError("no site: give --site resid_post, or another")
-        for each in sites:
-            if heads is not None and not has_heads(each):
-                raise UserError(
-                    f"--heads: site {each} has no heads; they are at q, k, v, z, scores and pattern"
-                )
-        if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
-            raise UserError(
-                f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2"
-            )
-        return cls(
-            sites,
-            [targets] if isinstance(targets, str) else list(targets),
-            None if heads is None else parse_named_heads(heads),
-            check_positions("--positions", positions) if isinstance(positions, str) else positions,
-            int(held_out) if held_out >= 2 else held_out,
-            untrained,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("heads", "tables")}
-
     def check_sizes(self, sizes: Any, name: str) -> None:
-        """Refuses layers, positions and heads that a model of these sizes lacks."""
+        """Refuses layers that a model of these sizes lacks."""
         for site in self.sites:
             check_layer(f"--site {site}", layer_of(site), sizes, name)
-        check_positions_below(sizes.n_ctx, "--positions", self.positions, f"{name} has")
-        if self.heads is not None:
-            resolve_heads(self.heads, sizes)
 
     def check(self, subject: LoadedCheckpoint) -> None:
-        """Refuses targets that a checkpoint's task does not declare, and positions that its examples do not have."""
-        if len(subject.tokens) < FEWEST:
+        """Refuses targets that a checkpoint's task does not declare, and too few examples."""
+        if (n := len(subject.tokens)) < FEWEST:
             raise UserError(
-                f"--samples {len(subject.tokens)}: some examples are fitted and others scored; give {FEWEST} or more"
+                f"--samples {n}: some examples are fitted and others scored; give {FEWEST} or more"
             )
         choose(subject, targets_of(subject), self.targets)
-        whose = f"the examples of {subject.name} have"
-        check_positions_below(subject.tokens.shape[1], "--positions", self.positions, whose)
 
     def measured(self, subject: LoadedCheckpoint) -> Measured:
         """Measures the probes of one checkpoint, beside those of an untrained model."""
@@ -171,15 +125,14 @@ class Probing:
             {name: target.values for name, target in chosen.items()},
             self.sites,
             kind={name: target.kind for name, target in chosen.items()},
-            heads=self.heads,
-            positions=declared.positions if self.positions is None else self.positions,
+            positions=declared.positions,
             splits=declared.splits,
             test=self.held_out,
             untrained=untrained_model(subject) if self.untrained else None,
             seed=subject.seed,
         ).frame
         self.tables[str(subject.labels["ref"])] = table
-        return Measured(tidy_rows(table, untrained=self.untrained), {})
+        return Measured(tidy_rows(table, untrained=self.untrained))
 
     def notes(self) -> tuple[str, ...]:
         """Returns the notes below the table."""
@@ -234,27 +187,24 @@ def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
 
     order = {target: number for number, target in enumerate(dict.fromkeys(table["target"]))}
     table = table.sort_values("target", key=lambda names: names.map(order), kind="stable", ignore_index=True)
-    place = table["site"]
-    for column, mark in (("layer", "."), ("head", "."), ("position", "@")):
-        place = place + [
-            "" if pandas.isna(number) else f"{mark}{number}" for number in table[column].astype(object)
-        ]
+    layer = table["layer"].astype("string")
+    place = table["site"] + ("." + layer).fillna("")
     split = table["split"].map(lambda split: "" if split == "all" else f" ({split})")
-    common = table[
-        ["site", "layer", "head", "position", "value", "value_ci_low", "value_ci_high", "n"]
-    ].assign(variant=table["target"] + " " + place, metric=table["metric"] + split, engine="streamed")
-    controls = [("shuffled", "selectivity", AGAINST_SHUFFLED)]
-    if untrained:
-        controls.append(("untrained", "over_untrained", AGAINST_UNTRAINED))
+    columns = ["site", "layer", "head", "position", "value", "value_ci_low", "value_ci_high", "n"]
+    names = {"variant": table["target"] + " " + place, "metric": table["metric"] + split}
+    common = table[columns].assign(**names, engine="streamed")
+    controls = {
+        "shuffled": ("selectivity", AGAINST_SHUFFLED),
+        "untrained": ("over_untrained", AGAINST_UNTRAINED),
+    }
     parts = [
         common.assign(
             intervention=against,
             baseline=table[control],
-            effect=table[difference],
-            effect_ci_low=table[f"{difference}_ci_low"],
-            effect_ci_high=table[f"{difference}_ci_high"],
+            **{f"effect{end}": table[f"{difference}{end}"] for end in ("", "_ci_low", "_ci_high")},
         )
-        for control, difference, against in controls
+        for control, (difference, against) in controls.items()
+        if control == "shuffled" or untrained
     ]
     return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 

@@ -34,7 +34,6 @@ from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
-    import plotly.graph_objects
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
@@ -165,19 +164,6 @@ def parameters(intervention: Any) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name, _ in intervention.values))
 
 
-def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Returns a row of maps for each component, one map per metric; its colours mean the same in each."""
-    metrics = list(dict.fromkeys(frame["metric"]))
-    panels = [
-        component_map(
-            rows[rows["metric"] == metric], f"{component}: {metric}", frame[frame["metric"] == metric]
-        )
-        for component, rows in frame.groupby("variant", sort=False)
-        for metric in metrics
-    ]
-    return draw(panels, columns=len(metrics), share_y=True)
-
-
 def component_map(rows: pandas.DataFrame, title: str, of_metric: pandas.DataFrame) -> Panel:
     """Returns one component's values, receivers down, sources across."""
     import numpy as np
@@ -210,16 +196,21 @@ def short(refs: list[str]) -> list[str]:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Returns with several sources a map per component, receiver by source; else the usual figure."""
+    """Returns with several sources a row of maps per component, receiver by source; else the usual figure."""
     from interp_tasks.measurement.figure import figures as usual
 
     if not isinstance(result.config["source"], list):
         return usual(result.frame, result.examples())
+    frame = result.frame
+    panels = [
+        component_map(rows, f"{component}: {metric}", frame[frame["metric"] == metric])
+        for component, of_component in frame.groupby("variant", sort=False)
+        for metric, rows in of_component.groupby("metric", sort=False)
+    ]
     caption = (
         "Down: the checkpoint that is run. Across: the one whose weights it gets. A cell that gets its own is "
         "the unedited model. Colours mean the same in every map of a metric; of one that spans two powers of ten "
         f"they are by its logarithm. {result.examples()}"
     ).strip()
-    return [
-        Figure(figure(result.frame), "Every metric, by who receives the weights and whose they are", caption)
-    ]
+    figure = draw(panels, columns=frame["metric"].nunique(), share_y=True)
+    return [Figure(figure, "Every metric, by who receives the weights and whose they are", caption)]

@@ -54,8 +54,3 @@ def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tupl
         math.inf if math.isnan(first) else first,
         math.inf if math.isnan(lasting) else lasting,
     )
-
-
-def finite_or_nan(value: float) -> float:
-    """Returns the value, or NaN where it is infinite: unknown."""
-    return float(value) if math.isfinite(value) else math.nan

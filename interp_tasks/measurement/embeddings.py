@@ -46,15 +46,6 @@ def resamples(points: int, seed: int) -> Array:
     return np.concatenate([np.ones((1, points)), bootstrap_weights(seed, points, stream=4)])
 
 
-def ranks(values: Array) -> Array:
-    """Ranks from 1, the mean rank where values are equal."""
-    import numpy as np
-
-    _, rank, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[rank], dtype=float)
-
-
 def correlation(one: Array, other: Array, weights: Array) -> Array:
     """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
     import numpy as np

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.head_edits import check_positions_below, select_positions
+from interp_tasks.measurement.head_edits import check_positions_of, select_positions
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint
 
 if TYPE_CHECKING:
@@ -191,9 +191,8 @@ def check_scored(
         UserError: in one line.
     """
     chosen_templates(subject, names)
-    scored_positions(subject, positions)
-    whose = f"the examples of {subject.name} have"
-    check_positions_below(subject.tokens.shape[1], "--positions", positions, whose)
+    if positions != READ:
+        check_positions_of(subject, positions)
 
 
 def measure_relocations(

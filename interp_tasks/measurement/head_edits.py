@@ -93,13 +93,13 @@ class HeadEdit:
         check_positions_below(length, "--keys", self.keys, whose)
 
     def check(self, subject: LoadedCheckpoint) -> None:
-        """Refuses positions that a checkpoint's examples do not have.
+        """Refuses positions and keys that a checkpoint's examples do not have.
 
         Raises:
             UserError: in one line.
         """
-        select_positions(subject, self.positions)
-        self.check_length(subject.tokens.shape[1], f"the examples of {subject.name} have")
+        check_positions_of(subject, self.positions)
+        check_positions_of(subject, self.keys, "--keys")
 
     def on(
         self, subject: LoadedCheckpoint, chosen: Mapping[str, tuple[Head, ...]]
@@ -230,6 +230,18 @@ def check_positions_below(length: int, option: str, given: Any, whose: str) -> N
     for position in () if given is None or isinstance(given, str) else given:
         if not -length <= position < length:
             raise UserError(f"{option}: no position {position}: {whose} positions 0-{length - 1}")
+
+
+def check_positions_of(
+    subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None, option: str = "--positions"
+) -> None:
+    """Refuses positions, and masks, that a checkpoint's examples do not have.
+
+    Raises:
+        UserError: in one line.
+    """
+    select_positions(subject, positions)
+    check_positions_below(subject.tokens.shape[1], option, positions, f"the examples of {subject.name} have")
 
 
 def select_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:

@@ -40,6 +40,11 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def finite_or_nan(value: float) -> float:
+    """Returns the value, or NaN where it is infinite: unknown."""
+    return float(value) if math.isfinite(value) else math.nan
+
+
 def mean_interval(several: Sequence[Interval]) -> Interval:
     """Returns an interval of a mean of numbers however dependent they are: the mean of their ends."""
     lows, highs = zip(*several, strict=True)

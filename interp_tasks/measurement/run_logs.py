@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,8 @@ from interp_tasks.checkpoints.run_files import (
     read_log,
 )
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.intervals import finite_or_nan, interval_over_runs, share_interval
+from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -280,14 +282,60 @@ def family(name: str) -> str | None:
     return f"{match[1]}seed-*" if match else None
 
 
-def shared_folder(names: Sequence[str]) -> str:
-    """Returns the folder that all names lie in; of paths and ``zoo:`` names alike."""
+def title_and_prefix(names: Sequence[str]) -> tuple[str, str]:
+    """Returns what a table of runs is of, and what all names of runs in it begin with and need not say."""
+    if len(names) == 1:
+        return names[0], ""
     shared: list[str] = []
     for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
         if len(set(level)) > 1:
             break
         shared.append(level[0])
-    return "/".join(shared)
+    folder, count = "/".join(shared), sum("*" not in name for name in names)
+    return f"{count} runs{' of ' + folder if folder else ''}", f"{folder}/" if folder else ""
+
+
+def pooled_over_seeds(
+    runs: Sequence[Run],
+    rows: Sequence[Row],
+    is_share: Callable[[str], bool],
+    is_late: Callable[[str], bool] = lambda metric: False,
+    baselines: bool = False,
+) -> list[Row]:
+    """Returns rows that pool runs which are seeds of one, two at least, under ``RUN/seed-*``: medians and ranges.
+
+    Args:
+        is_share: of which metrics, 1 or 0 of a run, there is the mean.
+        is_late: of which metrics a run without a value is later than all others.
+        baselines: whether all seeds have the same baseline, which the pooled row then has.
+    """
+    import numpy as np
+
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        groups.setdefault(family(run.name) or run.name, []).append(run.name)
+    pooled: list[Row] = []
+    for name, group in groups.items():
+        same: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows if len(group) > 1 else ():
+            if row["run"] in group:
+                same.setdefault((row["split"], row["variant"], row["metric"]), []).append(row)
+        for (_, _, metric), of_seeds in same.items():
+            values = np.array([row["value"] for row in of_seeds])
+            values = (
+                np.where(np.isnan(values), np.inf, values) if is_late(metric) else values[~np.isnan(values)]
+            )
+            share, first = is_share(metric), of_seeds[0]
+            value = float((np.mean if share else np.median)(values)) if len(values) else math.nan
+            ends = (share_interval if share else interval_over_runs)(values.tolist())
+            shared = {**first, "run": name, "ref": name, "seed": None, "n_runs": len(values)}
+            shared |= {"step": max(row["step"] for row in of_seeds), "baseline": None, "effect": None}
+            baseline = first.get("baseline") if baselines else None
+            pooled.append({**shared, **numbers(finite_or_nan(value), ends, baseline)})
+            if not share and len(values):
+                for word, extreme in (("smallest", values.min()), ("largest", values.max())):
+                    pooled.append({**shared, "metric": f"{metric}, {word}", "value": finite_or_nan(extreme)})
+    return pooled
 
 
 def measures(curve: Curve) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.result import Result
@@ -17,7 +17,7 @@ from interp_tasks.measurement.subjects import (
     sizes_of,
     subjects,
 )
-from interp_tasks.measurement.table import RATIO, holm_note, tidy
+from interp_tasks.measurement.table import RATIO, Row, holm_note, tidy
 
 if TYPE_CHECKING:
     import pandas
@@ -35,26 +35,30 @@ class Measured:
     """
 
     frame: pandas.DataFrame
-    interventions: Mapping[str, Any]
+    interventions: Mapping[str, Any] = field(default_factory=dict)
 
 
 def measure(
     experiment: str,
     refs: Refs,
     options: Options,
-    measure_checkpoint: Callable[[LoadedCheckpoint], Measured],
+    measure_checkpoint: Callable[[LoadedCheckpoint], Measured | Sequence[Row]],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
     check_sizes: Callable[[Any, str], object] | None = None,
     check: Callable[[LoadedCheckpoint], object] | None = None,
+    later: Callable[[], Mapping[str, Sequence[Row]]] | None = None,
 ) -> Result:
     """Measures one checkpoint after the other on the same examples.
+
+    What a row says of its split or number of runs stands; else these are the checkpoint's.
 
     Args:
         config: is recorded with the rows.
         check_sizes: refuses what a model of these sizes, called so, lacks, before anything slow is imported.
         check: refuses what cannot be done with a checkpoint's examples; called on all before the first is loaded.
+        later: returns by REF rows that take all checkpoints; they stand below the others of that REF.
     """
     examples = Examples.of(options)
     found = resolve_refs(refs, examples)
@@ -65,36 +69,58 @@ def measure(
 
     import pandas
 
-    from circuits.statistics import holm
-
-    frames: list[pandas.DataFrame] = []
+    frames: dict[str, list[pandas.DataFrame]] = {}
+    labels: dict[str, Mapping[str, Any]] = {}
     done: list[dict[str, Any]] = []
     own_metrics: dict[str, None] = {}
     for subject in subjects(found, examples, check):
         if subject.task is not None:
             own_metrics.setdefault(subject.task.drop_metric.name)
         measured = measure_checkpoint(subject)
-        frames.append(measured.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
-        same = [group for group in done if group["interventions"] == measured.interventions]
-        if not same:
-            same = [{"refs": [], "interventions": measured.interventions}]
-            done += same
-        same[0]["refs"].append(subject.labels["ref"])
+        if not isinstance(measured, Measured):
+            measured = Measured(pandas.DataFrame(list(measured)))
+        ref = str(subject.labels["ref"])
+        labels[ref] = {"experiment": experiment, "n_runs": 1, **subject.labels}
+        frames.setdefault(ref, []).append(labelled(measured.frame, labels[ref]))
+        same = next((group for group in done if group["interventions"] == measured.interventions), None)
+        if same is None:
+            done.append(same := {"refs": [], "interventions": measured.interventions})
+        same["refs"].append(ref)
+    for ref, rows in (later() if later is not None else {}).items():
+        frames[ref].append(labelled(rows, labels[ref]))
+    named = {"refs": [each.label for each in found], "checkpoints": [each.ref for each in found]}
     recorded = {
-        "refs": [each.label for each in found],
-        "checkpoints": [each.ref for each in found],
+        **named,
         **config,
         **examples.describe(),
         "metrics of the tasks": list(own_metrics),
         "done": done,
     }
-    table = pandas.concat(frames, ignore_index=True)
-    tested = []
-    if "p_value" in table:
+    table = pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True)
+    return adjusted(Result(experiment, tidy(table), recorded, tuple(notes)))
+
+
+def adjusted(result: Result) -> Result:
+    """Returns a result with Holm's adjustment of its p-values and the notes about them and intervals."""
+    from circuits.statistics import holm
+
+    table, tested = result.frame, []
+    if table["p_value"].notna().any():
         # The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
-        table["p_adjusted"] = holm(table["p_value"].to_numpy(dtype=float))
+        table = table.assign(p_adjusted=holm(table["p_value"].to_numpy(dtype=float)))
         tested = [holm_note(table)]
-    return Result(experiment, tidy(table), recorded, (INTERVALS, *tested, *notes))
+    return replace(result, frame=table, notes=(INTERVALS, *tested, *result.notes))
+
+
+def labelled(rows: pandas.DataFrame | Sequence[Row], labels: Mapping[str, Any]) -> pandas.DataFrame:
+    """Returns rows with the columns that they share, where they do not say otherwise."""
+    import pandas
+
+    frame = rows if isinstance(rows, pandas.DataFrame) else pandas.DataFrame(list(rows))
+    own = {
+        name: frame[name].where(frame[name].notna(), label) for name, label in labels.items() if name in frame
+    }
+    return frame.assign(**{**labels, **own})
 
 
 def run_sweep(

@@ -43,10 +43,13 @@ ARCHITECTURE = (
 GONE = {
     "queries": "it is positions= now",
     "each_position": "circuits.probe.linear has per_position=",
-    "intercept": "circuits.probe.linear has it",
-    "ridge": "circuits.probe.linear has it",
-    "folds": "circuits.probe.linear has it",
-    "shuffles": "circuits.probe.linear has it",
+    **dict.fromkeys(("intercept", "ridge", "folds", "shuffles"), "circuits.probe.linear has it"),
+    **dict.fromkeys(("heads", "positions"), "of probe, circuits.probe.linear has it"),
+    "keys": "rule= chooses key frequencies",
+    "answers": "all of the task's are measured",
+    "every": "frequencies of little variance and no neurons are one row",
+    "start": "ways are counted from the plateau",
+    "shift": "entries move by 0.1",
     "rank_by": "metric= ranks, or the task's first metric that has a gradient",
 }
 

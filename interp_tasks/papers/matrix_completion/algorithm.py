@@ -10,18 +10,20 @@ both; no value where a method has none. The method ``truth`` has the read-out's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat
+from interp_tasks.measurement.activations import place_of_readout
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 from interp_tasks.measurement.table import Row, numbers, side_by_side
 from interp_tasks.pages import Column, Figure, number, with_interval
@@ -69,37 +71,30 @@ def algorithm(
     """
     methods, entries = ([given] if isinstance(given, str) else list(given) for given in (methods, entries))
     check_has_task("algorithm", options)
-    known: dict[Any, dict[str, Tensor]] = {}
+    known: dict[tuple[Any, str], Tensor] = {}
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures how far one checkpoint's answers agree with each method's, by kind of entry."""
-        import pandas
-
-        task = subject.task
-        assert task is not None
-        batch = subject.batch
-        assert batch is not None
-        batch = batch.to("cpu")
-        ways = declared(task, "methods")
-        using = chosen(ways, methods, "--method", task) or list(ways)
-        groups_of_task = known.setdefault(task, {})
+        task: Any = subject.task
+        assert subject.batch is not None
+        batch = subject.batch.to("cpu")
+        truth, groups = batch.targets.double(), task.entry_groups(batch)
+        using = chosen(declared(task, "methods"), methods, "--method", task)
+        kinds = chosen(groups, entries, "--entries", task)
         for name in using:
-            if name not in groups_of_task:
-                groups_of_task[name] = ways[name](batch).squeeze(-1).double()
-        groups = task.entry_groups(batch)  # type: ignore[attr-defined]  # it goes with methods()
-        truth = batch.targets.double()
-        rows = []
-        for about, output in readouts(subject):
-            for kind in chosen(groups, entries, "--entries", task) or list(groups):
-                for name in (*using, TRUTH):
-                    other = truth if name == TRUTH else groups_of_task[name]
-                    agreements = agreement(output, other, truth, groups[kind], subject.seed)
-                    rows += [{**row, **about, "variant": name, "intervention": kind} for row in agreements]
-        return Measured(pandas.DataFrame(rows), {})
+            if (task, name) not in known:
+                known[task, name] = declared(task, "methods")[name](batch).squeeze(-1).double()
+        others = {name: known[task, name] for name in using} | {TRUTH: truth}
+        return [
+            {**row, **about, "variant": name, "intervention": kind}
+            for about, output in readouts(subject)
+            for kind in kinds
+            for name, other in others.items()
+            for row in agreement(output, other, truth, groups[kind], subject.seed)
+        ]
 
-    result = measure(
-        "algorithm", refs, options, measure_checkpoint, config={"methods": methods, "entries": entries}
-    )
+    config = {"methods": methods, "entries": entries}
+    result = measure("algorithm", refs, options, measure_checkpoint, config=config)
     notes = (
         "distance: mean squared difference of read-out and method; baseline: of read-out and truth.",
         "r_predictions, r_errors: correlations over entries of predictions (baseline: with the truth), and of errors.",
@@ -114,19 +109,11 @@ def readouts(subject: LoadedCheckpoint) -> list[tuple[dict[str, Any], Tensor]]:
 
     from circuits import lens
 
-    chunks = subject.tokens.split(1024)
-    seen = [
-        {name: out.squeeze(-1).double().cpu() for name, out in result.readouts.items()}
-        for result in (lens(subject.model, chunk) for chunk in chunks)
+    parts = [lens(subject.model, chunk).readouts for chunk in subject.tokens.split(1024)]
+    return [
+        (place_of_readout(name), torch.cat([part[name].squeeze(-1).double().cpu() for part in parts]))
+        for name in parts[0]
     ]
-    return [(place(name), torch.cat([part[name] for part in seen])) for name in seen[0]]
-
-
-def place(name: str) -> dict[str, Any]:
-    """Returns a read-out's name in ``circuits.lens`` as columns: "embed", "layer 0", ..."""
-    if name == "embed":
-        return {"site": "resid_pre", "layer": 0}
-    return {"site": "resid_post", "layer": int(name.removeprefix("layer "))}
 
 
 def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: int) -> list[Row]:
@@ -153,15 +140,14 @@ def correlation(one: Tensor, two: Tensor, mask: Tensor, seed: int, control: Tens
 
     others = [two] if control is None else [two, control]
     moments = np.stack([moments_of(one, other, mask) for other in others])
-    pooled = pearson(moments.sum(1))
-    weights = resamples(seed, len(one))
+    pooled, weights = pearson(moments.sum(1)), resamples(seed, len(one))
     # [draws series]
     resampled = np.stack([pearson(weights @ series) for series in moments], axis=1)
     ends = np.stack(interval(resampled, LEVEL))[:, 0]
-    row = {**numbers(pooled[0], ends), "n": len(one)}
+    compared: tuple[Any, ...] = ()
     if control is not None:
-        gap = np.stack(interval(resampled[:, :1] - resampled[:, 1:], LEVEL))[:, 0]
-        row |= numbers(pooled[0], ends, pooled[1], gap)
+        compared = pooled[1], np.stack(interval(resampled[:, :1] - resampled[:, 1:], LEVEL))[:, 0]
+    row = {**numbers(pooled[0], ends, *compared), "n": len(one)}
     return row if len(one) > 1 else without_intervals(row)
 
 
@@ -219,17 +205,17 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
-    def cell(metric: str) -> Callable[[Mapping[str, Any]], str]:
-        def text(row: Mapping[str, Any]) -> str:
-            if not isinstance(row[metric], tuple):
-                return ""
-            value, low, high = row[metric]
-            if metric == DISTANCE:
-                return with_interval(number(value), low, high)
-            correlation = "–" if math.isnan(value) else f"{value:.3f}"
-            return correlation if metric == PREDICTIONS else with_interval(correlation, low, high)
+    def text(row: Mapping[str, Any], metric: str) -> str:
+        if not isinstance(row[metric], tuple):
+            return ""
+        value, low, high = row[metric]
+        if metric == DISTANCE:
+            return with_interval(number(value), low, high)
+        correlation = "–" if math.isnan(value) else f"{value:.3f}"
+        return correlation if metric == PREDICTIONS else with_interval(correlation, low, high)
 
-        return text
-
-    columns = [Column(header, metric, cell(metric)) for metric, header in HEADERS.items()]
-    return [Column("entries", "intervention"), Column("method", "variant"), *columns]
+    return [
+        Column("entries", "intervention"),
+        Column("method", "variant"),
+        *(Column(header, metric, partial(text, metric=metric)) for metric, header in HEADERS.items()),
+    ]

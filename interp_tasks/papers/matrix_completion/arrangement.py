@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Tables, correlation, ranks, resamples
+from interp_tasks.measurement.embeddings import Tables, correlation, resamples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,14 +118,14 @@ def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> Clustered:
     return Clustered(value, float(null.mean()), (1 + hits) / (1 + PERMUTATIONS))
 
 
-def tsne(points: Array, seed: int, perplexity: float = 30.0) -> tuple[Array, float]:
-    """Returns scikit-learn's t-SNE in two dimensions, and the perplexity used: at most a third of the other points."""
+def tsne(points: Array, seed: int) -> Array:
+    """Returns scikit-learn's t-SNE in two dimensions; its perplexity is 30, at most a third of the other points."""
     import numpy as np
     from sklearn.manifold import TSNE
 
-    used = min(perplexity, (len(points) - 1) / 3)
-    projected = TSNE(2, perplexity=used, random_state=seed % 2**32, init="pca").fit_transform(points)
-    return np.asarray(projected, dtype=float), used
+    perplexity = min(30, (len(points) - 1) / 3)
+    projected = TSNE(2, perplexity=perplexity, random_state=seed % 2**32, init="pca").fit_transform(points)
+    return np.asarray(projected, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,7 @@ def of_tokens(
 ) -> dict[str, tuple[str, Array]]:
     """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples."""
     import numpy as np
+    from scipy.stats import rankdata
 
     values, points = np.array(list(targets.values.values())), tables.rows(targets.values)
     components, weights = principal_components(points), resamples(len(values), seed)
@@ -198,7 +199,8 @@ def of_tokens(
         ]
         best = int(sides[1][0] > sides[0][0])
         quantities["sign separability"] = (f"component {best + 1}", sides[best])
-        along = correlation(ranks(np.abs(values)), ranks(components.scores[:, 1 - best]), weights)
+        ranks = rankdata(np.abs(values)), rankdata(components.scores[:, 1 - best])
+        along = correlation(*ranks, weights)
         # A component has no sign; the value's decides for its resamples.
         turned = -along if along[0] < 0 else along
         quantities["magnitude correlation"] = (f"component {2 - best}", turned)

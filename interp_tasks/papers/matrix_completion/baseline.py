@@ -18,23 +18,21 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
     check_has_task,
 )
-from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure
+from interp_tasks.measurement.table import Row, tidy
 from interp_tasks.papers.matrix_completion.comparison import (
     BATCHED,
     PAIRED,
     Comparison,
-    baseline_note,
     chosen,
-    comparison_figures,
     declared,
+    figures,
     forward,
 )
 
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tasks import Task
+
+__all__ = ["baseline", "figures"]
 
 #: What is varied, unless another group of the task's variations is asked for.
 VARY = "p_mask"
@@ -102,33 +102,24 @@ def baseline(
                 "--vary and --variant go with --ckpt: without one use --set, as in --set task.p_mask=0.5"
             )
         return methods_alone(methods, solver, options)
-    used: dict[str, None] = {}
     comparison = Comparison(Examples.of(options), solver)
 
     def check(subject: LoadedCheckpoint) -> None:
         going_through(subject.task, methods, vary, variants)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        import pandas
-
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         using, tasks = going_through(subject.task, methods, vary, variants)
-        used.update(dict.fromkeys(using))
         rows = []
         for name, task in tasks.items():
             task.check_model(subject.model)
             output = forward(subject.model, comparison.batch(task).tokens)
             rows += [{**row, "variant": name} for row in comparison.rows(task, output, using, subject.seed)]
-        return Measured(pandas.DataFrame(rows), {})
+        return rows
 
-    config = {"methods": methods, "vary": vary, "variants": variants, **solved_by(solver)}
+    config = {"methods": methods, "vary": vary, "variants": variants, "solver": solver}
     result = measure("baseline", refs, options, measure_checkpoint, config=config, check=check)
-    notes = (PAIRED, f"{baseline_note(list(used))}; effect and ratio: the model against it.")
-    return replace(result, notes=notes)
-
-
-def solved_by(solver: str) -> dict[str, str]:
-    """Returns the solver as a setting to record, where it is not the usual one."""
-    return {} if solver == BATCHED else {"solver": solver}
+    note = "baseline: the method named under intervention; effect and ratio: the model against it."
+    return replace(result, notes=(PAIRED, note))
 
 
 def going_through(
@@ -137,10 +128,9 @@ def going_through(
     """Returns the methods and the variations to go through."""
     assert task is not None
     known, groups = declared(task, "baselines"), declared(task, "variations")
-    using = chosen(known, methods, "--method", task) or list(known)[:1]
+    using = chosen(known, methods or [*known][:1], "--method", task)
     (group,) = chosen(groups, [vary], "--vary", task)
-    names = chosen(groups[group], variants, "--variant", task) or list(groups[group])
-    return using, {name: groups[group][name] for name in names}
+    return using, {name: groups[group][name] for name in chosen(groups[group], variants, "--variant", task)}
 
 
 def methods_alone(methods: Sequence[str], solver: str, options: Options) -> Result:
@@ -152,38 +142,19 @@ def methods_alone(methods: Sequence[str], solver: str, options: Options) -> Resu
     if task is None:
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
     comparison = Comparison(examples, solver)
-    known = declared(task, "baselines")
-    rows = []
-    for name in chosen(known, methods, "--method", task) or list(known):
+    rows: list[Row] = []
+    for name in chosen(declared(task, "baselines"), methods, "--method", task):
         by_method = comparison.by_method(task, name)
-        truth_rows = comparison.beside_truth(task, by_method, examples.seed)
-        compared = {row["metric"] for row in truth_rows}
+        truth = comparison.beside_truth(task, by_method, examples.seed)
+        compared = {row["metric"] for row in truth}
         rest = {metric: values for metric, values in by_method.items() if metric not in compared}
-        rows += [
-            {"intervention": ALONE, **row, "variant": name}
-            for row in [*paired(rest, None, examples.seed), *truth_rows]
-        ]
-    labels = {
-        "run": task.name,
-        "ref": task.name,
-        "step": None,
-        "seed": examples.seed,
-        "split": examples.split,
-    }
-    frame = pandas.DataFrame(rows).assign(experiment="baseline", n_runs=0, **labels)
-    config = {
-        "methods": list(methods),
-        "alone": True,
-        **solved_by(solver),
-        **examples.describe(),
-        "settings": task.model_dump(),
-    }
+        of_method = [*paired(rest, None, examples.seed), *truth]
+        rows += [{"intervention": ALONE, **row, "variant": name} for row in of_method]
+    labels = {"run": task.name, "ref": task.name, "seed": examples.seed, "split": examples.split, "n_runs": 0}
+    frame = pandas.DataFrame(rows).assign(experiment="baseline", **labels)
+    config = {"methods": list(methods), "alone": True, "solver": solver, **examples.describe()}
     notes = (
         "Intervals: 95%, bootstrap over examples.",
         "baseline: that of the matrices themselves; effect and ratio: the method against them.",
     )
-    return Result("baseline", tidy(frame), config, notes)
-
-
-def figures(result: Result) -> list[Figure]:
-    return comparison_figures(result.frame)
+    return Result("baseline", tidy(frame), {**config, "settings": task.model_dump()}, notes)

@@ -15,8 +15,9 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.table import Row
 from interp_tasks.papers.matrix_completion.comparison import forward
 
 if TYPE_CHECKING:
@@ -40,16 +41,14 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """
     check_has_task("copying", options)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
-        import pandas
-
         task = subject.task
+        assert task is not None
         declare = getattr(task, "copying_inputs", None)
-        if task is None or declare is None:
-            name = None if task is None else task.name
+        if declare is None:
             raise UserError(
-                f"task {name!r} declares no inputs to copy: give it a method copying_inputs(n, seed, split)"
+                f"task {task.name!r} declares no inputs to copy: give it copying_inputs(n, seed, split)"
             )
         samples = options.get("samples") or DEFAULT_SAMPLES
         rows = []
@@ -57,7 +56,7 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             output = forward(subject.model, copied.tokens)
             compared = paired(task.metrics(output, copied), task.metrics(output, original), subject.seed)
             rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in compared]
-        return Measured(pandas.DataFrame(rows), {})
+        return rows
 
     result = measure("copying", refs, options, measure_checkpoint, config={})
     notes = (

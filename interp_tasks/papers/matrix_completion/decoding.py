@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 from interp_tasks.measurement.table import Row, numbers
 
@@ -37,10 +37,9 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """
     check_has_task("decoding", options)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint with the right entries before each answer, and with its own answers before it."""
         import numpy as np
-        import pandas
         import torch
 
         from circuits.statistics import summarise
@@ -67,7 +66,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
                 )
                 values = numbers(summary.value[index], ends, *((summary.value[0], gap) if index else ()))
                 rows.append({**row, **values, "n": len(batch)})  # type: ignore[arg-type]
-        return Measured(pandas.DataFrame(rows), {})
+        return rows
 
     notes = (
         "Intervals: 95%, bootstrap over examples; effects are paired.",

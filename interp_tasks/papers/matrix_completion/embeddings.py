@@ -7,9 +7,8 @@ permuted labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +18,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import WEIGHTS, Tables, interval
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -43,10 +42,8 @@ from interp_tasks.papers.matrix_completion.arrangement import (
 
 if TYPE_CHECKING:
     import pandas
-    import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.checkpoints import ResolvedCheckpoint
     from interp_tasks.measurement.embeddings import Array
 
 #: Width of the bins that values are coloured by, as in figure 7 of the paper.
@@ -68,15 +65,13 @@ def embeddings(
     """See how token embeddings follow the values they stand for, and position embeddings the grid.
 
     Norms of v against -v, sign and size on two principal components, clusters of positions by row and column with a
-    permutation test, norms of the middle row. Of several checkpoints of one run also how far each is on the way to the
-    last.
+    permutation test, norms of the middle row.
 
     Gopalani, Lubana, Hu 2024, figures 7, 9 and 10. Examples play no part.
 
     Args:
-        refs: one or several REFs. With several checkpoints of one run, also how far each is on the way to the last:
-            its embeddings and the last one's, both on the last one's two principal components by plain dot products
-            (no centring), as a correlation over values.
+        refs: one or several REFs. Of several checkpoints of a run also the correlation over values of each one's
+            embeddings with the last one's, on the last one's two principal components, without centring.
         largest: only values up to ±this (1.5 in the paper). Default: all that the task's examples can hold
             (``token_values``).
         untrained: compare with an untrained model of the architecture.
@@ -87,71 +82,38 @@ def embeddings(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that says of neither tokens nor
             positions what they stand for.
     """
+    from interp_tasks.checkpoints.load import load_resolved
+
     if largest is not None and not 0 < largest < 1e9:
         raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
     check_has_task("embeddings", options)
     found = resolve_refs(refs, Examples.of(options))
     last = {run: several[-1] for run, several in by_run(found).items() if len(several) > 1}
-    measures = Measures(largest, untrained, last, options.get("device", "cpu"))
+    ends: dict[str, Tables] = {}
+    drawn: dict[str, list[pandas.DataFrame]] = {}
 
     def check(subject: LoadedCheckpoint) -> None:
         EmbeddingTargets.of(subject.task, largest)
 
-    config = {"largest": largest}
-    result = measure("embeddings", found, options, measures.measured, config=config, check=check)
-    return replace(
-        result,
-        frame=result.frame.assign(split=WEIGHTS),
-        notes=(*notes(largest), *measures.remarks),
-        data={"tokens": measures.tokens, "positions": measures.positions},
-    )
-
-
-@dataclass
-class Measures:
-    """What is measured of each checkpoint, and the tables of the figures by REF.
-
-    Attributes:
-        last: the last chosen checkpoint of each run that has several; ``ends``: its embeddings, of one run at a time.
-    """
-
-    largest: float | None
-    untrained: bool
-    last: Mapping[str, ResolvedCheckpoint]
-    device: str
-    ends: dict[str, Tables] = field(default_factory=dict)
-    tokens: dict[str, pandas.DataFrame] = field(default_factory=dict)
-    positions: dict[str, pandas.DataFrame] = field(default_factory=dict)
-    remarks: dict[str, None] = field(default_factory=dict)
-
-    def measured(self, subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
-        import pandas
-
-        ref = str(subject.labels["ref"])
-        targets, tables = EmbeddingTargets.of(subject.task, self.largest), Tables.of(subject.model)
-        untrained = Tables.of(untrained_model(subject)) if self.untrained else None
-        rows: list[Row] = []
+        run, targets = run_of(subject), EmbeddingTargets.of(subject.task, largest)
+        if run in last and run not in ends:
+            ends[run] = Tables.of(load_resolved(last[run], options.get("device", "cpu")).model)
+        tables = Tables.of(subject.model)
+        other = Tables.of(untrained_model(subject)) if untrained else None
+        parts = []
         if targets.values:
-            end = self.end_of(subject)
-            rows, self.tokens[ref] = token_rows(targets, tables, untrained, end, subject.seed)
+            parts.append(token_rows(targets, tables, other, ends.get(run), subject.seed))
         # t-SNE cannot place fewer than four points.
         if targets.axes and tables.positions is not None and math.prod(targets.axes.values()) > 3:
-            more, self.positions[ref], note = position_rows(targets, tables, untrained, subject.seed)
-            rows += more
-            self.remarks[note] = None
-        return Measured(pandas.DataFrame(rows), {})
+            parts.append(position_rows(targets, tables.positions, other, subject.seed))
+        drawn[str(subject.labels["ref"])] = [table for _, table in parts]
+        return [{"split": WEIGHTS, "engine": "exact", **row} for rows, _ in parts for row in rows]
 
-    def end_of(self, subject: LoadedCheckpoint) -> Tables | None:
-        """Returns the embeddings of the last chosen checkpoint of a run; ``None`` where it is the only one."""
-        from interp_tasks.checkpoints.load import load_resolved
-
-        run = run_of(subject)
-        if run not in self.last:
-            return None
-        if run not in self.ends:
-            self.ends = {run: Tables.of(load_resolved(self.last[run], self.device).model)}
-        return self.ends[run]
+    asked = {"largest": largest}
+    result = measure("embeddings", found, options, measure_checkpoint, config=asked, check=check)
+    return replace(result, notes=notes(largest), data={"tables": drawn})
 
 
 def notes(largest: float | None) -> tuple[str, ...]:
@@ -161,52 +123,43 @@ def notes(largest: float | None) -> tuple[str, ...]:
         "sign separability: area under the ROC curve of the sign along that one of two principal components that tells "
         "signs apart better; magnitude correlation: Spearman's of |v| with the other one, without its sign.",
         "baseline: an untrained model of the architecture; of silhouettes their mean under permuted labels, with p "
-        "from 999 permutations.",
+        "from 999 permutations. t-SNE: scikit-learn, perplexity 30, or a third of the other points.",
     )
 
 
 def token_rows(
-    targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, end: Tables | None, seed: int
+    targets: EmbeddingTargets, tables: Tables, untrained: Tables | None, end: Tables | None, seed: int
 ) -> tuple[list[Row], pandas.DataFrame]:
     """Returns rows of the tidy table, and the table of the figures."""
     import numpy as np
     import pandas
 
     measured = of_tokens(targets, tables, end, seed)
-    baseline = {} if untrained_tables is None else of_tokens(targets, untrained_tables, end, seed)
-    shared = {"variant": "tokens", "site": "embed", "n": len(targets.values), "engine": "exact"}
+    baseline = {} if untrained is None else of_tokens(targets, untrained, end, seed)
+    shared: Row = {"variant": "tokens", "site": "embed", "n": len(targets.values)}
     rows = []
     for metric, (about, value) in measured.items():
         other = float(baseline[metric][1][0]) if metric in baseline else None
         columns = numbers(value[0], interval(value[1:]), other)
         rows.append({**shared, "intervention": about, "metric": metric, **columns})
     points = tables.rows(targets.values)
-    components = principal_components(points)
-    table = pandas.DataFrame(
-        {
-            "id": list(targets.values),
-            "value": list(targets.values.values()),
-            "norm": np.linalg.norm(points, axis=1),
-            "component 1": components.scores[:, 0],
-            "component 2": components.scores[:, 1],
-        }
-    )
-    return rows, table
+    scores = principal_components(points).scores
+    columns = {"value": list(targets.values.values()), "norm": np.linalg.norm(points, axis=1)}
+    return rows, pandas.DataFrame({**columns, "component 1": scores[:, 0], "component 2": scores[:, 1]})
 
 
 def position_rows(
-    targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, seed: int
-) -> tuple[list[Row], pandas.DataFrame, str]:
-    """Returns rows of the tidy table, the table of the figures, and a note on t-SNE's settings."""
+    targets: EmbeddingTargets, positions: Array, untrained: Tables | None, seed: int
+) -> tuple[list[Row], pandas.DataFrame]:
+    """Returns rows of the tidy table, and the table of the figures."""
     import numpy as np
     import pandas
 
-    assert tables.positions is not None
-    cells = int(np.prod(list(targets.axes.values())))
-    points = tables.positions[:cells]
+    cells = math.prod(targets.axes.values())
+    points = positions[:cells]
     norms = np.linalg.norm(points, axis=1)
-    plane, perplexity = tsne(points, seed)
-    common: dict[str, Any] = {"variant": "positions", "site": "pos_embed", "n": cells, "engine": "exact"}
+    plane = tsne(points, seed)
+    common: Row = {"variant": "positions", "site": "pos_embed", "n": cells}
     rows: list[Row] = []
     for prefix, coordinates in (("", points), ("t-SNE ", plane)):
         for axis in targets.clustered_axes:
@@ -215,39 +168,18 @@ def position_rows(
             about = {**common, "intervention": "against permuted labels", "metric": name}
             rows.append({**about, **numbers(clusters.value, baseline=clusters.null), "p_value": p})
             rows.append({**about, "metric": f"{name}: p", "value": p})
-    measured = middle_norm(targets, norms)
-    other = {}
-    if untrained_tables is not None and untrained_tables.positions is not None:
-        other = middle_norm(targets, np.linalg.norm(untrained_tables.positions[:cells], axis=1))
-    for metric, value in measured.items():
-        columns = numbers(value, baseline=other.get(metric))
-        rows.append({**common, "intervention": "norms", "metric": metric, **columns})
-    shown = {"position": range(cells), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
-    table = pandas.DataFrame(shown | {axis: targets.labels(axis) for axis in targets.axes})
-    return rows, table, f"t-SNE: scikit-learn, perplexity {perplexity:g}, seed {seed}."
-
-
-def middle_norm(targets: EmbeddingTargets, norms: Array) -> dict[str, float]:
-    """Returns the mean norm of the one or two middle lines of the first axis over that of the others, by metric."""
-    import numpy as np
-
     axis, size = next(iter(targets.axes.items()))
-    if size < 3:
-        return {}
-    middle = np.abs(targets.labels(axis) - (size - 1) / 2) < 1
-    return {f"norm of the middle {axis} / others": float(norms[middle].mean() / norms[~middle].mean())}
-
-
-def arrangement(
-    ref: str, tokens: pandas.DataFrame | None, positions: pandas.DataFrame | None
-) -> plotly.graph_objects.Figure:
-    """Draws the embeddings of one checkpoint: a row of panels for values, a row for positions."""
-    panels: list[Panel] = []
-    if tokens is not None:
-        panels += value_panels(ref, tokens)
-    if positions is not None:
-        panels += position_panels(ref, positions)
-    return draw(panels, columns=2, showlegend=False)
+    if size > 2:
+        # The one or two lines in the middle of the first axis.
+        middle = np.abs(targets.labels(axis) - (size - 1) / 2) < 1
+        both = [norms]
+        if untrained is not None and untrained.positions is not None:
+            both.append(np.linalg.norm(untrained.positions[:cells], axis=1))
+        ratios = [float(each[middle].mean() / each[~middle].mean()) for each in both]
+        about = {**common, "intervention": "norms", "metric": f"norm of the middle {axis} / others"}
+        rows.append({**about, **numbers(ratios[0], baseline=ratios[1] if both[1:] else None)})
+    shown = {"position": range(cells), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
+    return rows, pandas.DataFrame(shown | {axis: targets.labels(axis) for axis in targets.axes})
 
 
 def value_panels(ref: str, table: pandas.DataFrame) -> list[Panel]:
@@ -295,14 +227,14 @@ def figures(result: Result) -> list[Figure]:
     """Returns the arrangement in every checkpoint, and every number where there are several."""
     from interp_tasks.measurement.figure import figure
 
-    tokens, positions = result.data["tokens"], result.data["positions"]
     caption = "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
-    refs = list(dict.fromkeys([*tokens, *positions]))
-    drawn = [
-        Figure(arrangement(ref, tokens.get(ref), positions.get(ref)), f"Embeddings, {ref}", caption)
-        for ref in refs
-    ]
-    if len(refs) > 1:
+    drawn = []
+    for ref, tables in result.data["tables"].items():
+        panels: list[Panel] = []
+        for table in tables:
+            panels += (value_panels if "value" in table else position_panels)(ref, table)
+        drawn.append(Figure(draw(panels, columns=2, showlegend=False), f"Embeddings, {ref}", caption))
+    if len(drawn) > 1:
         shown = result.frame[~result.frame["metric"].str.endswith(": p")]
         drawn.append(Figure(figure(shown), "Every number of every checkpoint", "Open: the baseline."))
     return drawn

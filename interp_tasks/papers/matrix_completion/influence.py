@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.activations import in_passes
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
 from interp_tasks.measurement.table import Row, numbers, value_text
 from interp_tasks.pages import Column
@@ -31,20 +30,13 @@ if TYPE_CHECKING:
 
 #: How far values move, up or down.
 SHIFT = 0.1
-#: Tokens of one forward pass.
-TOKENS_PER_PASS = 32768
 DRAWS, LEVEL = 1000, 0.95
 MODEL = "model"
 CHANGE, PART = "mean |change|", "share of all change"
-SHIFT_OPTION = typer.Option("--shift", help="How far a value moves, up or down.")
 
 
-@experiment("matrix", says={"shift": None})
-def influence(
-    refs: str | Sequence[str],
-    shift: Annotated[float, SHIFT_OPTION] = SHIFT,
-    **options: Unpack[Options],
-) -> Result:
+@experiment("matrix")
+def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See which observed entries move which hidden ones: change one at a time.
 
     Pooled over pairs in the same row, in the same column and neither; over entries on a shortest path of observed
@@ -52,30 +44,24 @@ def influence(
 
     Args:
         refs: one or several REFs; all see the same examples and the same changes.
-        shift: how far a value moves, up or down by chance; rounded to the task's values, at least one of them.
         options: samples (default 64), seed, split, task, task_config, device, progress: see :class:`Options`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that does not say what to change.
     """
-    if not 0 < shift < 1e9:
-        raise UserError(f"--shift {shift:g}: give a distance above 0 and below 1e9")
     check_has_task("influence", options)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        import pandas
-
-        declared = influences_of(subject, shift)
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
+        declared = influences_of(subject)
         moved = {MODEL: changes(subject, declared), **declared.references}
-        rows = [
+        return [
             row for variant, each in moved.items() for row in rows_of(variant, each, declared, subject.seed)
         ]
-        return Measured(pandas.DataFrame(rows), {})
 
     options = {**options, "samples": options.get("samples") or 64}
-    result = measure("influence", refs, options, measure_checkpoint, config={"shift": shift})
+    result = measure("influence", refs, options, measure_checkpoint, config={"shift": SHIFT})
     notes = (
-        f"One entry at a time is given its value ± {shift:g}; change: of the output at each hidden entry.",
+        f"One entry at a time is given its value ± {SHIFT:g}; change: of the output at each hidden entry.",
         "share of all change: its baseline is the kind's share of all pairs.",
         "Other variants: what that way to the answer would move by, to first order.",
         "Intervals: 95%, bootstrap over examples.",
@@ -83,7 +69,7 @@ def influence(
     return replace(result, notes=notes)
 
 
-def influences_of(subject: LoadedCheckpoint, shift: float) -> Influences:
+def influences_of(subject: LoadedCheckpoint) -> Influences:
     """Returns the changes of the input that the task declares.
 
     Raises:
@@ -92,7 +78,7 @@ def influences_of(subject: LoadedCheckpoint, shift: float) -> Influences:
     task = subject.task
     assert task is not None
     assert subject.batch is not None
-    influences = task.influences(subject.batch, shift, subject.seed)
+    influences = task.influences(subject.batch, SHIFT, subject.seed)
     if influences is None:
         raise UserError(f"task {task.name!r} does not say what may be changed in its inputs (influences)")
     if task.d_vocab_out != 1:
@@ -100,10 +86,7 @@ def influences_of(subject: LoadedCheckpoint, shift: float) -> Influences:
             f"task {task.name!r} has {task.d_vocab_out} outputs per position; influence needs one"
         )
     if not (influences.changed[:, :, None] & influences.read[:, None]).any():
-        raise UserError(
-            f"{subject.labels['ref']}: no example has both an entry to change and one to read, an observed and a "
-            "hidden one say"
-        )
+        raise UserError(f"{subject.labels['ref']}: no example has both an entry to change and one to read")
     return influences
 
 
@@ -111,22 +94,18 @@ def changes(subject: LoadedCheckpoint, declared: Influences) -> Tensor:
     """Returns the changes of outputs ``[batch changed read]``, float64; 0 where no input was changed."""
     import torch
 
+    from circuits import run
+
     model, tokens = subject.model, subject.tokens
     examples, places = declared.changed.nonzero(as_tuple=True)
+    edited = tokens[examples]
+    edited[torch.arange(len(edited), device=tokens.device), places] = declared.tokens[examples, places]
+    clean, after = (
+        torch.cat([run(model, part)[..., 0].double() for part in in_passes(given)])
+        for given in (tokens, edited)
+    )
     moved = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.float64, device=tokens.device)
-    step = max(1, TOKENS_PER_PASS // tokens.shape[1])
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            clean = torch.cat([model(part)[..., 0] for part in tokens.split(step)]).double()
-            for changed_examples, at in zip(examples.split(step), places.split(step), strict=True):
-                edited = tokens[changed_examples]
-                rows = torch.arange(len(changed_examples), device=tokens.device)
-                edited[rows, at] = declared.tokens[changed_examples, at]
-                moved[changed_examples, at] = model(edited)[..., 0].double() - clean[changed_examples]
-    finally:
-        model.train(training)
+    moved[examples, places] = after - clean[examples]
     return moved
 
 

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, check_has_task
 from interp_tasks.measurement.table import Row, effect_text, value_text
-from interp_tasks.pages import Column, Figure
+from interp_tasks.pages import Column
 from interp_tasks.papers.matrix_completion.comparison import (
     PAIRED,
     TRUTH,
     Comparison,
-    baseline_note,
     chosen,
-    comparison_figures,
     declared,
+    figures,
     forward,
 )
 
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tasks import Task
+
+__all__ = ["figures", "ood", "view_columns", "view_rows"]
 
 GROUPS = ("entries", "rank", "rows", "columns")
 #: The metric that counts positions whose embedding training never used.
@@ -68,68 +69,42 @@ def ood(
     """
     names = [vary] if isinstance(vary, str) else list(vary)
     check_has_task("ood", options)
-    variations = Variations(names, Comparison(Examples.of(options)))
-    result = measure("ood", refs, options, variations.measured, config={"vary": names})
-    notes = (
-        PAIRED,
-        f"{baseline_note(list(variations.used))}, on the same examples.",
-        "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
-        *variations.remarks,
-    )
-    return replace(result, notes=notes)
+    comparison = Comparison(Examples.of(options))
+    misfits: dict[str, None] = {}
 
-
-@dataclass
-class Variations:
-    """The variations that models are tried on, the methods beside them, and what the notes say of shapes."""
-
-    groups: Sequence[str]
-    comparison: Comparison
-    used: dict[str, None] = field(default_factory=dict)
-    remarks: dict[str, None] = field(default_factory=dict)
-
-    def measured(self, subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint on every variation of its task."""
-        import pandas
-
         task = subject.task
         assert task is not None
         using = list(declared(task, "baselines"))[:1]
-        self.used |= dict.fromkeys(using)
         groups = declared(task, "variations")
         rows: list[Row] = []
         # Every group has the task of training among its own.
         compared: dict[Any, list[Row]] = {}
-        for group in chosen(groups, self.groups, "--vary", task):
+        for group in chosen(groups, names, "--vary", task):
             for name, other in groups[group].items():
                 about = {"variant": name, "site": group}
-                count = self.untrained_positions(subject, name, other)
-                rows.append({**about, **count})
-                if math.isnan(count["value"]):
+                batch, new = comparison.batch(other), max(0, other.sequence_length - task.sequence_length)
+                count = {"metric": UNTRAINED, "intervention": "untrained positions", "n": len(batch)}
+                wrong = misfit(other, subject.model)
+                rows.append({**about, **count, "value": math.nan if wrong else float(new)})
+                if wrong:
+                    misfits[f"{name}: not measured at {subject.labels['ref']}; {wrong}."] = None
                     continue
                 if other not in compared:
-                    output = forward(subject.model, self.comparison.batch(other).tokens)
-                    compared[other] = self.comparison.rows(other, output, using, subject.seed)
+                    output = forward(subject.model, batch.tokens)
+                    compared[other] = comparison.rows(other, output, using, subject.seed)
                 rows += [{**row, **about} for row in compared[other]]
-        return Measured(pandas.DataFrame(rows), {})
+        return rows
 
-    def untrained_positions(self, subject: LoadedCheckpoint, name: str, other: Task) -> Row:
-        """Returns a count of the positions that were never trained; NaN where the model cannot take the inputs."""
-        assert subject.task is not None
-        new, wrong = (
-            max(0, other.sequence_length - subject.task.sequence_length),
-            misfit(other, subject.model),
-        )
-        if wrong:
-            self.remarks[f"{name}: not measured at {subject.labels['ref']}; {wrong}."] = None
-        elif new:
-            self.remarks[f"{name}: {new} of {other.sequence_length} positions were never trained."] = None
-        about = {
-            "metric": UNTRAINED,
-            "intervention": "untrained positions",
-            "n": len(self.comparison.batch(other)),
-        }
-        return {**about, "value": math.nan if wrong else float(new)}
+    result = measure("ood", refs, options, measure_checkpoint, config={"vary": names})
+    notes = (
+        PAIRED,
+        "baseline: the first method of the task, on the same examples.",
+        "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
+        *misfits,
+    )
+    return replace(result, notes=notes)
 
 
 def misfit(task: Task, model: Any) -> str:
@@ -160,7 +135,3 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column("value [95% CI]", "value", value_text),
         Column("effect [95% CI]", "effect", effect_text),
     ]
-
-
-def figures(result: Result) -> list[Figure]:
-    return comparison_figures(result.frame)

@@ -7,22 +7,23 @@ their difference: negative is before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from circuits.figures.layout import draw
-from circuits.figures.panels import Series, curve
+from circuits.figures.panels import Series
+from circuits.figures.panels import curve as curve_panel
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import Tables, interval
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import check_choice, check_kinds
+from interp_tasks.measurement.options import check_kinds
 from interp_tasks.measurement.paired import DRAWS, read
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -51,29 +52,36 @@ if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings import Array
 
 SHARES = (0.1, 0.5, 0.9)
-STARTS = ("plateau", "first")
 #: Kinds of quantities, in the order of the table.
 KINDS = ("metrics", "ablation", "embeddings", "positions")
 VALUE, STEP = "value", "step at "
+#: Quantity -> step -> ``[1 + draws]``: the value, then its resamples; ``[1]`` where there are none.
+Curves = dict[str, dict[int, "Array"]]
+NOTES = (
+    "step at 50%: of the way from the plateau to the last checkpoint, made for good, interpolated between stored "
+    "steps.",
+    "baseline: that step of the drop metric. effect: value − baseline; negative is before the drop.",
+    "Intervals: 95%, bootstrap over examples (of embeddings over values), the same resamples at all checkpoints; "
+    "silhouettes have none. What other runs would give is not in them.",
+)
 KINDS_OPTION = typer.Option(
     "--kind",
     metavar="NAME",
     help=f"Follow these: {', '.join(KINDS)}; repeat for several.",
     show_default="all",
 )
-START = typer.Option("--start", help=f"Count ways from: {' or '.join(STARTS)}.")
 
 
-@experiment("matrix", says={"start": "plateau"})
+@experiment("matrix")
 def order(
     refs: str | Sequence[str],
     kinds: Annotated[str | Sequence[str], KINDS_OPTION, list[str]] = (),
-    start: Annotated[str, START] = "plateau",
     **options: Unpack[Options],
 ) -> Result:
     """See which quantity moves first over the checkpoints of a run, and how long before the drop.
 
-    Metrics, effect of ablation, embeddings, positions: the step at which each has made 10%, 50% and 90% of its way.
+    Metrics, effect of ablation, embeddings, positions: the step at which each has made 10%, 50% and 90% of its way,
+    from the plateau (the checkpoint nearest to the run's ``@pre``) to the last checkpoint.
 
     ``metrics`` of the task; ``ablation``: by how much uniform attention in all heads changes the task's drop metric;
     ``embeddings``: alignment of the token embeddings with the last checkpoint's (see ``embeddings``);
@@ -82,43 +90,47 @@ def order(
     Args:
         refs: REFs of checkpoints of one or several runs, such as ``RUN@all``; at least four of each.
         kinds: some of the kinds above; none: all that the task has.
-        start: from where ways are counted: ``"plateau"``, the checkpoint nearest to the run's ``@pre``, or
-            ``"first"``.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
-    check_choice("--start", start, STARTS)
+    from interp_tasks.checkpoints.load import load_resolved
+
+    chosen = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = checked_runs(found)
-    plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
-    device = options.get("device", "cpu")
-    followed = {run: RunQuantities(named, device) for run, named in runs.items()}
+    plateaus = {run: plateau_step(run, named) for run, named in runs.items()}
+    curves: dict[str, Curves] = {run: {} for run in runs}
+    ends: dict[str, Tables] = {}
+    last: dict[str, LoadedCheckpoint] = {}
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        import pandas
-
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         run = run_of(subject)
-        rows = followed[run].add(subject, chosen_kinds)
-        if subject.checkpoint.path == followed[run].last.path:
-            rows += followed[run].steps(subject, plateaus[run])
-        return Measured(pandas.DataFrame(rows), {})
+        last[run] = subject
+        if run not in ends:
+            ends[run] = Tables.of(load_resolved(runs[run][-1], options.get("device", "cpu")).model)
+        rows = []
+        for name, (kind, values) in quantities(subject, chosen, ends[run]).items():
+            curves[run].setdefault(name, {})[subject.checkpoint.step] = values
+            row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
+            rows.append({**row, **numbers(values[0], interval(values[1:])), "n": len(subject.tokens)})
+        return rows
 
-    config = {"kinds": list(chosen_kinds), "start": start}
-    result = measure("order", in_runs(runs), options, measure_checkpoint, config=config)
+    def later() -> dict[str, list[Row]]:
+        return {
+            str(subject.labels["ref"]): [
+                {**row, "n": len(subject.tokens)}
+                for row in step_rows(curves[run], plateaus[run], drop_metric(subject))
+            ]
+            for run, subject in last.items()
+        }
+
+    config = {"kinds": list(chosen)}
+    result = measure("order", in_runs(runs), options, measure_checkpoint, config=config, later=later)
     config = {**result.config, "refs": [one.label for one in found]}
-    notes = (
-        f"step at 50%: of the way from {'the plateau' if start == 'plateau' else 'the first checkpoint'} to the last "
-        "checkpoint, made for good, interpolated between stored steps.",
-        "baseline: that step of the drop metric. effect: value − baseline; negative is before the drop.",
-        "Intervals: 95%, bootstrap over examples (of embeddings over values), the same resamples at all checkpoints; "
-        "silhouettes have none. What other runs would give is not in them.",
-    )
-    curves = {run: one.made(plateaus[run]) for run, one in followed.items()}
-    return replace(result, config=config, notes=notes, data={"curves": curves})
+    return replace(result, config=config, notes=NOTES, data={"curves": curves, "plateaus": plateaus})
 
 
 def checked_runs(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
@@ -146,158 +158,90 @@ def plateau_step(run: str, named: Sequence[ResolvedCheckpoint]) -> int:
     return min((one.step for one in named), key=lambda step: abs(step - pre))
 
 
-@dataclass
-class RunQuantities:
-    """The quantities of one run over its checkpoints.
+def drop_metric(subject: LoadedCheckpoint) -> str:
+    assert subject.task is not None
+    return str(subject.task.drop_metric.name)
 
-    Attributes:
-        curves: quantity -> step -> ``[1 + draws]``: the value, then its resamples; ``[1]`` where there are none.
+
+def quantities(subject: LoadedCheckpoint, kinds: Sequence[str], last: Tables) -> dict[str, tuple[str, Array]]:
+    """Returns by name the kind of each quantity and its ``[1 + draws]``; the drop metric whatever the kinds are.
+
+    Args:
+        last: the embeddings of the run's last checkpoint.
     """
-
-    named: Sequence[ResolvedCheckpoint]
-    device: str
-    curves: dict[str, dict[int, Array]] = field(default_factory=dict)
-    drop: str = ""
-
-    @property
-    def last(self) -> ResolvedCheckpoint:
-        return self.named[-1]
-
-    @cached_property
-    def end(self) -> Tables:
-        """The embeddings of the last checkpoint."""
-        from interp_tasks.checkpoints.load import load_resolved
-
-        return Tables.of(load_resolved(self.last, self.device).model)
-
-    def add(self, subject: LoadedCheckpoint, kinds: Sequence[str]) -> list[Row]:
-        """Measures one checkpoint; its rows."""
-        assert subject.task is not None
-        self.drop = subject.task.drop_metric.name
-        rows = []
-        # Everything is compared with the drop metric.
-        for kind in dict.fromkeys(["metrics", *kinds]):
-            for name, quantity in QUANTITIES[kind](subject, self.end).items():
-                if kind == "metrics" and kind not in kinds and name != self.drop:
-                    continue
-                self.curves.setdefault(name, {})[subject.checkpoint.step] = quantity
-                row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
-                rows.append({**row, **numbers(quantity[0], interval(quantity[1:])), "n": len(subject.tokens)})
-        return rows
-
-    def stacked(self, name: str) -> tuple[list[int], Array]:
-        """Returns the steps and the curve ``[1 + draws, step]`` of a quantity."""
-        import numpy as np
-
-        steps = sorted(self.curves[name])
-        return steps, np.stack([self.curves[name][step] for step in steps], 1)
-
-    def steps(self, subject: LoadedCheckpoint, plateau: int | None) -> list[Row]:
-        """Returns rows with the step at which each quantity has reached a share of its total change."""
-        from interp_tasks.measurement.crossings import crossing
-
-        rows = []
-        of_drop: dict[float, Array] = {}
-        for name in sorted(self.curves, key=lambda name: name != self.drop):
-            at, curve = self.stacked(name)
-            first = 0 if plateau is None else at.index(plateau)
-            # A quantity that was past a share on the plateau already has no step after it.
-            for share in SHARES:
-                crossings = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
-                drop = of_drop.setdefault(share, crossings)
-                gap = interval((crossings[: len(drop)] - drop[: len(crossings)])[1:])
-                compared = () if name == self.drop else (drop[0], gap)
-                row = {"variant": name, "intervention": "of its way", "metric": f"{STEP}{share:.0%}"}
-                row |= {**numbers(crossings[0], interval(crossings[1:]), *compared), "engine": "naive"}
-                rows.append({**row, "n": len(subject.tokens)})
-        return rows
-
-    def made(self, plateau: int | None) -> pandas.DataFrame:
-        """Returns the share of its total change that each quantity has reached at each step."""
-        import pandas
-
-        columns: dict[str, Any] = {}
-        for name in self.curves:
-            steps, curve = self.stacked(name)
-            values = curve[0]
-            start = values[0 if plateau is None else steps.index(plateau)]
-            distance = values[-1] - start
-            columns |= {"step": steps, name: (values - start) / (distance if distance else float("nan"))}
-        return pandas.DataFrame(columns)
-
-
-# Quantities: each a function of a checkpoint that gives, by name, ``[1 + draws]``: the value, then its resamples, of
-# the same examples at every checkpoint; ``[1]`` where there are none.
-
-
-def pooled(sums: Any, counts: Any, seed: int) -> Array:
-    """Returns Σsum / Σcount of per-example pairs, then of its resamples over examples."""
     import numpy as np
 
-    from circuits.statistics import bootstrap, ratio
-
-    total, count = (np.asarray(x, dtype=float)[None] for x in (sums, counts))
-    value = ratio(total.sum(1), count.sum(1))
-    return np.concatenate([value, bootstrap(total, count, seed, DRAWS)[:, 0]])
-
-
-def judged(subject: LoadedCheckpoint, *edits: Any) -> dict[str, tuple[Array, Array]]:
-    """Returns the task's metrics per example, under edits."""
-    from circuits import run
-
-    assert subject.task is not None
-    output = run(subject.model, subject.tokens, *edits)
-    return {name: read(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
-
-
-def metrics(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
-    return {name: pooled(*values, subject.seed) for name, values in judged(subject).items()}
-
-
-def ablation(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
-    """Returns the change of the drop metric under uniform attention in all heads."""
     from circuits import ablate, heads
 
-    assert subject.task is not None
-    name = subject.task.drop_metric.name
-    edited = judged(subject, ablate.uniform(heads("all", subject.model)))[name]
-    gap = pooled(*edited, subject.seed) - pooled(*judged(subject)[name], subject.seed)
-    return {f"effect of ablation on {name}": gap}
+    task = subject.task
+    assert task is not None
+    drop, metrics = drop_metric(subject), pooled_metrics(subject)
+    values = {name: ("metrics", each) for name, each in metrics.items() if "metrics" in kinds or name == drop}
+    if "ablation" in kinds:
+        edited = pooled_metrics(subject, ablate.uniform(heads("all", subject.model)))[drop]
+        values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]
+    tables = Tables.of(subject.model)
+    targets = EmbeddingTargets(task.token_values(), {})
+    if "embeddings" in kinds and len(targets.values) >= 4:
+        aligned = of_tokens(targets, tables, last, subject.seed)[ALIGNMENT][1]
+        values["embedding alignment"] = "embeddings", aligned
+    axes = {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
+    if "positions" in kinds and axes and tables.positions is not None:
+        apart, targets = distances(tables.positions[: math.prod(axes.values())]), EmbeddingTargets({}, axes)
+        for axis in targets.clustered_axes:
+            found = np.array([silhouette(apart, targets.labels(axis))])
+            values[f"silhouette of positions by {axis}"] = "positions", found
+    return values
 
 
-def embeddings(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
-    """Returns how far the token embeddings are aligned with those of the run's last checkpoint."""
-    assert subject.task is not None
-    targets = EmbeddingTargets(subject.task.token_values(), {})
-    if len(targets.values) < 4:
-        return {}
-    return {
-        "embedding alignment": of_tokens(targets, Tables.of(subject.model), last, subject.seed)[ALIGNMENT][1]
-    }
-
-
-def positions(subject: LoadedCheckpoint, last: Tables) -> dict[str, Array]:
-    """Returns how far the position embeddings form clusters, by each axis of the grid of positions."""
+def pooled_metrics(subject: LoadedCheckpoint, *edits: Any) -> dict[str, Array]:
+    """Returns the task's metrics under edits: Σsum / Σcount, then that of its resamples over examples."""
     import numpy as np
 
-    assert subject.task is not None
-    axes = {axis.name: len(axis.values) for axis in subject.task.grid_axes() if axis.position is None}
-    table, targets = Tables.of(subject.model).positions, EmbeddingTargets({}, axes)
-    if not axes or table is None:
-        return {}
-    apart = distances(table[: int(np.prod(list(axes.values())))])
-    return {
-        f"silhouette of positions by {axis}": np.array([silhouette(apart, targets.labels(axis))])
-        for axis in targets.clustered_axes
-    }
+    from circuits import run
+    from circuits.statistics import bootstrap, ratio
+
+    task, batch = subject.task, subject.batch
+    assert task is not None
+    assert batch is not None
+    output = run(subject.model, subject.tokens, *edits)
+    pooled = {}
+    for name, metric in task.metrics(output, batch).items():
+        total, count = (np.asarray(part, dtype=float)[None] for part in read(metric))
+        resampled = bootstrap(total, count, subject.seed, DRAWS)[:, 0]
+        pooled[name] = np.concatenate([ratio(total.sum(1), count.sum(1)), resampled])
+    return pooled
 
 
-QUANTITIES: dict[str, Callable[[LoadedCheckpoint, Tables], dict[str, Array]]] = {
-    "metrics": metrics,
-    "ablation": ablation,
-    "embeddings": embeddings,
-    "positions": positions,
-}
+def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
+    """Yields the step at which each quantity has reached a share of its total change, beside the drop metric's."""
+    from interp_tasks.measurement.crossings import crossing
+
+    of_drop: dict[float, Array] = {}
+    for name in sorted(curves, key=lambda name: name != drop):
+        at, curve = stacked(curves[name])
+        first = at.index(plateau)
+        # A quantity that was past a share on the plateau already has no step after it.
+        for share in SHARES:
+            crossings = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
+            of = of_drop.setdefault(share, crossings)
+            gap = interval((crossings[: len(of)] - of[: len(crossings)])[1:])
+            compared = () if name == drop else (of[0], gap)
+            row = {
+                "variant": name,
+                "intervention": "of its way",
+                "metric": f"{STEP}{share:.0%}",
+                "engine": "naive",
+            }
+            yield {**row, **numbers(crossings[0], interval(crossings[1:]), *compared)}
+
+
+def stacked(curve: Mapping[int, Array]) -> tuple[list[int], Array]:
+    """Returns the steps of a quantity and its values ``[1 + draws, step]``."""
+    import numpy as np
+
+    steps = sorted(curve)
+    return steps, np.stack([curve[step] for step in steps], 1)
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -317,17 +261,17 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 def figures(result: Result) -> list[Figure]:
     """Returns a panel per run, a line per quantity; what overshoots far is cut, so that 0 to 1 can be read."""
-    curves = result.data["curves"]
-    names = list(dict.fromkeys(name for table in curves.values() for name in table.columns if name != "step"))
+    import numpy as np
+
     panels = []
-    for run, table in curves.items():
-        steps = table["step"].tolist()
-        lines = {
-            name: Series(steps, table[name].tolist(), look=look)
-            for look, name in enumerate(names)
-            if name in table
-        }
+    for run, curves in result.data["curves"].items():
+        lines = {}
+        for look, name in enumerate(curves):
+            steps, curve = stacked(curves[name])
+            start = curve[0, steps.index(result.data["plateaus"][run])]
+            distance = (curve[0, -1] - start) or np.nan
+            lines[name] = Series(steps, ((curve[0] - start) / distance).tolist(), look=look)
         axes: dict[str, Any] = {"y": "share of its way", "y_axis": {"range": [-0.6, 1.6]}}
-        panels.append(curve(lines, run.rsplit("/", 1)[-1], height=420, **axes))
-    caption = "0: the value on the plateau (or at the first checkpoint, if asked for). 1: the value at the last one."
+        panels.append(curve_panel(lines, run.rsplit("/", 1)[-1], height=420, **axes))
+    caption = "0: the value on the plateau. 1: the value at the last checkpoint."
     return [Figure(draw(panels), "Share of its way that each quantity has made", caption)]

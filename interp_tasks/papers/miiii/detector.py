@@ -8,12 +8,13 @@ the number of right remainders, ``effect`` the difference. Intervals by bootstra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
 from interp_tasks.measurement.table import Row, numbers
 
@@ -54,10 +55,8 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     def check(subject: LoadedCheckpoint) -> None:
         answers_of(subject.task)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        import pandas
-
-        return Measured(pandas.DataFrame(list(rows_of(subject))).assign(engine="naive"), {})
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
+        return [{**row, "split": row["variant"], "engine": "naive"} for row in rows_of(subject)]
 
     result = measure("detector", refs, options, measure_checkpoint, config={}, check=check)
     notes = (
@@ -65,8 +64,7 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         "remainders (the baseline) find exactly these, and of the primes miss the moduli themselves.",
         "Intervals: 95%, bootstrap over numbers.",
     )
-    frame = result.frame.assign(split=result.frame["variant"])
-    return Result("detector", frame, result.config, notes)
+    return replace(result, notes=notes)
 
 
 def answers_of(task: Any) -> Mapping[str, ModularAnswer]:

@@ -111,15 +111,11 @@ def input_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, GridAxis]:
         UserError: for no task, or one whose inputs make no grid of two coordinates.
     """
     task = subject.task
-    if task is None:
-        raise UserError(
-            "neurons needs a task with a grid of inputs: leave --tokens out, or give --task NAME instead"
-        )
-    axes = task.grid_axes()
+    axes = () if task is None else task.grid_axes()
     if len(axes) != 2 or any(axis.position is None for axis in axes) or not hasattr(task, "input_grid"):
         raise UserError(
-            f"task {task.name!r} has no grid of two input digits (grid_axes with positions, and input_grid()), which "
-            "neurons are drawn over; interp-run fourier also takes grids of positions"
+            "neurons needs a task with a grid of two input digits (grid_axes with positions, and input_grid()); "
+            "interp-run fourier also takes grids of positions"
         )
     return axes[0], axes[1]
 

@@ -64,11 +64,7 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
         for stage, norms in logged[run.name].items()
         for row in rows_of(run, stage, norms)
     ]
-    config = {
-        "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in logged_runs],
-        "start": start,
-    }
+    config = {"runs": [run.name for run in logged_runs], "start": start}
     return Result("gradients", tidy(pandas.DataFrame(rows)), config, notes(logged), data={"logged": logged})
 
 

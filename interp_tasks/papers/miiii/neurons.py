@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -23,12 +22,12 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import THRESHOLD, check_choice, check_layer, layer_of
+from interp_tasks.measurement.options import THRESHOLD, check_choice, check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import logged_drop
-from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
-from interp_tasks.measurement.table import Row, filled, numbers, side_by_side, tidy
+from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, run_of
+from interp_tasks.measurement.table import Row, filled, numbers, side_by_side
 from interp_tasks.pages import Column, Figure
 from interp_tasks.papers.miiii.features import (
     DEVIATIONS,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-SITES = ("mlp_pre", "mlp_post", "mlp_out", "pattern")
+SITES = ("mlp_post", "pattern")
 NEURONS = (0, 1, 2)
 #: Metrics of a neuron, of a cluster, and of all of them.
 MEAN, FREQUENCY = "mean", "frequency"
@@ -95,11 +94,7 @@ def read_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
 NEURONS_OPTION = typer.Option(
     "--neurons", metavar="N,N", help="Draw these, counted from 0; heads are all drawn."
 )
-SITE = typer.Option(
-    "--site",
-    metavar="SITE",
-    help="mlp_pre, mlp_post, mlp_out, or pattern: attention from where the task reads to each digit.",
-)
+SITE = typer.Option("--site", metavar="SITE", help="mlp_post, or pattern: attention to each digit.")
 DRAWS = typer.Option("--draws", help="Relabellings of the digits that active frequencies are held against.")
 
 
@@ -129,8 +124,7 @@ def neurons(
     Args:
         refs: one or several REFs.
         neurons: whose images and rows are wanted; at ``"pattern"`` all are.
-        site: ``"mlp_pre"``, ``"mlp_post"`` or ``"mlp_out"``, in every layer; ``"pattern"`` for the attention of each
-            head from the positions that the task reads to each digit.
+        site: ``"mlp_post"``, in every layer; ``"pattern"``: each head's attention from where the task reads to a digit.
         draws: relabellings of the digits behind ``active frequencies``; see ``circuits.fourier.active``.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
 
@@ -138,18 +132,12 @@ def neurons(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without a grid of two input digits.
     """
     check_choice("--site", site, SITES)
+    check_draws(draws)
     chosen = read_neurons(neurons)
-    if not 1 <= draws < 10_000:
-        raise UserError(
-            f"--draws {draws}: relabellings of the digits, from 1 to 9999; 19 is one chance in 20"
-        )
     images: dict[str, dict[str, Image]] = {}
     history: dict[tuple[str, str], list[CheckpointCounts]] = {}
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        """Measures the neurons, or heads, of one checkpoint over all inputs, and draws the chosen ones."""
-        import pandas
-
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         rows: list[Row] = []
         drawn = images.setdefault(str(subject.labels["ref"]), {})
         for features in features_at(subject, input_axes(subject), site):
@@ -158,38 +146,27 @@ def neurons(
             rows += rows_of(measures, wanted)
             drawn |= {f"{features.names[at]} of {features.label}": image(measures, at) for at in wanted}
             if site != "pattern" and subject.checkpoint.run is not None:
-                # A checkpoint's folder lies in the run's folder of checkpoints.
-                run = str(subject.checkpoint.path.parent.parent)
-                history.setdefault((run, features.label), []).append(CheckpointCounts.of(subject, measures))
-        return Measured(pandas.DataFrame(rows), {})
+                counts = CheckpointCounts.of(subject, measures)
+                history.setdefault((run_of(subject), features.label), []).append(counts)
+        return rows
+
+    def check_sizes(sizes: Any, name: str) -> None:
+        if site != "pattern" and max(chosen) >= sizes.d_mlp:
+            raise UserError(f"--neurons {max(chosen)}: {site} of {name} has neurons 0-{sizes.d_mlp - 1}")
 
     config = {"neurons": list(chosen), "site": site, "draws": draws}
-    check_sizes = partial(check_neurons, site, chosen)
+    checks: dict[str, Any] = {"check_sizes": check_sizes, "check": input_axes}
     result = measure(
-        "neurons", refs, options, measure_checkpoint, config=config, check_sizes=check_sizes, check=input_axes
+        "neurons",
+        refs,
+        options,
+        measure_checkpoint,
+        config=config,
+        later=lambda: later_rows(history, chosen),
+        **checks,
     )
-    later = [row for (run, _), entries in history.items() for row in rows_of_run(run, entries, chosen)]
-    note_texts = tuple(notes(site, draws, bool(later)))
-    return replace(result, frame=joined(result.frame, later), notes=note_texts, data={"images": images})
-
-
-def check_neurons(site: str, chosen: Sequence[int], sizes: Any, name: str) -> None:
-    """Refuses a layer and neurons that a model of these sizes, called ``name``, lacks."""
-    check_layer(f"--site {site}", layer_of(site), sizes, name)
-    neurons = sizes.d_model if site == "mlp_out" else sizes.d_mlp
-    if site != "pattern" and max(chosen, default=0) >= neurons:
-        raise UserError(f"--neurons {max(chosen)}: {site} of {name} has neurons 0-{neurons - 1}")
-
-
-def joined(frame: pandas.DataFrame, later: Sequence[Row]) -> pandas.DataFrame:
-    """Returns rows with those that need all checkpoints of a run, each below the others of its checkpoint."""
-    import pandas
-
-    order = {ref: index for index, ref in enumerate(dict.fromkeys(frame["ref"]))}
-    if later:
-        frame = pandas.concat([frame, tidy(pandas.DataFrame(later))])
-    frame = frame.sort_values("ref", key=lambda refs: refs.map(order), kind="stable", ignore_index=True)
-    return frame.assign(split="grid")
+    over_time = bool(result.frame["metric"].str.startswith(f"{ACTIVE}, mean").any())
+    return replace(result, notes=tuple(notes(site, draws, over_time)), data={"images": images})
 
 
 def notes(site: str, draws: int, over_time: bool) -> Iterator[str]:
@@ -220,17 +197,19 @@ def image(measures: MeasuredFeatures, at: int) -> Image:
 
 
 class CheckpointCounts(NamedTuple):
-    """A checkpoint of a run: the labels of its rows, and what the published counts are made of."""
+    """What the published counts of a run are made of, of one of its checkpoints."""
 
-    labels: Mapping[str, Any]
+    ref: str
+    step: int
+    shared: Row
     amplitudes: np.ndarray
     active_each: float
 
     @classmethod
     def of(cls, subject: LoadedCheckpoint, measures: MeasuredFeatures) -> CheckpointCounts:
-        labels = {**subject.labels, **common_of(measures.features), "experiment": "neurons", "n_runs": 1}
         arranged = measures.features.grid.arrange(measures.features.values)
-        return cls(labels, amplitudes(arranged), active_each(measures))
+        ref, step, shared = str(subject.labels["ref"]), subject.stored.step, common_of(measures.features)
+        return cls(ref, step, shared, amplitudes(arranged), active_each(measures))
 
 
 def active_each(measures: MeasuredFeatures) -> float:
@@ -239,13 +218,26 @@ def active_each(measures: MeasuredFeatures) -> float:
     return float(counts.double().mean()) if len(counts) else 0.0
 
 
-def rows_of_run(run: str, entries: Sequence[CheckpointCounts], wanted: Sequence[int]) -> Iterator[Row]:
-    """Yields the published counts at every checkpoint; where they and the counts against relabelled digits peak."""
+def later_rows(
+    history: Mapping[tuple[str, str], Sequence[CheckpointCounts]], wanted: Sequence[int]
+) -> dict[str, list[Row]]:
+    """Returns what needs all checkpoints of a run, by REF."""
+    rows: dict[str, list[Row]] = {}
+    for (run, _), entries in history.items():
+        for ref, row in rows_of_run(run, entries, wanted):
+            rows.setdefault(ref, []).append(row)
+    return rows
+
+
+def rows_of_run(
+    run: str, entries: Sequence[CheckpointCounts], wanted: Sequence[int]
+) -> Iterator[tuple[str, Row]]:
+    """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
     if len(entries) < MIN_CHECKPOINTS:
         return
-    entries = sorted(entries, key=lambda entry: entry.labels["step"])
+    entries = sorted(entries, key=lambda entry: entry.step)
     over_time = np.stack([entry.amplitudes for entry in entries])
     varying = (over_time[:, 1:] > 0).any((0, 1))
     drop = logged_drop(Path(run))
@@ -261,12 +253,12 @@ def rows_of_run(run: str, entries: Sequence[CheckpointCounts], wanted: Sequence[
     for (variant, name), values in series.items():
         if name != ACTIVE_EACH:
             for entry, value in zip(entries, values, strict=True):
-                yield {**entry.labels, "variant": variant, **row(name, value)}
-        last, at = {**entries[-1].labels, "variant": variant}, int(values.argmax())
+                yield entry.ref, {**entry.shared, "variant": variant, **row(name, value)}
+        last, at = {**entries[-1].shared, "variant": variant}, int(values.argmax())
         end = None if drop is None else drop.end
-        yield {**last, **row(f"{name}, step of the peak", entries[at].labels["step"], end)}
+        yield entries[-1].ref, {**last, **row(f"{name}, step of the peak", entries[at].step, end)}
         if values[at] > 0:
-            yield {**last, **row(f"{name}, end / peak", values[-1] / values[at])}
+            yield entries[-1].ref, {**last, **row(f"{name}, end / peak", values[-1] / values[at])}
 
 
 def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> Iterator[Row]:
@@ -285,15 +277,10 @@ def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> Iterator[Row]:
         yield from ({**common, "variant": variant, **row} for row in metrics)
 
 
-def common_of(features: Features) -> dict[str, Any]:
+def common_of(features: Features) -> Row:
     """Returns the columns that all rows of one tensor share."""
-    return {
-        "intervention": features.label,
-        "site": features.site,
-        "layer": features.layer,
-        "position": features.position,
-        "n": features.grid.cells,
-    }
+    about = {"site": features.site, "layer": features.layer, "position": features.position, "split": "grid"}
+    return {**about, "intervention": features.label, "n": features.grid.cells}
 
 
 def one_feature(measures: MeasuredFeatures, at: int) -> Iterator[Row]:

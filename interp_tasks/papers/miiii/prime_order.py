@@ -94,7 +94,7 @@ def prime_order(
     frame: pandas.DataFrame = tidy(
         pandas.DataFrame(rows).assign(experiment="prime-order", intervention="none")
     )
-    config = {"runs": [runs] if isinstance(runs, str) else list(runs), "level": level, "seed": seed}
+    config = {"runs": list(dict.fromkeys(point.run.name for point in points)), "level": level, "seed": seed}
     notes = (
         "Rank correlation: of the property with the step, ranks within each run; positive is later. Of the same q: "
         "ranks within each q over the runs, which takes what q alone does out.",

@@ -2,27 +2,28 @@
 
 Shares of variance have the mean over shuffled digits as ``baseline``, and the range of 95% of the draws in the interval
 of ``effect``. Counts of neurons that serve an answer, and several, stand beside the same number drawn for each answer
-at random. Removals: the accuracy of every answer without each one and with as much taken away at random; ``damage``
-is the share of the accuracy above chance that is lost.
+at random. ``damage``: the share of the accuracy above chance that is lost without an answer; ``baseline``: with as much
+taken away at random.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import COLOURS, Panel, draw
-from circuits.figures.panels import Series, bars, heat
+from circuits.figures.layout import draw
+from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.table import Row, side_by_side
 from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 SAMPLES = 2048
-SAME = "primes: what these checkpoints compute is the same for every input: no variance to share out"
 DRAWS = 20
 #: Title of the column and format of a metric's numbers.
 SHOWN: Mapping[str, tuple[str, str]] = {
@@ -75,11 +75,9 @@ def primes(
     check_has_task("primes", options)
     damages: dict[str, dict[str, Any]] = {}
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures what the tensors of one checkpoint hold of each prime's remainder, and what its removal does."""
-        import pandas
-
-        from interp_tasks.papers.miiii.removal import lost, measure_removals
+        from interp_tasks.papers.miiii.removal import measure_removals
         from interp_tasks.papers.miiii.shares import embedding_rows, grid_rows, read_inputs, tensors_of
 
         inputs, last = read_inputs(subject), None
@@ -89,55 +87,56 @@ def primes(
             rows += new_rows
             if place.site == "mlp_post" and best:
                 last = place, best
-        frames = [pandas.DataFrame(rows)]
         if ablate and last is not None:
-            frames.append(measure_removals(subject, inputs, *last))
-            accuracies = frames[1][frames[1]["metric"].str.startswith("accuracy")]
-            damages[str(subject.labels["ref"])] = {
-                str(label): lost(part, inputs)
-                for label, part in accuracies.groupby("intervention", sort=False)
-            }
-        return Measured(pandas.concat(frames, ignore_index=True), {})
+            removed, damages[str(subject.labels["ref"])] = measure_removals(subject, inputs, *last)
+            rows += removed
+        if not rows:
+            raise UserError(
+                "primes: what this model computes is the same for every input: no variance to share out"
+            )
+        return rows
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("primes", refs, options, measure_checkpoint, config={"draws": draws, "ablate": ablate})
-    frame = result.frame
-    if frame.empty:
-        raise UserError(SAME)
-    frame.loc[frame["intervention"].str.contains(": ", regex=False), "split"] = "grid"
-    return replace(result, frame=frame, notes=tuple(notes(draws, ablate)), data={"damages": damages})
+    return replace(result, notes=tuple(notes(draws, ablate)), data={"damages": damages})
 
 
-def notes(draws: int, ablate: bool) -> list[str]:
-    """Returns the notes below the table."""
-    texts = [
+def notes(draws: int, ablate: bool) -> Iterator[str]:
+    """Yields the notes below the table."""
+    yield (
         "In brackets the control. share: of the variance over all inputs, by functions of the answer (of W_E: of the "
-        f"digit modulo q); control: the mean over {draws} draws of shuffled digits.",
+        f"digit modulo q); control: the mean over {draws} draws of shuffled digits."
+    )
+    yield (
         "neurons: their share exceeds that of every neuron in every control; most: and none of another answer is "
-        "larger; several: those of more than one answer, control: if each answer had drawn its neurons.",
-    ]
+        "larger; several: those of more than one answer, control: if each answer had drawn its neurons."
+    )
     if ablate:
-        texts.append(
+        yield (
             "− taken away: functions of each digit modulo q; neurons. itself, the others: the share of the accuracy "
             "above chance that is lost, of answers given more often than halfway between chance and always. Control: "
             "as much taken away at random."
         )
-    return texts
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Makes columns of an answer's measures in one tensor; accuracies are in the files alone."""
-    import pandas
+    """Makes columns of an answer's measures in one tensor."""
 
-    rows: dict[tuple[str, str, str], dict[Any, Any]] = {}
-    for row in frame[frame["metric"].isin(list(SHOWN))].to_dict("records"):
+    def tensor(row: Row) -> str:
         taken, at, place = row["intervention"].partition(" at ")
-        tensor = f"{place} − {taken}" if at else taken.partition(": ")[2]
-        shown = rows.setdefault((row["ref"], tensor, row["variant"]), {**row, "where": tensor})
+        return f"{place} − {taken}" if at else str(taken).partition(": ")[2]
+
+    def cells(row: Row) -> Row:
         head, digits = SHOWN[row["metric"]]
         control = "" if math.isnan(row["baseline"]) else f" ({row['baseline']:{digits}})"
-        shown[head] = "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}"
-    return pandas.DataFrame(list(rows.values())).fillna({head: "" for head, _ in SHOWN.values()})
+        return {
+            "where": tensor(row),
+            head: "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}",
+        }
+
+    shown = frame[frame["metric"].isin(list(SHOWN))]
+    rows = side_by_side(shown, lambda row: (row["ref"], tensor(row), row["variant"]), cells)
+    return rows.fillna({head: "" for head, _ in SHOWN.values()})
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
@@ -147,40 +146,27 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Returns the share of each answer in every tensor, and what every removal does to every answer."""
-    frame, panels = result.frame, []
-    shares = frame[(frame["metric"] == "share of variance") & (frame["variant"] != "all answers")]
-    for ref in dict.fromkeys(frame["ref"]):
-        for place, part in shares[shares["ref"] == ref].groupby("intervention", sort=False):
-            panels.append(bars_panel(part, f"{str(place).replace(': ', ' in ')}<br>{ref}"))
-        for title, (lost, at_random) in result.data["damages"].get(ref, {}).items():
+    """Returns what every removal does to every answer.
+
+    Raises:
+        UserError: where nothing was removed.
+    """
+    panels = []
+    for ref, tables in result.data["damages"].items():
+        for title, (lost, at_random) in tables.items():
             for table, says in ((lost, title), (at_random, f"{title}: as much at random")):
-                named = table.rename(index=modulus, columns=modulus)
+                named = table.rename(index=lambda name: name.removeprefix("mod_"))
+                named = named.rename(columns=lambda name: name.removeprefix("mod_"))
                 axes: dict[str, Any] = {
                     "across": "answer judged, modulo",
                     "down": "answer taken away, modulo",
                 }
                 unit = "share of accuracy above chance lost"
                 panels.append(heat(named, f"{says}<br>{ref}", unit=unit, end=1.0, **axes))
+    if not panels:
+        raise UserError("--plot draws what removals do: leave --no-ablate out, or --plot")
     caption = (
-        "Bars: the share of each tensor's variance that is a function of the answer, of W_E of the digit modulo q; "
-        "open: the same of shuffled digits. Maps: rows are taken away, columns judged: the share of the accuracy above "
-        "chance that is lost, 1 where none is left; the same scale in all."
+        "Rows are taken away, columns judged: the share of the accuracy above chance that is lost, 1 where none is "
+        "left; the same scale in all."
     )
-    return [Figure(draw(panels, barmode="group"), "What belongs to each modular answer", caption)]
-
-
-def bars_panel(part: pandas.DataFrame, title: str) -> Panel:
-    """Returns a bar per answer of one tensor, with that of shuffled digits."""
-    answers = [modulus(each) for each in part["variant"]]
-    opened = {"marker": {"color": "rgba(0,0,0,0)", "line": {"color": COLOURS["light"][0], "width": 1.5}}}
-    series = {
-        "share": Series(answers, part["value"].tolist(), look=0),
-        "digits shuffled": Series(answers, part["baseline"].tolist(), style=opened, look=0),
-    }
-    return bars(series, title, x="answer modulo", y="share of variance", x_axis={"type": "category"})
-
-
-def modulus(answer: str) -> str:
-    """Returns what stands for an answer on an axis whose title says "modulo"."""
-    return answer.removeprefix("mod_")
+    return [Figure(draw(panels), "What an answer loses with each one taken away", caption)]

@@ -11,6 +11,7 @@ import numpy as np
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import recorded
 from interp_tasks.measurement.subjects import LoadedCheckpoint
+from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,11 +96,9 @@ def read_inputs(subject: LoadedCheckpoint) -> GridInputs:
     """Returns the complete grid of the checkpoint's task.
 
     Raises:
-        UserError: for no task, for a task without modular answers.
+        UserError: for a task without modular answers.
     """
     task: Any = subject.task
-    if task is None:
-        raise UserError("primes needs a task: leave --tokens out, or give --task NAME instead")
     answers = task.modular_answers()
     if not answers:
         raise UserError(f"task {task.name!r} declares no modular answers, which primes is about")
@@ -121,27 +120,24 @@ def tensors_of(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[Tensor
     """Yields the outputs of attention and MLP of every layer, and the neurons, at the positions that the task reads."""
     model: Any = subject.model
     task: Any = subject.task
-    sites = [
-        (site, layer, hook)
+    ends = {"attn_out": "hook_attn_out", "mlp_post": "mlp.hook_post", "mlp_out": "hook_mlp_out"}
+    hooks = {
+        f"blocks.{layer}.{end}": (site, layer)
         for layer in range(model.cfg.n_layers)
-        for site, hook in (
-            ("attn_out", f"blocks.{layer}.hook_attn_out"),
-            ("mlp_post", f"blocks.{layer}.mlp.hook_post"),
-            ("mlp_out", f"blocks.{layer}.hook_mlp_out"),
-        )
-        if hook in model.hook_dict
-    ]
+        for site, end in ends.items()
+    }
+    hooks = {hook: place for hook, place in hooks.items() if hook in model.hook_dict}
     read = list(task.read_positions)
-    tokens, hooks = inputs.tokens.to(subject.tokens.device), [hook for _, _, hook in sites]
-    activations = recorded(model, tokens, hooks, lambda values: values[:, read].cpu())
-    for site, layer, hook in sites:
-        joined = activations.pop(hook)
+    tokens = inputs.tokens.to(subject.tokens.device)
+    activations = recorded(model, tokens, list(hooks), lambda values: values[:, read].cpu())
+    for hook, (site, layer) in hooks.items():
+        values = activations.pop(hook)
         for index, position in enumerate(read):
             at = f", position {position}" if len(read) > 1 else ""
-            yield TensorValues(f"{site}.{layer}{at}", site, layer, position, joined[:, index])
+            yield TensorValues(f"{site}.{layer}{at}", site, layer, position, values[:, index])
 
 
-def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) -> Iterator[dict[str, Any]]:
+def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) -> Iterator[Row]:
     """Yields the share of each coordinate's token embedding that is a function of the digit modulo q, of all q too."""
     import torch
 
@@ -190,7 +186,7 @@ def pooled(shares: Tensor, weights: Tensor) -> float:
 
 def grid_rows(
     subject: LoadedCheckpoint, inputs: GridInputs, place: TensorValues, draws: int
-) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+) -> tuple[list[Row], dict[str, Tensor]]:
     """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``.
 
     A feature serves an answer if its share exceeds that of every feature in every control, and serves it most if
@@ -202,7 +198,7 @@ def grid_rows(
 
     orders = [inputs.shuffled(subject.seed + draw) for draw in range(draws)]
     weights = squares(place.values)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     if weights.sum() == 0:
         return rows, {}
     strength, serving = [], []
@@ -226,7 +222,7 @@ def grid_rows(
     return rows, best
 
 
-def sharing_rows(place: TensorValues, strength: Array, served: Array, seed: int) -> Iterator[dict[str, Any]]:
+def sharing_rows(place: TensorValues, strength: Array, served: Array, seed: int) -> Iterator[Row]:
     """Yields how many neurons serve an answer, and several; chance assigns as many at random to each answer.
 
     Args:
@@ -257,28 +253,17 @@ def spread_of(strength: Array, served: Array) -> float:
 
 def row(
     place: TensorValues, variant: str, what: str, metric: str, value: float, control: Array | None = None
-) -> dict[str, Any]:
+) -> Row:
     """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
-    columns: dict[str, Any] = {
+    about: Row = {
         "variant": variant,
         "intervention": f"{what}: {place.label}",
-        "site": place.site,
-        "layer": place.layer,
-        "position": place.position,
         "metric": metric,
-        "value": value,
-        "n": len(place.values),
-        "engine": "naive",
+        "split": "grid",
     }
-    if control is not None and np.isfinite(control).any():
-        low, high = np.nanquantile(control, [0.025, 0.975])
-        middle = float(np.nanmean(control))
-        as_far = np.abs(control - middle) >= abs(value - middle)
-        columns |= {
-            "baseline": middle,
-            "effect": value - middle,
-            "effect_ci_low": value - float(high),
-            "effect_ci_high": value - float(low),
-            "p_value": float(1 + as_far.sum()) / (1 + len(control)),
-        }
-    return columns
+    about |= {"site": place.site, "layer": place.layer, "position": place.position}
+    about |= {"n": len(place.values), "engine": "naive"}
+    if control is None or not np.isfinite(control).any():
+        return {**about, **numbers(value)}
+    low, high = np.nanquantile(control, [0.025, 0.975])
+    return {**about, **numbers(value, None, float(np.nanmean(control)), (value - high, value - low))}

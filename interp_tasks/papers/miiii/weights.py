@@ -26,7 +26,7 @@ from interp_tasks.measurement.embeddings import (
 )
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -35,7 +35,7 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import Row, filled, value_text
+from interp_tasks.measurement.table import Row, filled, numbers, value_text
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Column, Figure, number, p_value, with_interval
 
@@ -103,12 +103,9 @@ def weights(
     measures = Measures(untrained)
     config = {"control": [one.label for one in controls], "untrained": untrained}
     result = measure("weights", [*examined, *controls], options, measures.measured, config=config)
-    frame = result.frame.assign(split=WEIGHTS)
-    # No run trained these.
-    frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
-    has_order = bool((frame["intervention"] == SPECTRUM).any())
+    has_order = bool((result.frame["intervention"] == SPECTRUM).any())
     note_texts = tuple(notes([one.label for one in controls], untrained, has_order))
-    return replace(result, frame=frame, notes=note_texts, data={"panels": measures.panels})
+    return replace(result, notes=note_texts, data={"panels": measures.panels})
 
 
 @dataclass(frozen=True)
@@ -163,10 +160,8 @@ class Measures:
     panels: dict[str, list[Panel]] = field(default_factory=dict)
     controls: dict[Any, list[Tables]] = field(default_factory=dict)
 
-    def measured(self, subject: LoadedCheckpoint) -> Measured:
+    def measured(self, subject: LoadedCheckpoint) -> list[Row]:
         """Measures the embedding tables of one checkpoint, beside those of untrained models."""
-        import pandas
-
         task, tables = subject.task, Tables.of(subject.model)
         assert task is not None
         others = self.others(subject) if self.untrained else []
@@ -181,7 +176,7 @@ class Measures:
             rows += own.frequency_rows()
             panels += table_panels(own, untrained)
         self.panels[str(subject.labels["ref"])] = panels
-        return Measured(pandas.DataFrame(rows), {})
+        return [{"split": WEIGHTS, **row} for row in rows]
 
     def others(self, subject: LoadedCheckpoint) -> list[Tables]:
         """Returns the tables of untrained models, the same for all checkpoints of a run and architecture."""
@@ -255,22 +250,16 @@ def rows_with_untrained(
     import numpy as np
 
     variant, about, metric = key
-    row: Row = {
-        "variant": variant,
-        "intervention": about,
-        "metric": metric,
-        "value": value,
-        "engine": "exact",
-    }
+    row: Row = {"variant": variant, "intervention": about, "metric": metric, "engine": "exact"}
     if not baseline:
-        yield {**row, **more}
+        yield {**row, **more, **numbers(value)}
         return
     middle = float(np.mean(baseline))
-    yield {**row, **more, "baseline": middle, "effect": value - middle}
-    low, high = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
-    ends = {"value_ci_low": float(low), "value_ci_high": float(high)}
-    other = {"intervention": BESIDE + about, "value": middle, "site": more["site"], "n": len(baseline)}
-    yield {**row, **other, **ends}
+    yield {**row, **more, **numbers(value, baseline=middle)}
+    ends = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
+    # No run trained these.
+    other = {"intervention": BESIDE + about, "site": more["site"], "n": len(baseline), "n_runs": 0}
+    yield {**row, **other, **numbers(middle, ends)}
 
 
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:

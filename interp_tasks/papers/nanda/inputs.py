@@ -95,17 +95,15 @@ def scored(
         yield row
 
 
-def read_inputs(
-    task: Task | None, chosen: Sequence[str] = (), train: Any = None, *, own_split: bool = True
-) -> Inputs:
-    """Returns the grid of a task, with all its modular answers or the chosen ones.
+def read_inputs(task: Task | None, train: Any = None, *, own_split: bool = True) -> Inputs:
+    """Returns the grid of a task, with its modular answers.
 
     Args:
         train: the training inputs, as ``progress`` takes them; ``None``: those of the task's own split.
         own_split: whether the model was trained on the task's own split.
 
     Raises:
-        UserError: for no task, for one without modular answers, for an answer it does not have.
+        UserError: for no task or for one without modular answers.
     """
     import torch
 
@@ -120,9 +118,6 @@ def read_inputs(
         raise UserError(
             f"task {task.name!r} declares no modular answers over a grid of inputs (modular_answers, input_grid)"
         )
-    for name in chosen:
-        if name not in declared:
-            raise UserError(f"--answer {name!r}: task {task.name!r} has {', '.join(declared)}")
     axes, tokens = task.grid_axes(), task.input_grid().tokens
     operands = tuple(int(axis.position or 0) for axis in axes)
     grid = grid_of(axes, tokens)
@@ -137,7 +132,6 @@ def read_inputs(
     answers = tuple(
         Answer(name, ModularSum(coordinates, tuple(one.coefficients), one.modulus), torch.tensor(one.classes))
         for name, one in declared.items()
-        if not chosen or name in chosen
     )
     return Inputs(tokens, task.read_positions[-1], operands, grid.sizes, rows, answers)
 

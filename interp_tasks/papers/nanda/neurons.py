@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,13 +99,13 @@ def w_l(model: Any) -> Tensor:
 
 
 def rows_of_map(
-    neurons: Neurons, answer: Answer, keys: Sequence[int], embedding: Mapping[int, float] | None
+    neurons: Neurons, answer: Answer, keys: Sequence[int], digits: Sequence[int]
 ) -> Iterator[Row]:
     """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
 
     Args:
-        embedding: the norm of each frequency in W_E, where the answer has the embedding's period.
+        digits: the tokens of the first coordinate, over which W_E is read where the answer has their period.
     """
     from circuits.fourier import clusters, spectrum, variance_explained
 
@@ -130,8 +130,9 @@ def rows_of_map(
             yield measured(
                 variant, "power of W_L in the frequency of its neurons", of_cluster, site="mlp_post"
             )
-    if embedding is not None:
-        strong = [key for key, norm in embedding.items() if norm > max(embedding.values()) / 4]
+    if len(digits) == answer.sum.period:
+        norms = spectrum(neurons.model.W_E[list(digits)]).total().power.sqrt()[1:]
+        strong = [key for key, norm in enumerate(norms.tolist(), 1) if norm > float(norms.max()) / 4]
         yield measured(answer.name, "frequencies of W_E", float(len(strong)), site="embed")
         shared = sum(key in strong for key in keys) / max(1, len(keys))
         yield measured(answer.name, "share of key frequencies among those of W_E", shared)

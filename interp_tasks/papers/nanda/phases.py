@@ -47,6 +47,15 @@ class Phases:
         }
 
 
+def boundaries(losses: Mapping[str, Mapping[int, float]]) -> Phases | None:
+    """Returns the phases by a run's losses, name -> step -> value; ``None`` for too few steps, or no split."""
+    train, test = losses.get("train loss", {}), losses.get("test loss", {})
+    if not train or len(test) < MIN_STEPS:
+        return None
+    steps = sorted(test)
+    return find_phases(steps, [train[step] for step in steps], [test[step] for step in steps])
+
+
 def find_phases(steps: Sequence[int], train: Sequence[float], test: Sequence[float]) -> Phases:
     """Finds the phases from the losses at ascending steps."""
     return Phases(made(steps, train, 0.9), made(steps, test, 0.1, "max"), made(steps, test, 0.9, "max"))

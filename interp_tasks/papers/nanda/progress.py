@@ -11,15 +11,15 @@ frequency of it; rows under an edit have the unedited model's value as ``baselin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from circuits.figures.layout import Panel, draw
 from circuits.figures.panels import Series, curve, spectrum
-from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import RULES, check_kinds, parse_rule
 from interp_tasks.measurement.result import Result
@@ -49,17 +49,15 @@ from interp_tasks.papers.nanda.logits import (
 
 if TYPE_CHECKING:
     import pandas
-    from torch import Tensor
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
-    from interp_tasks.papers.nanda.inputs import Answer, Inputs
+    from interp_tasks.papers.nanda.inputs import Inputs
     from tasks import Task
 
 #: What is measured of every checkpoint, and of the last one of each run alone; and what has to be recorded for it.
 KINDS = ("losses", "gini", "weights", "map", "neurons", "attention", "skips")
 SITES = {"map": "mlp_post", "neurons": "mlp_post", "attention": "pattern"}
-USUAL = "of-largest"
 #: The losses that the phases and the figure are made of: what was done, on which inputs -> name.
 LOSSES = {
     (NONE, TRAIN): "train loss",
@@ -70,18 +68,12 @@ LOSSES = {
 }
 #: Below it losses are drawn at the bottom: a loss of 0 has no logarithm.
 SMALLEST = 1e-12
+#: Quantity -> step -> value.
 Curves = Mapping[str, Mapping[int, float]]
 RULE = typer.Option(
     "--rule",
     metavar="NAME[=NUMBER]",
     help=f"Which frequencies of W_L are key: {', '.join(RULES)}.",
-)
-KEYS = typer.Option("--keys", metavar="3,24", help="These frequencies instead.")
-ANSWERS = typer.Option(
-    "--answer",
-    metavar="NAME",
-    help="Only this answer of the task, such as mod_7; repeat for several.",
-    show_default="all",
 )
 KIND = typer.Option(
     "--kind",
@@ -97,13 +89,11 @@ TRAINING = typer.Option(
 )
 
 
-@experiment("modular", says={"rule": None, "keys": None, "answers": [], "train": None, "kinds": []})
+@experiment("modular", says={"rule": None, "train": None, "kinds": []})
 def progress(
     refs: str | Sequence[str],
     *,
-    rule: Annotated[str, RULE] = USUAL,
-    keys: Annotated[Sequence[int] | None, KEYS, str | None, read_keys] = None,
-    answers: Annotated[str | Sequence[str], ANSWERS, list[str]] = (),
+    rule: Annotated[str, RULE] = "of-largest",
     kinds: Annotated[str | Sequence[str], KIND, list[str]] = (),
     train: Annotated[Any, TRAINING, str | None] = None,
     **options: Unpack[Options],
@@ -117,8 +107,6 @@ def progress(
         refs: one or several REFs; four or more of a run give its phases (:mod:`interp_tasks.papers.nanda.phases`).
         rule: which frequencies are key, as in ``fourier``, of W_L = W_U·W_out over the answer's classes. They are taken
             from the last checkpoint that the run has stored, whichever are given, and used at all.
-        keys: these frequencies instead; for a single answer.
-        answers: some of the task's modular answers; none: all.
         kinds: some of ``KINDS``; none: all.
         train: the training inputs, where the checkpoints do not say what they were trained on; the others are test
             inputs. Indices of the grid's inputs (the last coordinate varies fastest: a·p + b), a mask of all of them,
@@ -128,95 +116,31 @@ def progress(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
-    chosen_keys = KeyRule.of(rule, keys)
+    name, at = parse_rule(rule)
     chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
-    wanted = [answers] if isinstance(answers, str) else list(answers)
     check_has_task("progress", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = by_run(found)
-    grids = Grids(wanted, chosen_keys, train)
+    grids = Grids(train)
     device = options.get("device", "cpu")
-    followed = {run: RunMeasures(named, chosen_keys, device) for run, named in runs.items()}
+    followed = {run: RunMeasures(named, (name, at), device) for run, named in runs.items()}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         return followed[run_of(subject)].measured(subject, grids.of(subject), chosen_kinds)
 
-    config = chosen_keys.describe() | {
-        "answers": wanted,
+    config = {
+        "rule": f"{name}={at:g}",
+        "keys from": "the last checkpoint stored of each run",
         "train": train if train is None or isinstance(train, str) else "given",
         "kinds": list(chosen_kinds) if kinds else [],
     }
-    result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=grids.check)
-    # A row says which inputs it is of, not what its checkpoint's examples were drawn from.
-    frame = result.frame.assign(split=[split for one in followed.values() for split in one.splits])
+    result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=grids.of)
     return replace(
         result,
-        frame=frame,
         config={**result.config, "refs": [one.label for one in found]},
-        notes=tuple(notes(followed.values(), chosen_keys, grids.unknown)),
+        notes=tuple(notes(followed, grids.unknown)),
         data={"runs": followed},
     )
-
-
-@dataclass(frozen=True)
-class KeyRule:
-    """Which frequencies are key: by a rule with its number, or ``chosen``."""
-
-    name: str
-    number: float
-    chosen: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, rule: str, keys: Sequence[int] | None) -> KeyRule:
-        """Reads a rule and keys.
-
-        Raises:
-            UserError: for a rule there is not, for no number; for a rule beside keys, which it would not decide.
-        """
-        name, number = parse_rule(rule)
-        if keys is not None and rule != USUAL:
-            raise UserError(
-                f"--keys are the key frequencies whatever --rule {rule} says: leave one of the two out"
-            )
-        if keys is not None and not all(isinstance(key, int) for key in keys):
-            raise UserError(f"keys {keys!r}: give frequencies, whole numbers from 1, such as (3, 24)")
-        return cls(name, number, None if keys is None else tuple(keys))
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "rule": f"{self.name}={self.number:g}" if self.chosen is None else None,
-            "keys": None if self.chosen is None else list(self.chosen),
-            "keys from": "the last checkpoint stored of each run",
-        }
-
-    def keys(self, ref: str, device: str, inputs: Inputs) -> dict[str, tuple[int, ...]]:
-        """Returns the key frequencies of each answer, of W_L in one checkpoint."""
-        from circuits.fourier import key_frequencies, spectrum
-        from circuits.fourier._spectrum import RULES as MADE
-        from interp_tasks.checkpoints import load_checkpoint
-        from interp_tasks.papers.nanda.neurons import w_l
-
-        if self.chosen is not None:
-            return {answer.name: self.chosen for answer in inputs.answers}
-        weights = w_l(load_checkpoint(ref, device=device).model)
-        rule = MADE[self.name](self.number)
-        spectra = {each.name: spectrum(weights[:, each.classes], axis=1) for each in inputs.answers}
-        found = {name: key_frequencies(each, rule).keys for name, each in spectra.items()}
-        return {name: tuple(int(key) for key in keys) for name, keys in found.items()}  # type: ignore[arg-type]
-
-
-def read_keys(text: str | None) -> tuple[int, ...] | None:
-    """Parses frequencies from ``3,24``.
-
-    Raises:
-        UserError: for what is none.
-    """
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) < 10**6 for part in parts):
-        raise UserError(f"--keys {text!r}: write frequencies from 1, such as 3,24")
-    return tuple(dict.fromkeys(map(int, parts)))
 
 
 @dataclass
@@ -224,36 +148,23 @@ class Grids:
     """The inputs of each checkpoint's task, read once for all that have the same.
 
     Attributes:
+        train: the training inputs that a user stated.
         unknown: checkpoints that do not say what they were trained on.
     """
 
-    answers: Sequence[str]
-    rule: KeyRule
     train: Any
-    unknown: list[str] = field(default_factory=list)
+    unknown: dict[str, None] = field(default_factory=dict)
     read: dict[tuple[Task | None, bool], Inputs] = field(default_factory=dict)
-    own_split: dict[Any, bool] = field(default_factory=dict)
 
-    def check(self, subject: LoadedCheckpoint) -> None:
-        """Reads the inputs of a checkpoint; refuses several answers where keys are given."""
+    def of(self, subject: LoadedCheckpoint) -> Inputs:
         from interp_tasks.papers.nanda.inputs import read_inputs
 
         own_split = self.train is None and trained_on(subject.stored, subject.task)
         if self.train is None and not own_split:
-            self.unknown.append(subject.stored.label)
-        self.own_split[subject.stored.path, subject.task] = own_split
-        if (subject.task, own_split) in self.read:
-            return
-        inputs = read_inputs(subject.task, self.answers, self.train, own_split=own_split)
-        if self.rule.chosen is not None and len(inputs.answers) > 1:
-            raise UserError(
-                f"--keys are of one answer, this task has {len(inputs.answers)}: choose one by --answer, such as "
-                f"{inputs.answers[0].name}"
-            )
-        self.read[subject.task, own_split] = inputs
-
-    def of(self, subject: LoadedCheckpoint) -> Inputs:
-        return self.read[subject.task, self.own_split[subject.checkpoint.path, subject.task]]
+            self.unknown[subject.stored.label] = None
+        if (subject.task, own_split) not in self.read:
+            self.read[subject.task, own_split] = read_inputs(subject.task, self.train, own_split=own_split)
+        return self.read[subject.task, own_split]
 
 
 @dataclass
@@ -261,44 +172,32 @@ class RunMeasures:
     """One run over its checkpoints.
 
     Attributes:
-        keys: answer -> key frequencies.
+        rule: the name of the rule of key frequencies, and its number.
+        keys: answer -> key frequencies; ``statement``: how they are chosen.
         curves: answer (or ``""`` for the whole model) -> quantity -> step -> value.
         coefficients: answer -> frequency -> coefficient of cos w(r - c) in the last checkpoint's logits.
-        splits: which inputs each row is of.
     """
 
     named: Sequence[ResolvedCheckpoint]
-    rule: KeyRule
+    rule: tuple[str, float]
     device: str
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    statement: str = ""
     curves: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     coefficients: dict[str, list[float]] = field(default_factory=dict)
-    splits: list[str] = field(default_factory=list)
 
     def measured(self, subject: LoadedCheckpoint, inputs: Inputs, kinds: Sequence[str]) -> Measured:
-        """Measures the progress of one checkpoint, by the key frequencies of its run's last stored one."""
+        """Measures one checkpoint, by the key frequencies of its run's last stored one; of the last one the run too."""
         import pandas
 
-        if not self.keys:
-            last = self.named[-1]
-            ref = last.ref if last.run_name is None else f"{last.run_name}@last"
-            self.keys = self.rule.keys(ref, self.device, inputs)
-        rows = self.rows(subject, inputs, kinds)
-        for row in rows:
-            row["n"] = len(inputs.splits[row.setdefault("split", ALL)])
-        self.splits += [row["split"] for row in rows]
-        return Measured(
-            pandas.DataFrame(rows), {"keys": {name: list(keys) for name, keys in self.keys.items()}}
-        )
-
-    def rows(self, subject: LoadedCheckpoint, inputs: Inputs, kinds: Sequence[str]) -> list[Row]:
-        """Returns the rows of one checkpoint; of the last one those of the whole run too."""
         from interp_tasks.papers.nanda.inputs import activations
         from interp_tasks.papers.nanda.logits import rows_of_losses, rows_of_weights
         from interp_tasks.papers.nanda.neurons import rows_of_concentration
 
-        last = subject.checkpoint.path == self.named[-1].path
-        sites = [site for kind, site in SITES.items() if kind in kinds and last]
+        if not self.keys:
+            self.find_keys(inputs)
+        is_last = subject.checkpoint.path == self.named[-1].path
+        sites = [site for kind, site in SITES.items() if kind in kinds and is_last]
         logits, seen = activations(subject.model, inputs, sites)
         rows: list[Row] = []
         for answer in inputs.answers:
@@ -307,36 +206,57 @@ class RunMeasures:
                 rows += rows_of_losses(inputs, answer, of_answer, keys)
             if "gini" in kinds:
                 rows += rows_of_concentration(subject.model, answer, keys)
-            if last:
+            if is_last:
                 self.coefficients[answer.name] = answer.sum.cosines(of_answer).coefficients.tolist()
-        weights = rows_of_weights(subject.model, digits(subject))
+        assert subject.task is not None
+        digits = subject.task.grid_axes()[0].values
+        weights = rows_of_weights(subject.model, digits)
         rows += [row for row in weights if ("gini" if row["metric"] == GINI else "weights") in kinds]
         self.follow(rows, subject.checkpoint.step)
-        if last:
-            rows += self.mechanism(subject, inputs, kinds, logits, seen)
+        if is_last:
+            rows += self.mechanism(subject.model, digits, inputs, kinds, logits, seen)
             rows += self.phases()
-        return rows
+        rows = [{"split": ALL, **row} for row in rows]
+        frame = pandas.DataFrame([{**row, "n": len(inputs.splits[row["split"]])} for row in rows])
+        return Measured(frame, {"keys": {name: list(keys) for name, keys in self.keys.items()}})
+
+    def find_keys(self, inputs: Inputs) -> None:
+        """Finds the key frequencies of each answer, of W_L in the last checkpoint that the run has stored."""
+        from circuits.fourier import key_frequencies, spectrum
+        from circuits.fourier._spectrum import RULES as MADE
+        from interp_tasks.checkpoints import load_checkpoint
+        from interp_tasks.papers.nanda.neurons import w_l
+
+        last = self.named[-1]
+        ref = last.ref if last.run_name is None else f"{last.run_name}@last"
+        weights = w_l(load_checkpoint(ref, device=self.device).model)
+        rule = MADE[self.rule[0]](self.rule[1])
+        self.statement = rule.statement
+        for answer in inputs.answers:
+            found = key_frequencies(spectrum(weights[:, answer.classes], axis=1), rule).keys
+            self.keys[answer.name] = tuple(int(key) for key in found)  # type: ignore[arg-type]
 
     def mechanism(
         self,
-        subject: LoadedCheckpoint,
+        model: Any,
+        digits: Sequence[int],
         inputs: Inputs,
         kinds: Sequence[str],
-        logits: Tensor,
-        seen: Mapping[str, Tensor],
+        logits: Any,
+        seen: Mapping[str, Any],
     ) -> list[Row]:
         """Returns the rows that look inside one checkpoint: the neurons' map, removals, attention, skips."""
         from interp_tasks.papers.nanda import attention
         from interp_tasks.papers.nanda.neurons import Neurons, rows_of_map, rows_of_removal
 
         rows: list[Row] = []
-        model, layers = subject.model, subject.model.cfg.n_layers
+        layers = model.cfg.n_layers
         if {"map", "neurons"} & set(kinds):
             neurons = Neurons.of(model, inputs, logits, seen[f"mlp_post.{layers - 1}"])
             for answer in inputs.answers:
                 keys = self.keys[answer.name]
                 if "map" in kinds:
-                    rows += rows_of_map(neurons, answer, keys, embedding_norms(subject, answer))
+                    rows += rows_of_map(neurons, answer, keys, digits)
                 if "neurons" in kinds and keys:
                     rows += rows_of_removal(neurons, answer, keys)
         if "attention" in kinds:
@@ -357,29 +277,27 @@ class RunMeasures:
                 quantity = "gini of W_E" if row["site"] == "embed" else "gini of W_L"
             elif row["metric"] == SQUARES:
                 quantity = SQUARES
-            if quantity is None or ", frequency " in answer:
-                continue
-            answer = "" if quantity in ("gini of W_E", SQUARES) else answer
-            self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
+            if quantity is not None:
+                answer = "" if quantity in ("gini of W_E", SQUARES) else answer
+                self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
 
     def phases(self) -> list[Row]:
         """Returns boundaries of each answer's phases, changes in each, and the half-way step of each curve."""
-        from interp_tasks.papers.nanda.phases import MIN_STEPS, begins, changes, find_phases, made
+        from interp_tasks.papers.nanda.phases import begins, boundaries, changes, made
 
         rows: list[Row] = []
         for answer, own in self.curves.items():
-            if not {"train loss", "test loss"} <= set(own) or len(own["test loss"]) < MIN_STEPS:
+            if (phases := boundaries(own)) is None:
                 continue
             steps, curves = sorted(own["test loss"]), {**own, **self.curves.get("", {})}
             lines = {name: [values[step] for step in steps] for name, values in curves.items()}
-            phases = find_phases(steps, lines["train loss"], lines["test loss"])
+            ends = {
+                "memorisation ends": phases.memorised,
+                "cleanup begins": phases.cleanup,
+                "cleanup ends": phases.end,
+            }
             about = {"variant": answer, "intervention": "boundary of phases"}
-            for name, step in (
-                ("memorisation ends", phases.memorised),
-                ("cleanup begins", phases.cleanup),
-                ("cleanup ends", phases.end),
-            ):
-                rows.append({**about, "metric": f"step: {name}", "value": step})
+            rows += [{**about, "metric": f"step: {name}", "value": step} for name, step in ends.items()]
             half = made(steps, lines["test loss"], 0.5, "max")
             for name, line in lines.items():
                 for phase, (first, after) in changes(steps, line, phases).items():
@@ -391,37 +309,17 @@ class RunMeasures:
         return rows
 
 
-def digits(subject: LoadedCheckpoint) -> tuple[int, ...]:
-    """Returns the token ids of the first coordinate."""
-    assert subject.task is not None
-    return subject.task.grid_axes()[0].values
-
-
-def embedding_norms(subject: LoadedCheckpoint, answer: Answer) -> dict[int, float] | None:
-    """Returns the norm of each frequency in W_E; ``None`` where the answer's period is not that of the digits."""
-    from circuits.fourier import spectrum
-
-    ids = list(digits(subject))
-    if len(ids) != answer.sum.period:
-        return None
-    norms = spectrum(subject.model.W_E[ids]).total()
-    return {key: float((norms.power[key] * len(ids)).sqrt()) for key in answer.sum.frequencies}
-
-
-def notes(followed: Iterable[RunMeasures], rule: KeyRule, unknown: Sequence[str]) -> Iterator[str]:
+def notes(followed: Mapping[str, RunMeasures], unknown: Mapping[str, None]) -> Iterator[str]:
     """Yields which frequencies are key, by which rule, and what the splits are."""
-    from circuits.fourier._spectrum import RULES as MADE
-
     yield "Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."
-    for one in followed:
+    for one in followed.values():
         run = one.named[-1].run_name or one.named[-1].label
         listed = "; ".join(f"{name} {', '.join(map(str, keys)) or 'none'}" for name, keys in one.keys.items())
         yield f"Key frequencies of {run}: {listed}."
-    if rule.chosen is None:
-        yield (
-            f"{MADE[rule.name](rule.number).statement}; of W_L over the answer's classes, in the last checkpoint that "
-            "the run has stored, for all checkpoints."
-        )
+    yield (
+        f"{next(iter(followed.values())).statement}; of W_L over the answer's classes, in the last checkpoint that the "
+        "run has stored, for all checkpoints."
+    )
     if unknown:
         yield (
             f"{', '.join(unknown)}: no train or test, nothing held out, as the checkpoint does not say what it was "
@@ -457,17 +355,14 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    def shown(key: str) -> Callable[[Mapping[str, Any]], str]:
-        def text(row: Mapping[str, Any]) -> str:
-            if math.isnan(row[key]):
-                return ""
-            return signed(row[key]) if row["metric"].startswith("change") else number(row[key])
-
-        return text
+    def text(row: Mapping[str, Any], split: str) -> str:
+        if math.isnan(row[split]):
+            return ""
+        return signed(row[split]) if row["metric"].startswith("change") else number(row[split])
 
     splits = [split for split in SPLITS if split == ALL or (frame["split"] == split).any()]
     columns = [Column("", "variant"), Column("measure", "metric")]
-    return [*columns, *(Column(split, split, shown(split)) for split in splits)]
+    return [*columns, *(Column(split, split, partial(text, split=split)) for split in splits)]
 
 
 def figures(result: Result) -> list[Figure]:
@@ -491,21 +386,25 @@ def figures(result: Result) -> list[Figure]:
 
 def training_panels(name: str, by_answer: Mapping[str, Curves]) -> list[Panel]:
     """Returns the losses of each answer, Gini coefficients and weights of a run with several checkpoints."""
+    from interp_tasks.papers.nanda.phases import boundaries
+
     panels = []
     for answer, of_answer in by_answer.items():
         losses = {loss: of_answer[loss] for loss in LOSSES.values() if loss in of_answer}
         if losses:
-            bounds = [{"x": step, "line": {"dash": "dot", "width": 1}} for step in boundaries(losses)]
+            phases = boundaries(losses)
+            # A phase that did not begin is NaN.
+            steps = [] if phases is None else [phases.memorised, phases.cleanup, phases.end]
+            bounds = [{"x": step, "line": {"dash": "dot", "width": 1}} for step in steps if step == step]
             panels.append(lines(losses, f"{name}: {answer}", "loss (nats)", log_y=True, lines=bounds))
     whole = by_answer.get("", {})
     if "gini of W_E" in whole:
         of_answers = {answer: of["gini of W_L"] for answer, of in by_answer.items() if "gini of W_L" in of}
-        ginis = {
-            f"gini of W_L, {answer}" if len(of_answers) > 1 else "gini of W_L": values
-            for answer, values in of_answers.items()
-        }
-        ginis = {"gini of W_E": whole["gini of W_E"], **ginis}
-        panels.append(lines(ginis, f"{name}: Gini coefficients", "Gini"))
+        several = len(of_answers) > 1
+        ginis = {f"gini of W_L, {of}" if several else "gini of W_L": each for of, each in of_answers.items()}
+        panels.append(
+            lines({"gini of W_E": whole["gini of W_E"], **ginis}, f"{name}: Gini coefficients", "Gini")
+        )
     if SQUARES in whole:
         panels.append(lines({SQUARES: whole[SQUARES]}, f"{name}: weights", "sum of squares"))
     return panels
@@ -519,16 +418,3 @@ def lines(curves: Curves, title: str, y: str, log_y: bool = False, **panel: Any)
         shown = [max(values[step], SMALLEST) if log_y else values[step] for step in steps]
         series[name] = Series(steps, shown, look=looks.get(name, at))
     return curve(series, title, y=y, log_y=log_y, height=280, width=300, **panel)
-
-
-def boundaries(losses: Curves) -> list[float]:
-    """Returns the steps at which the phases of training begin and end, where they can be found."""
-    from interp_tasks.papers.nanda.phases import MIN_STEPS, find_phases
-
-    if not {"train loss", "test loss"} <= set(losses) or len(losses["test loss"]) < MIN_STEPS:
-        return []
-    steps = sorted(losses["test loss"])
-    train, test = ([losses[name][step] for step in steps] for name in ("train loss", "test loss"))
-    phases = find_phases(steps, train, test)
-    # A phase that did not begin is NaN.
-    return [step for step in (phases.memorised, phases.cleanup, phases.end) if step == step]

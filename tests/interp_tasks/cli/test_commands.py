@@ -217,9 +217,6 @@ HEADS = {
     "attention --positions hidden --threshold 0.25": "positions hidden · threshold 0.25",
     "attention": "",
     "probe --held-out 4 --target true_element": "held-out 4",
-    "probe --site z --heads all --positions 0,1 --held-out 4": (
-        "site z · heads all · positions 0, 1 · held-out 4"
-    ),
 }
 
 

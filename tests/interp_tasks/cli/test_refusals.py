@@ -110,8 +110,7 @@ BEFORE_LOADING = {
     f"matrix baseline {RUN} --method magic": ["declares nuclear norm"],
     f"matrix embeddings {RUN} --largest 0.05": ["at least 4 are needed"],
     f"modular neurons {ADD} --neurons 512": ["--neurons 512: mlp_post of"],
-    f"modular neurons {ADD} --site mlp_post.1": ["choose mlp_pre, mlp_post, mlp_out or pattern"],
-    f"modular progress {ADD} --answer product": ["'product': task 'modular-addition' has sum"],
+    f"modular neurons {ADD} --site mlp_post.1": ["choose mlp_post or pattern"],
     f"modular detector {ADD} --metric recal": ["'modular-addition' has none"],
 }
 

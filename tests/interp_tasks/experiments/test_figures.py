@@ -37,13 +37,13 @@ CASES = {
     ),
     "fourier": (
         lambda: e.fourier(ADDITION, samples=N),
-        lambda result: [100 * one.bars()["share"] for one in result.data["spectra"].values()],
+        lambda result: [
+            100 * one.spectrum.total().bands(one.by).share for one in result.data["spectra"].values()
+        ],
     ),
     "embeddings": (
         lambda: e.embeddings(MATRIX[1], untrained=False),
-        lambda result: [
-            one["norm"] for one in (*result.data["tokens"].values(), *result.data["positions"].values())
-        ],
+        lambda result: [one["norm"] for tables in result.data["tables"].values() for one in tables],
     ),
     "probe": (
         lambda: e.probe(MATRIX[1], targets="true_element", samples=N),

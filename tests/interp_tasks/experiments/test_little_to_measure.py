@@ -70,7 +70,6 @@ def test_a_mangled_run_is_said_to_be_one(call, tiny, tmp_path, what):
 ONE = {
     "curve": lambda run: ["runs", "curve", "--ckpt", run],
     "influence": lambda run: ["matrix", "influence", "--ckpt", f"{ZOO}@post"],
-    "order": lambda run: ["matrix", "order", "--ckpt", f"{run}@all", "--start", "first", "--kind", "metrics"],
     "baseline": lambda run: ["matrix", "baseline", "--ckpt", f"{run}@last", "--variant", "p_mask 0.50"],
     "algorithm": lambda run: ["matrix", "algorithm", "--ckpt", f"{run}@last"],
     "copying": lambda run: ["matrix", "copying", "--ckpt", f"{run}@last"],
@@ -79,8 +78,6 @@ ONE = {
 
 @pytest.mark.parametrize("command", ONE)
 def test_one_example_has_no_interval(call, tiny, command):
-    if command == "order":
-        pytest.importorskip("sklearn")
     code, out, err = call(*ONE[command](tiny), "--samples", "1", "--quiet", "--format", "json")
     assert (code, err) == (0, "")
     rows = json.loads(out)

@@ -5,7 +5,6 @@ import pytest
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.experiments import patch, transplant
-from interp_tasks.experiments._transplant import figure
 
 N, SEED = 16, 3
 SHARED = {"samples": N, "seed": SEED}
@@ -60,7 +59,7 @@ def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, cap
         .str.startswith("qkv(source=zoo:matrix-completion-5x5-small-init/seed-0@")
         .all()
     )
-    trace = figure(result.frame).data[0]
+    trace = result.plot().data[0]
     assert list(trace.x) == ["256", "10000"]
 
 

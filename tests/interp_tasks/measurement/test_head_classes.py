@@ -10,11 +10,9 @@ import torch
 from circuits import edit, intervene, patterns
 from circuits.model.heads import Head
 from circuits.patch import activations
-from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, attention, heads, patch
-from interp_tasks.experiments._attention import view_columns, view_rows
 from interp_tasks.measurement.head_classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
 from interp_tasks.measurement.subjects import Examples, subjects
 from tasks import TaskError
@@ -95,30 +93,6 @@ def test_a_static_head_on_the_middle_row_processes_the_input():
     for head in (Head(0, 1), Head(0, 2)):
         assert moved[head] > 0.05, "it does not move, and tests nothing"
         assert found.classes[head] != "input_processing"
-
-
-def test_many_checkpoints_are_counted_by_class(models, task, tmp_path, capsys):
-    refs = [
-        str(save_checkpoint(tmp_path / f"c{step}", models[step % 2], task, step=step)) for step in range(3)
-    ]
-    result = attention(refs, samples=8, threshold=0.02)
-    rows = view_rows(result.frame)
-    assert rows["checkpoint"].tolist() == refs
-    for row in rows.to_dict("records"):
-        groups = result.data["classes"][row["checkpoint"]].groups
-        counted = {name: row[name] for name in rows.columns if str(name).startswith("heads: ")}
-        assert sum(counted.values()) == 4
-        for name, count in counted.items():
-            assert count == len(groups.get(name.removeprefix("heads: "), ()))
-    headers = [column.header for column in view_columns(rows)]
-    assert headers[0] == "checkpoint"
-    assert len(headers) > 1
-    options = [part for ref in refs for part in ("--ckpt", ref)]
-    out = ["--out", str(tmp_path / "out"), "--plot", "--samples", "8", "--quiet"]
-    assert main(["attention", *options, *out]) == 0
-    assert "3 checkpoints · step 0 to 2" in capsys.readouterr().out
-    page = (tmp_path / "out" / "attention.html").read_text()
-    assert [f"Mean attention, {ref}" in page for ref in refs] == [True, False, True]
 
 
 @pytest.fixture(scope="module")
@@ -295,8 +269,6 @@ def test_how_scores_are_distributed_over_heads():
         assert row["value_ci_low"] <= row["value_ci_high"]
     best = corrected.max(axis=1)
     assert counted.loc["best score: median", "value"] == pytest.approx(best.median())
-    assert counted.loc["best score: 25%", "value"] == pytest.approx(best.quantile(0.25))
-    for name, value in (("smallest", best.min()), ("largest", best.max())):
-        assert counted.loc[f"best score: {name}", "value"] == pytest.approx(value)
+    assert counted.loc["best score: largest", "value"] == pytest.approx(best.max())
     one = attention(POST, samples=1, seed=SEED).frame.set_index("metric")
     assert np.isnan(one.loc["best score: median", "value_ci_low"])

@@ -144,9 +144,9 @@ def test_an_arrangement_made_by_hand_is_found(made, task):
     assert ALIGNMENT not in set(frame["metric"])
     # 21 values in [-1, 1], of 31 on the grid.
     assert set(frame.loc[frame["variant"] == "tokens", "n"]) == {21}
-    assert len(result.data["tokens"][made]) == 21
+    assert len(result.data["tables"][made][0]) == 21
     assert "component 1" in result.page().html()
-    assert len(embeddings(made, 0.5, untrained=False).data["tokens"][made]) == 11
+    assert len(embeddings(made, 0.5, untrained=False).data["tables"][made][0]) == 11
 
 
 def test_rows_that_no_example_uses_stay_as_they_were_drawn(task, tmp_path):

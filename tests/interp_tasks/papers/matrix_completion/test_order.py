@@ -7,6 +7,7 @@ import torch
 from circuits import ablate, heads
 from circuits import run as run_model
 from interp_tasks import load_checkpoint
+from interp_tasks.checkpoints import marks
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings, order
 from interp_tasks.papers.matrix_completion.arrangement import ALIGNMENT
@@ -34,8 +35,10 @@ def refs(run):
 
 @pytest.fixture(scope="module")
 def result(refs):
-    # The last one first: the order of the run is found, not taken over.
-    return order([refs[-1], *refs[:-1]], start="first", samples=24)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(marks, "find_marks", lambda folder, name: {"pre": 0})
+        # The last one first: the order of the run is found, not taken over.
+        return order([refs[-1], *refs[:-1]], samples=24)
 
 
 def curve(frame, name):
@@ -56,9 +59,8 @@ def test_the_table(result):
     gap = others["value"] - others["baseline"]
     assert np.allclose(gap, others["effect"], equal_nan=True)
     assert "share of its way" in result.page().html()
-    (made,) = result.data["curves"].values()
-    assert made[NAME].iloc[0] == 0
-    assert made[NAME].iloc[-1] == pytest.approx(1)
+    line = next(trace for trace in result.plot().data if trace.name == NAME)
+    assert (line.y[0], line.y[-1]) == (0, pytest.approx(1))
 
 
 def test_metrics_and_ablation_are_the_tasks(result, task, refs):
@@ -79,19 +81,18 @@ def test_alignment_is_that_of_embeddings(result, refs):
 
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
-    from interp_tasks.checkpoints import marks
-
     monkeypatch.setattr(marks, "find_marks", lambda folder, name: {"pre": 3})
     found = order(refs, "metrics", samples=24)
-    (made,) = found.data["curves"].values()
     # Of two stored steps as near to 3 the earlier one.
-    assert made[NAME].tolist()[1] == 0
+    line = next(trace for trace in found.plot().data if trace.name == NAME)
+    assert line.y[1] == 0
     steps = found.frame[found.frame["metric"].str.startswith(STEP)]["value"].dropna()
     assert (steps >= 2).all()
 
 
-def test_the_drop_metric_is_measured_whatever_is_asked(refs):
-    found = order(refs, "positions", start="first", samples=8).frame
+def test_the_drop_metric_is_measured_whatever_is_asked(refs, monkeypatch):
+    monkeypatch.setattr(marks, "find_marks", lambda folder, name: {"pre": 0})
+    found = order(refs, "positions", samples=8).frame
     assert NAME in set(found["variant"])
     assert "mse_observed" not in set(found["variant"])
     with pytest.raises(UserError, match="leave --tokens out"):

@@ -149,9 +149,6 @@ def test_without_a_circuit_of_its_own_only_its_prime_is_lost(found, kind):
     others = value(frame, "all answers", "damage to the others", kind)
     assert own > 0.5
     assert others < 0.05
-    assert value(frame, "without mod_3", "accuracy of mod_5", kind) > 0.95
-    assert value(frame, "without mod_3", "accuracy of mod_3", kind) < 0.75
-    assert value(frame, "without mod_3", "accuracy of mod_3", kind, "baseline") > 0.95
 
 
 def test_without_shared_neurons_the_other_prime_is_hurt_too(found):
@@ -168,7 +165,7 @@ def test_damage_is_the_share_of_what_is_above_chance():
     rows = [
         {
             "variant": f"{prefix}mod_{gone}",
-            "metric": f"accuracy of mod_{judged}",
+            "metric": f"mod_{judged}",
             "value": left[i][j],
             "baseline": clean[j],
         }

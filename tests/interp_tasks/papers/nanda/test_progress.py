@@ -17,6 +17,8 @@ from interp_tasks.papers.nanda.logits import rows_of_losses
 from interp_tasks.papers.nanda.neurons import Neurons
 
 P = 7
+#: Of the model of addition, whose key frequencies it makes ``KEYS``.
+RULE, KEYS = "of-largest=0.9", [1, 2]
 STEPS = (0, 2, 4, 6)
 
 
@@ -56,8 +58,7 @@ def folders(addition, primes, models, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folders):
-    found = experiments.progress(folders["modular-addition"], keys=[1, 3])
-    return {"modular-addition": found, "miiii": experiments.progress(folders["miiii"])}
+    return {name: experiments.progress(folder, rule=RULE) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def grid_of(task, model, name):
     return tokens, logits[:, first : first + q], (tokens[:, 0] + P * tokens[:, 1]).numpy() % q, q
 
 
-@pytest.mark.parametrize(("task", "name", "keys"), [("addition", "sum", [1, 3]), ("primes", "mod_5", [1, 2])])
+@pytest.mark.parametrize(("task", "name", "keys"), [("addition", "sum", KEYS), ("primes", "mod_5", [1, 2])])
 def test_losses_against_numpy(task, name, keys, request, models, results):
     task = request.getfixturevalue(task)
     frame = results[task.name].frame
@@ -146,11 +147,11 @@ def test_neurons_as_ablate_frequencies_has_it(addition, models, results):
         return cross_entropy(run_model(model, tokens, edit)[:, -1].numpy(), r).mean()
 
     for said, keys, how in (
-        ("neurons: key frequencies alone", [1, 3], {"keep": True}),
-        ("neurons: waves of the answer alone", [1, 3], {"keep": True, "directions": "sum"}),
+        ("neurons: key frequencies alone", KEYS, {"keep": True}),
+        ("neurons: waves of the answer alone", KEYS, {"keep": True, "directions": "sum"}),
     ):
         assert value(frame, "sum", "loss", said) == pytest.approx(loss(keys, **how), rel=1e-5)
-    for key in (1, 3):
+    for key in KEYS:
         found = value(frame, f"sum, frequency {key}", "loss", "neurons: without one key frequency")
         assert found == pytest.approx(loss([key]), rel=1e-5)
     assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"linear"}
@@ -166,8 +167,8 @@ def test_neurons_by_way_of_the_whole_model(folders, results, monkeypatch):
         return replace(made(cls, *arguments), linear=False)
 
     monkeypatch.setattr(Neurons, "of", classmethod(naive))
-    for name, given in (("modular-addition", {"keys": [1, 3]}), ("miiii", {})):
-        slow = experiments.progress(folders[name], kinds=["neurons"], **given).frame
+    for name in folders:
+        slow = experiments.progress(folders[name], kinds=["neurons"], rule=RULE).frame
         slow = slow[slow["intervention"].str.startswith("neurons")]
         fast = results[name].frame
         fast = fast[fast["intervention"].str.startswith("neurons")].reset_index(drop=True)
@@ -178,12 +179,13 @@ def test_neurons_by_way_of_the_whole_model(folders, results, monkeypatch):
 def test_a_norm_before_the_read_out_takes_the_long_way(addition, tmp_path):
     model = scaled(addition, normalization="LN")
     folder = str(save_checkpoint(tmp_path / "c", model, addition))
-    frame = experiments.progress(folder, keys=[2], kinds=["neurons"]).frame
+    result = experiments.progress(folder, kinds=["neurons"])
+    frame, key = result.frame, keys_of(result)["sum"][0]
     assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"naive"}
     tokens, _, r, _ = grid_of(addition, model, "sum")
-    edit = ablate.frequencies("mlp_post.0", [2], (0, 1), P, grid=tokens, positions=[-1])
+    edit = ablate.frequencies("mlp_post.0", [key], (0, 1), P, grid=tokens, positions=[-1])
     expected = cross_entropy(run_model(model, tokens, edit)[:, -1].numpy(), r).mean()
-    found = value(frame, "sum, frequency 2", "loss", "neurons: without one key frequency")
+    found = value(frame, f"sum, frequency {key}", "loss", "neurons: without one key frequency")
     assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -194,7 +196,7 @@ def test_the_map_against_numpy(addition, models, results):
     weights = (model.W_out[0] @ model.W_U).detach().double().numpy()  # [neuron, class]
     spectrum = np.fft.fft(weights, axis=1) / np.sqrt(P)
     power = (np.abs(spectrum) ** 2).sum(0)
-    residual = np.sqrt((power[0] + power[2] + power[5]) / power.sum())
+    residual = np.sqrt((power[0] + power[3] + power[4]) / power.sum())
     assert value(frame, "sum", "residual of W_L") == pytest.approx(residual)
     embedding = np.fft.fft(model.W_E[:P].detach().double().numpy(), axis=0)
     norms = np.linalg.norm(embedding[1 : P // 2 + 1], axis=1)
@@ -202,7 +204,7 @@ def test_the_map_against_numpy(addition, models, results):
     _, seen = run_model(model, tokens, cache=["mlp_post.0"])
     neurons = seen["mlp_post.0"][:, -1].double().numpy()
     c = 2 * np.pi * np.arange(P) / P
-    rows = np.stack([f(k * c) * np.sqrt(2 / P) @ weights.T for k in (1, 3) for f in (np.cos, np.sin)])
+    rows = np.stack([f(k * c) * np.sqrt(2 / P) @ weights.T for k in KEYS for f in (np.cos, np.sin)])
     projected, along = neurons @ rows[1], np.sin(2 * np.pi * r / P)
     slope, intercept = np.polyfit(along, projected, 1)
     explained = 1 - np.var(projected - slope * along - intercept) / np.var(projected)
@@ -249,12 +251,10 @@ def test_frequencies_of_the_logits_by_a_transform_over_both_digits(addition, mod
         gone[0, 0] = False
         return np.fft.ifft2(spectrum * ~gone[:, :, None], axes=(0, 1)).real.reshape(P * P, P)
 
-    for said, edited in (
-        ("logits: key frequencies alone", logits - without_blocks([1, 3]) + logits.mean(0)),
-    ):
+    for said, edited in (("logits: key frequencies alone", logits - without_blocks(KEYS) + logits.mean(0)),):
         expected = cross_entropy(edited, r).mean()
         assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-5), said
-    for key in (1, 3):
+    for key in KEYS:
         expected = cross_entropy(without_blocks([key]), r).mean()
         found = value(frame, f"sum, frequency {key}", "loss", "logits: without one key frequency")
         assert found == pytest.approx(expected, rel=1e-5)
@@ -433,14 +433,14 @@ def test_a_checkpoint_that_does_not_say_what_it_was_trained_on(addition, models,
         "task": "modular-addition",
         "task_config": {"p": P, "train_fraction": 0.5, "validation_size": 5},
     }
-    frame = experiments.progress(folder, kinds="losses", keys=[1, 3], **settings).frame
+    frame = experiments.progress(folder, kinds="losses", **settings).frame
     assert set(frame["split"]) == {"grid"}
     indices = np.array([3, 0, 48, 17, 20, 9, 31])
     mask = np.zeros((P, P), dtype=bool)
     mask.flat[indices] = True
     np.save(tmp_path / "train.npy", indices)
     given = {"indices": indices, "mask": mask, "file": tmp_path / "train.npy"}[form]
-    found = experiments.progress(folder, kinds="losses", keys=[1, 3], train=given, **settings).frame
+    found = experiments.progress(folder, kinds="losses", train=given, **settings).frame
     _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
     losses = cross_entropy(logits, r)
     assert value(found, "sum", "loss", split="train") == pytest.approx(losses[indices].mean())
@@ -460,12 +460,12 @@ def test_held_out_logits_against_numpy(kind, addition, models, results):
         for part in np.array_split(rows[order].numpy(), 10):
             fit = np.setdiff1d(rows.numpy(), part)
             if kind.startswith("restricted"):
-                angle = 2 * np.pi * np.outer(r, [1, 3]) / P
+                angle = 2 * np.pi * np.outer(r, KEYS) / P
                 design = np.concatenate([np.ones((P * P, 1)), np.cos(angle), np.sin(angle)], 1)
                 edited = design[part] @ np.linalg.lstsq(design[fit], logits[fit], rcond=None)[0]
             else:
                 difference = (r[:, None] - np.arange(P)) % P
-                angle = 2 * np.pi * difference[..., None] * np.array([1, 3]) / P
+                angle = 2 * np.pi * difference[..., None] * np.array(KEYS) / P
                 design = np.concatenate([np.ones((P * P, P, 1)), np.cos(angle)], 2)
                 flat = design[fit].reshape(-1, 3), logits[fit].ravel()
                 edited = design[part] @ np.linalg.lstsq(*flat, rcond=None)[0]
