@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from circuits.errors import CircuitsError, format_value
-from circuits.model.sites import KINDS, Site
+from circuits.model.sites import KINDS
 
 if TYPE_CHECKING:
     from circuits.model.hooked_model import HookedModel
@@ -283,7 +283,7 @@ class Graph:
             surface.head_count(KINDS["k"]),
             KINDS["mlp_out"].hook.format(0) in surface.hooks,
             surface.parallel,
-            Site("pos_embed").hook() in surface.hooks,
+            "pos_embed" in surface.embeddings,
         )
 
     @classmethod

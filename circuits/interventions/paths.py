@@ -155,6 +155,11 @@ def check_cuts(cuts: Sequence[EdgePatch], surface: HookedModel) -> None:
     known: dict[tuple[object, ...], list[tuple[EdgePatch, frozenset[int | None]]]] = {}
     streams: dict[object, list[EdgePatch]] = {}
     for cut in cuts:
+        if cut.sender.kind.name == "pos_embed" and "pos_embed" not in surface.embeddings:
+            raise CircuitsError(
+                f"{cut.label}: pos_embed of this model is not added to the residual stream, but to what all queries "
+                'and keys read; edit it with edit("pos_embed", ...)'
+            )
         order = order_of(cut.receiver.kind.name, cut.receiver.layer, receivers)
         heads = frozenset(receiving_heads(cut.receiver, surface))
         for part in _parts(cut.sender, surface):

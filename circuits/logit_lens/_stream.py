@@ -218,9 +218,7 @@ class _Stream:
         self.projections = Projections.of(surface)
         self.shape = seen["embed"].shape
         self.parts = {
-            name: seen[name].expand(self.shape)
-            for name in ("embed", "pos_embed")
-            if Site(name).hook() in seen
+            name: seen[name].expand(self.shape) for name in surface.embeddings if Site(name).hook() in seen
         }
 
     def attribute_remainder(self, stream: Tensor) -> None:

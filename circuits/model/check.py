@@ -172,13 +172,9 @@ def _broken_sums(surface: HookedModel, seen: dict[Place, Tensor], tolerance: flo
     norms_inputs = surface.post_norm or (
         surface.huggingface is not None and surface.huggingface.family.places
     )
-    aside = getattr(surface.model.cfg, "positional_embedding_type", None) in (
-        "shortformer",
-        "alibi",
-        "rotary",
-    )
-    embedded: list[Place] = [("embed", None)]
-    embedded += [("pos_embed", None)] if ("pos_embed", None) in seen and not aside else []
+    embedded: list[Place] = [
+        (site, None) for site in surface.embeddings if site == "embed" or (site, None) in seen
+    ]
     if not norms_inputs:
         require(embedded, ("resid_pre", 0), embedded[:1])
     for layer in range(surface.n_layers):

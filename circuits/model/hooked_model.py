@@ -63,6 +63,11 @@ class HookedModel:
         self.n_heads: int = cfg.n_heads
         self.hooks: dict[str, nn.Module] = hooks
         self._drop_unused()
+        aside = getattr(cfg, "positional_embedding_type", None) == "shortformer"
+        #: The sites whose sum is the first residual stream. A shortformer adds positions to what queries and keys read.
+        self.embeddings = [
+            site for site in ("embed", *(() if aside else ("pos_embed",))) if KINDS[site].hook in hooks
+        ]
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = "blocks.0.hook_normalized_resid_post" in hooks
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.

@@ -24,7 +24,7 @@ from circuits.model.sites import KINDS
 PROVED: dict[str, tuple[Any, ...]] = {
     "attention_dir": ("causal", "bidirectional"),
     "normalization_type": (None, "LN", "LNPre", "RMS", "RMSPre"),
-    "positional_embedding_type": ("standard", "rotary", "alibi"),
+    "positional_embedding_type": ("standard", "rotary", "alibi", "shortformer"),
     "num_experts": (None, 0),
     "clip_qkv": (None,),
     "post_embedding_ln": (False,),

@@ -58,7 +58,8 @@ def senders_of(surface: HookedModel, how: str = "resample") -> list[Endpoint]:
     """Lists the senders in the order in which they are computed."""
     senders: list[Endpoint] = []
     # Any two prompts, and so their mean, have the same position embeddings.
-    for site in ("embed", *(["pos_embed"] if how == "zero" else []), "z", "mlp_out"):
+    positions = ["pos_embed"] if how == "zero" and "pos_embed" in surface.embeddings else []
+    for site in ("embed", *positions, "z", "mlp_out"):
         if KINDS[site].hook.format(0) in surface.hooks:
             senders += _endpoints(surface, site, SENDERS)
     return sorted(senders, key=lambda sender: sender.order)

@@ -98,6 +98,16 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         (HOOKED,),
     ),
     "alibi": ({"positional_embedding_type": "alibi"}, (HOOKED,)),
+    "shortformer": ({"positional_embedding_type": "shortformer", "n_layers": 2}, (HOOKED,)),
+    "shortformer, every hook on": (
+        {
+            "positional_embedding_type": "shortformer",
+            "normalization_type": "RMS",
+            "use_attn_result": True,
+            "use_split_qkv_input": True,
+        },
+        (HOOKED,),
+    ),
     "scaled": (
         {
             "scale_attn_by_inverse_layer_idx": True,
@@ -450,11 +460,16 @@ def forward(
         return cap * torch.tanh(x / cap) if cap > 0 else x
 
     resid = edit("embed", None, weights["embed.W_E"][tokens])
+    aside: Tensor | float = 0.0
     if "pos_embed.W_pos" in weights and cfg.positional_embedding_type != "alibi":
         positions = weights["pos_embed.W_pos"][order]
         if hooked and keep is not None:
             positions = positions * keep[..., None]
-        resid = resid + edit("pos_embed", None, positions)
+        positions = edit("pos_embed", None, positions)
+        if cfg.positional_embedding_type == "shortformer":
+            aside = positions
+        else:
+            resid = resid + positions
     resid = on_stream(resid, "ln_embed")
     for layer in range(cfg.n_layers):
         path = f"blocks.{layer}"
@@ -465,8 +480,9 @@ def forward(
             attn |= {n: attn[n].repeat_interleave(each, 0) for n in ("W_K", "W_V", "b_K", "b_V")}
         resid = edit("resid_pre", layer, resid)
         x = on_branch(resid, f"{path}.ln1")
+        read = {"Q": x + aside, "K": x + aside, "V": x}
         q, k, v = (
-            edit(s.lower(), layer, torch.einsum("bpd,hde->bphe", x, attn[f"W_{s}"]) + attn[f"b_{s}"])
+            edit(s.lower(), layer, torch.einsum("bpd,hde->bphe", read[s], attn[f"W_{s}"]) + attn[f"b_{s}"])
             for s in "QKV"
         )
         if hooked and architecture.startswith("Olmo"):

@@ -48,7 +48,7 @@ def parts_by_hand(model, seen):
     """What is added to the residual stream, in order."""
     weights = {n: w.detach() for n, w in HookedModel.of(model).named_weights().items()}
     found = {"embed": seen["embed", None]}
-    if ("pos_embed", None) in seen:
+    if ("pos_embed", None) in seen and model.cfg.positional_embedding_type != "shortformer":
         found["pos_embed"] = seen["pos_embed", None].expand_as(found["embed"])
     for layer in range(model.cfg.n_layers):
         out = role(weights, f"blocks.{layer}.attn.W_O")

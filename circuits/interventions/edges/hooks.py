@@ -75,6 +75,9 @@ class EdgeHooks:
         if run is None:
             return
         output = self._after_hooks(run, hook, x)
+        if hook == "hook_pos_embed" and "pos_embed" not in self._surface.embeddings:
+            run.positions = output
+            return
         run.left = output if run.left is None else run.left + output
         run.changes |= run.changes_of(self._plan, hook, output)
 
@@ -125,7 +128,8 @@ class EdgeHooks:
             weight, bias = projections.by_head(site, layer)
             of_heads = _rows([int(head) for head in heads if head is not None])
             weight, bias = weight[of_heads], bias[of_heads]
-            new, computed = (_read_by(one, weight, bias) for one in (normed[at], normed_run[None]))
+            aside = 0 if run.positions is None or site == "v" else run.positions
+            new, computed = (_read_by(one + aside, weight, bias) for one in (normed[at], normed_run[None]))
             run.received[hook] = of_heads, new, changed[at].permute(1, 2, 0), computed
 
     def _receive(self, site: str, layer: int, x: Tensor) -> Tensor | None:

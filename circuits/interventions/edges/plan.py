@@ -144,6 +144,7 @@ class EdgeRun:
             the run's values as computed from its stream.
         into_mlp: the difference of the current MLP's input from the run's stream.
         left: the stream as the embeddings or the last block left it.
+        positions: what a shortformer adds to all that queries and keys read.
         busy: whether modules are called now for another stream than the run's.
     """
 
@@ -155,6 +156,7 @@ class EdgeRun:
     received: dict[str, tuple[slice | list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
     into_mlp: Tensor | None = None
     left: Tensor | None = None
+    positions: Tensor | None = None
     busy: bool = False
 
     @model_block

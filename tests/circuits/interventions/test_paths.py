@@ -92,6 +92,7 @@ BLOCKS = {
     "pre-norm": {},
     "post-norm": {"norm": "post"},
     "parallel": {"parallel_attn_mlp": True},
+    "shortformer": {"positional_embedding_type": "shortformer"},
     "gemma": {
         "normalization_type": "RMS",
         "use_normalization_before_and_after": True,
@@ -130,6 +131,10 @@ def test_senders_and_receivers_against_three_passes_by_hand(
         positions = POSITIONS if index % 2 else None
         source = {"hook_pos_embed": theirs["pos_embed", None]} if sender == "pos_embed" else other_tokens
         given = patch.path(sender, receiver, source, through, positions=positions)
+        if sender == "pos_embed" and sender not in HookedModel.of(deep).embeddings:
+            with pytest.raises(CircuitsError, match="but to what all queries and keys read; edit it with"):
+                run(deep, tokens, given)
+            continue
         expected = path_by_hand(by_hand, deep, tokens, theirs, senders, receivers, through, positions)
         assert_same(run(deep, tokens, given), expected, clean)
 
@@ -166,8 +171,7 @@ def test_closed_form_without_norms_and_mlps(family, make_model, tokens, other_to
 def every_edge(model, source, through=None):
     """A path along every edge, from layers' heads together, MLPs and embeddings."""
     surface, paths = HookedModel.of(model), []
-    # Rotary models have no table of positions.
-    senders = [name for name in ("embed", "pos_embed") if f"hook_{name}" in surface.hooks]
+    senders = list(surface.embeddings)
     for layer in range(surface.n_layers):
         receivers = [f"{site}.{layer}" for site in "qkv"]
         paths += [patch.path(sender, one, source, through) for sender in senders for one in receivers]
@@ -193,7 +197,7 @@ def single_edges(model, source):
         for sender in senders
         if sender.order < to.order
     ]
-    if "hook_pos_embed" in surface.hooks:
+    if "pos_embed" in surface.embeddings:
         paths += [patch.path("pos_embed", one, source) for one in every_receiver(surface)]
     return paths
 

@@ -146,9 +146,8 @@ def test_embeddings_of_another_width_are_no_site(hf_model, families):
 
 
 def test_a_setting_of_a_hooked_transformer(make_model, hooked_only, tokens, other_tokens):
-    """Shortformer: positions go into each block's attention and not into the stream."""
-    model = make_model(family=hooked_only, positional_embedding_type="shortformer")
-    with pytest.raises(CircuitsError, match=r"^positional_embedding_type='shortformer' was not tested"):
+    model = make_model(family=hooked_only, use_logn_attn=True)
+    with pytest.raises(CircuitsError, match=r"^use_logn_attn=True was not tested"):
         run(model, tokens)
     frame = check(model)
     assert differing(frame) == set()
@@ -162,6 +161,6 @@ def test_a_setting_of_a_hooked_transformer(make_model, hooked_only, tokens, othe
     }
     found = sweep(model, tokens, variants, last)
     naive = sweep(model, tokens, variants, last, engine="naive")
-    assert found.settings["unchecked"] == "positional_embedding_type='shortformer'"
+    assert found.settings["unchecked"] == "use_logn_attn=True"
     assert found.frame["value"].tolist() == pytest.approx(naive.frame["value"].tolist(), abs=1e-10)
     assert not supported.is_unchecked(make_model(family=hooked_only))
