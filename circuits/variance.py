@@ -149,12 +149,6 @@ class Partition:
     together: Float[Tensor, "*features"]
     degrees: tuple[int, ...]
 
-    def plot(self) -> Any:
-        """Returns a plotly figure with bars of the shares that each kind explains alone and beyond the others."""
-        from circuits.figures.results import partition_figure
-
-        return partition_figure(self.names, self.alone, self.unique, float(self.together.double().mean()))
-
 
 def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     """Returns the share of variance over examples that class means explain (η², the squared correlation ratio).

@@ -114,82 +114,54 @@ def curve(
     rankings = rankings if isinstance(rankings, Mapping) else {"ranking": rankings}
     if not rankings:
         raise CircuitsError(f"{_CALLER}: give a ranking, or several by name, such as {{'exact': found}}")
-    seed = read_seed(seed, _CALLER)
+    seed, asked = read_seed(seed, _CALLER), None if sizes is None else _parse_sizes(sizes)
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
-    given = {
-        name: _parse_ranking(ranking, f"{_CALLER}: {name}")
-        for name, ranking in by_text(rankings, _CALLER, "rankings").items()
-    }
-    asked = None if sizes is None else _parse_sizes(sizes)
+    named = by_text(rankings, _CALLER, "rankings")
+    given = {name: _parse_ranking(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
     measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
     rows, areas = list[Row](), list[Row]()
     for name, (names, kind, graph) in given.items():
         measurement.graph.check_same(graph, f"{_CALLER}: {name}")
-        growing = _Growing.of(measurement, name, _entries(measurement, names, kind), kind, asked)
+        counts, share, runs = _growing(measurement, _entries(measurement, names, kind), kind, asked)
         for metric_name in measurement.clean:
-            measured = Faithfulness.of(measurement, growing.runs, metric_name, seed, draws)
-            rows += growing.rows(metric_name, measured)
-            areas.append(growing.areas(metric_name, measured))
+            measured = Faithfulness.of(measurement, runs, metric_name, seed, draws)
+            labels: Row = {"ranking": name, "metric": metric_name}
+            for at, size in enumerate(counts):
+                row = labels | {"size": size, "share": share[at]}
+                row |= with_interval("value", measured.value[at], measured.drawn_value[:, at])
+                row |= with_interval("faithfulness", measured.share[at], measured.drawn[:, at])
+                rows.append(row | {"n": measured.n})
+            area = labels | {"sizes": len(counts) - 2, "of": counts[-1]}
+            for column, (value, drawn) in {
+                "CPR": (measured.share, measured.drawn),
+                "CMD": (np.abs(1 - measured.share), np.abs(1 - measured.drawn)),
+            }.items():
+                area |= with_interval(column, float(area_under(value, share)), area_under(drawn, share))
+            areas.append(area)
     table = baseline(measurement, seed, draws)
     return Curve(pd.DataFrame(rows), pd.DataFrame(areas), table, measurement.settings(seed, draws))
 
 
-@dataclass(frozen=True)
-class _Growing:
-    """The circuits of growing size of one ranking, from the source run to the clean one.
-
-    Attributes:
-        share: of all members that can matter, by circuit.
-    """
-
-    ranking: str
-    sizes: list[int]
-    share: np.ndarray
-    runs: list[PerExample]
-
-    @classmethod
-    def of(
-        cls,
-        measurement: Measurement,
-        ranking: str,
-        entries: list[tuple[Member, Where]],
-        kind: str,
-        asked: list[int | float] | None,
-    ) -> _Growing:
-        """Runs the circuits of the sizes asked for; that of the whole graph is the clean run."""
-        whole = len(measurement.candidates(kind) | {member for member, _ in entries})
-        at_positions = any(at != EVERYWHERE for _, at in entries)
-        total = whole * measurement.positions if at_positions else whole
-        inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
-        share = [0.0, *(measurement.share_of(entries[:size], whole) for size in inner), 1.0]
-        circuits = (_joined(entries[:size], kind, measurement) for size in inner)
-        runs = [measurement.source, *map(measurement.kept, circuits), measurement.clean]
-        return cls(ranking, [0, *inner, total], np.array(share), runs)
-
-    def rows(self, metric: str, measured: Faithfulness) -> list[Row]:
-        """Returns a row for each size."""
-        return [
-            {
-                "ranking": self.ranking,
-                "metric": metric,
-                "size": size,
-                "share": self.share[at],
-                **with_interval("value", measured.value[at], measured.drawn_value[:, at]),
-                **with_interval("faithfulness", measured.share[at], measured.drawn[:, at]),
-                "n": measured.n,
-            }
-            for at, size in enumerate(self.sizes)
-        ]
-
-    def areas(self, metric: str, measured: Faithfulness) -> Row:
-        """Returns the areas under faithfulness and under its distance from 1."""
-        row: Row = {"ranking": self.ranking, "metric": metric}
-        row |= {"sizes": len(self.sizes) - 2, "of": self.sizes[-1]}
-        for area, under in (("CPR", lambda f: f), ("CMD", lambda f: np.abs(1 - f))):
-            value, drawn = (area_under(under(f), self.share) for f in (measured.share, measured.drawn))
-            row |= with_interval(area, float(value), drawn)
-        return row
+def _growing(
+    measurement: Measurement,
+    entries: list[tuple[Member, Where]],
+    kind: str,
+    asked: list[int | float] | None,
+) -> tuple[list[int], np.ndarray, list[PerExample]]:
+    """Returns sizes, shares of all members that can matter, and runs, from the source run to the clean one."""
+    whole = len(measurement.candidates(kind) | {member for member, _ in entries})
+    at_positions = any(at != EVERYWHERE for _, at in entries)
+    total = whole * measurement.positions if at_positions else whole
+    inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
+    share = [0.0, *(measurement.share_of(entries[:size], whole) for size in inner), 1.0]
+    runs = [measurement.source]
+    for size in inner:
+        where: dict[Member, Where] = {}
+        for member, at in entries[:size]:
+            where[member] = where.get(member, NOWHERE) | at
+        runs.append(measurement.kept(Circuit.of(kind, where, measurement.graph)))
+    return [0, *inner, total], np.array(share), [*runs, measurement.clean]
 
 
 def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -227,13 +199,6 @@ def _entries(measurement: Measurement, names: Iterable[str], kind: str) -> list[
                 entries.append((part, added))
                 known[part] = before | where
     return entries
-
-
-def _joined(entries: Iterable[tuple[Member, Where]], kind: str, measurement: Measurement) -> Circuit:
-    where: dict[Member, Where] = {}
-    for member, at in entries:
-        where[member] = where.get(member, NOWHERE) | at
-    return Circuit.of(kind, where, measurement.graph)
 
 
 def _sizes(asked: list[int | float] | None, total: int) -> list[int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from circuits.circuit._graph import Member
+from circuits.circuit._graph import Member, Where
 from circuits.circuit._measurement import Faithfulness, Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
@@ -198,102 +198,71 @@ class _Test:
         where = graph.fitted(circuit.where, circuit.kind, caller)
         return cls(measurement, name, Circuit.of(circuit.kind, where, graph), seed, draws, flips)
 
-    def _shares(self, runs: list[PerExample], metric: str) -> Faithfulness:
-        return Faithfulness.of(self.measurement, runs, metric, self.seed, self.draws)
+    def _shares(self, runs: list[PerExample]) -> Iterator[tuple[Row, Faithfulness]]:
+        """Yields what runs keep under each metric, with the columns that name it."""
+        for metric in self.measurement.clean:
+            named: Row = {"circuit": self.name, "metric": metric}
+            yield named, Faithfulness.of(self.measurement, runs, metric, self.seed, self.draws)
 
-    def faithfulness(self, random: int) -> list[Row]:
-        """Returns, for each metric, the share that the circuit and random ones of its size keep."""
+    def _part(self, where: Mapping[Member, Where]) -> Circuit:
+        return Circuit.of(self.circuit.kind, where, self.measurement.graph)
+
+    def faithfulness(self, random: int) -> Iterator[Row]:
+        """Yields, for each metric, the share that the circuit and random ones of its size keep."""
         candidates = sorted(self.measurement.candidates(self.circuit.kind), key=lambda one: one.sort_key)
-        where = self.circuit.where
-        own = [(member, where[member]) for member in candidates if member in where]
+        own = [(member, self.circuit.where[member]) for member in candidates if member in self.circuit.where]
         # Circuits of one size have the same controls, where all are at all positions.
         rng = np.random.default_rng([self.seed, 3, len(own)])
         runs = [self.measurement.kept(self.circuit)]
         for _ in range(random):
             chosen = rng.choice(len(candidates), len(own), replace=False)
             drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
-            runs.append(self.measurement.kept(Circuit.of(self.circuit.kind, drawn, self.measurement.graph)))
-        rows: list[Row] = []
-        for metric in self.measurement.clean:
-            measured = self._shares(runs, metric)
+            runs.append(self.measurement.kept(self._part(drawn)))
+        share = self.measurement.share_of(own, len(candidates))
+        for named, measured in self._shares(runs):
             kept, others = measured.share[0], measured.share[1:]
-            known = random and not np.isnan(kept)
-            rows.append(
-                {
-                    "circuit": self.name,
-                    "metric": metric,
-                    "size": len(self.circuit),
-                    "share": self.measurement.share_of(own, len(candidates)),
-                    **with_interval("value", measured.value[0], measured.drawn_value[:, 0]),
-                    **with_interval("faithfulness", kept, measured.drawn[:, 0]),
-                    "random_mean": others.mean() if random else np.nan,
-                    "random_low": others.min() if random else np.nan,
-                    "random_high": others.max() if random else np.nan,
-                    "p_random": (1 + (others >= kept).sum()) / (1 + random) if known else np.nan,
-                    "n": measured.n,
-                }
-            )
-        return rows
+            row = named | {"size": len(self.circuit), "share": share}
+            row |= with_interval("value", measured.value[0], measured.drawn_value[:, 0])
+            row |= with_interval("faithfulness", kept, measured.drawn[:, 0])
+            row |= dict.fromkeys(("random_mean", "random_low", "random_high", "p_random"), np.nan)
+            if random:
+                row |= {"random_mean": others.mean(), "random_low": others.min(), "random_high": others.max()}
+            if random and not np.isnan(kept):
+                row["p_random"] = (1 + (others >= kept).sum()) / (1 + random)
+            yield row | {"n": measured.n}
 
-    def completeness(self, subsets: int) -> list[Row]:
-        """Returns, for each subset taken out, the shares of the circuit and of the model without it."""
-        members = [member for member, _ in self.circuit.members]
-        rng = np.random.default_rng([self.seed, 4])
-        removed: list[list[Member]] = []
+    def completeness(self, subsets: int) -> Iterator[Row]:
+        """Yields, for each subset taken out, the shares of the circuit and of the model without it."""
+        members, rng = self.circuit.members, np.random.default_rng([self.seed, 4])
+        removed: list[Circuit] = []
         for _ in range(subsets if members else 0):
             chosen = rng.random(len(members)) < 0.5
             # An empty subset would test nothing, so one member is always taken out.
             chosen[rng.integers(len(members))] = True
-            removed.append([member for member, out in zip(members, chosen, strict=True) if out])
-        runs = [run for part in removed for run in self._without(part)]
-        rows: list[Row] = []
-        for metric in self.measurement.clean:
-            measured = self._shares(runs, metric)
-            for index, part in enumerate(removed):
-                (own, of_model), drawn = measured.share[2 * index :][:2], measured.drawn[:, 2 * index :]
-                difference = with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1])
-                row = {"circuit": self.name, "metric": metric, "size": len(part)}
-                row |= {"without": own, "model_without": of_model, **difference}
-                rows.append(row | {"removed": "; ".join(map(str, part))})
-        return rows
+            removed.append(self._part(dict(one for one, out in zip(members, chosen, strict=True) if out)))
+        runs: list[PerExample] = []
+        for part in removed:
+            runs += [self.measurement.kept(self.circuit - part), self.measurement.without(part)]
+        for named, measured in self._shares(runs):
+            for at, part in enumerate(removed):
+                (own, of_model), drawn = measured.share[2 * at :][:2], measured.drawn[:, 2 * at :]
+                row = named | {"size": len(part), "without": own, "model_without": of_model}
+                row |= with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1])
+                yield row | {"removed": "; ".join(str(member) for member, _ in part.members)}
 
-    def _without(self, removed: list[Member]) -> tuple[PerExample, PerExample]:
-        """Returns the runs of the circuit and of the whole model without some of the circuit's members."""
+    def minimality(self) -> Iterator[Row]:
+        """Yields, for each member, the share that the circuit loses without it, tested against no loss."""
         where = self.circuit.where
-        part = Circuit.of(
-            self.circuit.kind, {member: where[member] for member in removed}, self.measurement.graph
-        )
-        return self.measurement.kept(self.circuit - part), self.measurement.without(part)
-
-    def minimality(self) -> list[Row]:
-        """Returns, for each member, the share that the circuit loses without it, tested against no loss."""
-        members = [member for member, _ in self.circuit.members]
-        if not members:
-            return []
-        where = self.circuit.where
-        runs = [self.measurement.kept(self.circuit)]
-        for member in members:
-            rest = {one: at for one, at in where.items() if one != member}
-            runs.append(self.measurement.kept(Circuit.of(self.circuit.kind, rest, self.measurement.graph)))
-        rows: list[Row] = []
-        for metric in self.measurement.clean:
-            measured = self._shares(runs, metric)
-            p_values = sign_flip(*stacked(runs, metric), self.seed, self.flips)[1:]
-            adjusted, kept = holm(p_values), measured.drawn[:, 0]
-            rows += [
-                {
-                    "circuit": self.name,
-                    "metric": metric,
-                    "member": f"{member}{where[member].suffix}",
-                    **with_interval(
-                        "share", measured.share[0] - measured.share[at], kept - measured.drawn[:, at]
-                    ),
-                    "p_value": p_values[at - 1],
-                    "p_adjusted": adjusted[at - 1],
-                }
-                for at, member in enumerate(members, start=1)
-            ]
-        return rows
+        rests = [self._part({one: where[one] for one in where if one != member}) for member in where]
+        runs = [self.measurement.kept(one) for one in (self.circuit, *rests)]
+        for named, measured in self._shares(runs) if rests else ():
+            p_values = sign_flip(*stacked(runs, named["metric"]), self.seed, self.flips)[1:]
+            tests = zip(self.circuit, p_values, holm(p_values), strict=True)
+            for at, (member, p_value, adjusted) in enumerate(tests, start=1):
+                lost = measured.drawn[:, 0] - measured.drawn[:, at]
+                row = named | {"member": member}
+                row |= with_interval("share", measured.share[0] - measured.share[at], lost)
+                yield row | {"p_value": p_value, "p_adjusted": adjusted}
 
 
 def _read(circuits: Any) -> dict[str, Circuit]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from circuits.figures.layout import COLOURS, INK, template, titled
+from circuits.figures.layout import COLOURS, INK, TEMPLATE, titled
 
 #: What an edge ends at, with its colour and dash.
 INPUTS = {
@@ -99,7 +99,7 @@ def _title(size: int, member: str) -> str:
 def _line(group: str, width: float) -> dict[str, Any]:
     """Returns how lines into a kind of input are drawn."""
     colour, dash = INPUTS[group]
-    return {"color": COLOURS["light"][colour], "width": width, "dash": dash, "shape": "spline"}
+    return {"color": COLOURS[colour], "width": width, "dash": dash, "shape": "spline"}
 
 
 def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) -> None:
@@ -111,11 +111,11 @@ def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) ->
         marker={
             "size": _NODE,
             "color": "#f2f2f2",
-            "line": {"color": INK["light"], "width": 1},
+            "line": {"color": INK, "width": 1},
             "symbol": "circle",
         },
         text=list(places),
-        textfont={"size": 11, "color": INK["light"]},
+        textfont={"size": 11, "color": INK},
         customdata=[hover[name] for name in places],
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=False,
@@ -134,7 +134,7 @@ def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str)
         width=int(40 + _COLUMN * (max(xs) - min(xs) + 2 * margin)),
         height=int(_TOP + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
         margin={"l": 20, "r": 20, "b": 40, "t": _TOP},
-        template=template("light"),
+        template=TEMPLATE,
         legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
         hovermode="closest",
     )

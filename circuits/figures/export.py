@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from html import unescape
 from os import PathLike
 from pathlib import Path
@@ -44,21 +43,13 @@ def save(
         raise CircuitsError(
             f"plots.save: {target.name!r}: name a file that ends in {', '.join(PLAIN + PICTURES)}"
         )
+    if not hasattr(figure, "to_html"):
+        raise CircuitsError(f"plots.save: a plotly figure is needed; got {type(figure).__name__}")
     try:
-        if not target.parent.is_dir():
-            raise CircuitsError(f"plots.save: {target}: there is no folder {target.parent}")
-        if target.is_dir():
-            raise CircuitsError(
-                f"plots.save: {target} is a folder; name a file in it, such as {target / 'figure'}{kind}"
-            )
-        if not hasattr(figure, "to_html"):
-            raise CircuitsError(f"plots.save: a plotly figure is needed; got {type(figure).__name__}")
         if kind in PICTURES:
             target.write_bytes(picture(figure, kind[1:], width, height, scale))
-        elif kind == ".html":
-            target.write_text(page(figure), encoding="utf-8")
         else:
-            target.write_text(figure.to_json(), encoding="utf-8")
+            target.write_text(page(figure) if kind == ".html" else figure.to_json(), encoding="utf-8")
     except OSError as error:
         raise CircuitsError(f"plots.save: cannot write {target}: {error.strerror or error}") from error
     return target
@@ -85,25 +76,18 @@ def picture(
 ) -> bytes:
     """Returns the bytes of a figure as "png", "svg" and so on."""
     check_exporter()
-    width = int(width or figure.layout.width or WIDTH)
-    figure = at_width(figure, width)
+    # A copy, of which the subtitle is broken anew for this width.
+    copy, meta = type(figure)(figure), dict(figure.layout.meta or {})
+    copy.layout.width = int(width or figure.layout.width or WIDTH)
+    if SUBTITLE_KEY in meta:
+        copy = titled(copy, unescape(copy.layout.title.text or ""), meta[SUBTITLE_KEY])
+    sizes = {"width": copy.layout.width, "height": height or copy.layout.height or HEIGHT}
     try:
-        image: bytes = figure.to_image(
-            format=kind, scale=scale, width=width, height=height or figure.layout.height or HEIGHT
-        )
+        image: bytes = copy.to_image(format=kind, scale=scale, **sizes)
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CircuitsError(f"plots.save: no picture was made ({reason}); {MISSING}") from error
     return image
-
-
-def at_width(figure: Any, width: int) -> Any:
-    """Returns a copy for a picture of a width, its subtitle broken anew."""
-    copy, meta = type(figure)(figure), figure.layout.meta
-    copy.layout.width = width
-    if not isinstance(meta, Mapping) or SUBTITLE_KEY not in meta:
-        return copy
-    return titled(copy, unescape(copy.layout.title.text or ""), meta[SUBTITLE_KEY])
 
 
 def check_exporter() -> None:
@@ -111,15 +95,12 @@ def check_exporter() -> None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        major = int(version("kaleido").partition(".")[0])
+        recent = int(version("kaleido").partition(".")[0]) >= 1
     except PackageNotFoundError:
-        major = 0
-    if major < 1 or not _browser():
-        raise CircuitsError(f"plots.save: {MISSING}")
+        recent = False
+    if recent:
+        from choreographer.browsers.chromium import Chromium
 
-
-def _browser() -> bool:
-    """Returns whether the exporter finds a browser, by the exporter's own search."""
-    from choreographer.browsers.chromium import Chromium
-
-    return bool(os.environ.get("BROWSER_PATH") or Chromium.find_browser(skip_local=False))
+        if os.environ.get("BROWSER_PATH") or Chromium.find_browser(skip_local=False):
+            return
+    raise CircuitsError(f"plots.save: {MISSING}")

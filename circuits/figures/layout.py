@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import takewhile
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 #: Characters of a name that counts as short.
 LONGEST_SHORT = 12
@@ -43,83 +44,68 @@ def in_common(names: Sequence[str]) -> tuple[str, str] | None:
     A part ends before ``@``, ``/`` or ``:``; where the rest of that is still long, at ``-`` too.
     """
     for marks in ("@/:", "@/:-"):
-        parts = [re.findall(f"[{marks}]?[^{marks}]+|[{marks}]", name) for name in names]
-        fewest = min(map(len, parts))
-        begin = next((at for at in range(fewest) if len({each[at] for each in parts}) > 1), fewest - 1)
-        end = next((at for at in range(fewest - begin) if len({each[-at - 1] for each in parts}) > 1), 0)
-        before = "".join(parts[0][:begin])
-        rests = ["".join(each[begin:]) for each in parts]
-        if all(rest[:1] in "/:-" and len(rest) > 1 for rest in rests) and len({r[0] for r in rests}) == 1:
-            before += rests[0][0]
-        after = "".join(parts[0][len(parts[0]) - end :])
-        left = [name[len(before) : len(name) - len(after)] for name in names]
+        start = re.match(f"(?:.*[{marks}])?", _prefix(names))
+        before = start[0].removesuffix("@") if start else ""
+        rests = [name[len(before) :] for name in names]
+        shared = _prefix([rest[::-1] for rest in rests])[::-1]
+        end = re.search(f"[{marks}].*", shared) if len(names) > 1 else None
+        after = end[0] if end else ""
+        left = [rest[: len(rest) - len(after)] for rest in rests]
         if len({*left}) == len({*names}) and all(left) and max(map(len, left)) <= LONGEST_SHORT:
             return before, after
     return None
 
 
-Scheme = Literal["light", "dark"]
+def _prefix(texts: Sequence[str]) -> str:
+    return "".join(same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False)))
 
-GROUND: dict[Scheme, str] = {"light": "#ffffff", "dark": "#15181c"}
-INK: dict[Scheme, str] = {"light": "#1b1f24", "dark": "#e6e8eb"}
-GRID: dict[Scheme, str] = {"light": "#dfe3e8", "dark": "#343a42"}
-COLOURS: dict[Scheme, list[str]] = {
-    "light": ["#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c"],
-    "dark": ["#56b4e9", "#ff8a3d", "#2fc79b", "#e39cc4", "#f0e442", "#8fb8ff", "#c2c7cd"],
-}
+
+GROUND, INK, GRID = "#ffffff", "#1b1f24", "#dfe3e8"
+COLOURS = ["#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c"]
 #: One symbol per series beside its colour, so that no reading rests on colour alone.
 SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
-#: A perceptually even scale for one-sided values; `diverging` is the one for signed values.
+#: Scales that are even to the eye: for one-sided values, and for signed ones.
 SEQUENTIAL = "Cividis"
+DIVERGING = [[0.0, COLOURS[0]], [0.5, "#f2f2f2"], [1.0, COLOURS[1]]]
 #: A scale for angles: its ends meet.
 CYCLIC = "Phase"
 
 
 def mark(index: int) -> tuple[str, str]:
-    """Returns the light colour and the symbol of a series; where colours begin again, symbols are moved on by one."""
-    colours = COLOURS["light"]
-    return colours[index % len(colours)], SYMBOLS[(index + index // len(colours)) % len(SYMBOLS)]
+    """Returns the colour and the symbol of a series; where colours begin again, symbols are moved on by one."""
+    return COLOURS[index % len(COLOURS)], SYMBOLS[(index + index // len(COLOURS)) % len(SYMBOLS)]
 
 
-def diverging(scheme: Scheme) -> list[list[float | str]]:
-    blue, orange = COLOURS[scheme][0], COLOURS[scheme][1]
-    return [[0.0, blue], [0.5, "#f2f2f2" if scheme == "light" else "#23272d"], [1.0, orange]]
-
-
-def template(scheme: Scheme) -> dict[str, Any]:
-    """Returns a plotly layout template for one colour scheme."""
-    axis = {
-        "gridcolor": GRID[scheme],
-        "linecolor": GRID[scheme],
-        "zerolinecolor": GRID[scheme],
-        "automargin": True,
-        # Labels keep a distance from the panel, and titles one from the labels, however long these are.
-        "ticks": "outside",
-        "ticklen": 4,
-        "tickcolor": "rgba(0,0,0,0)",
-        "title": {"standoff": 8},
-        # Ticks read 20,000 and 0.00015, not 20k and 150µ, because steps and errors have no unit.
-        "exponentformat": "none",
-        "separatethousands": True,
-    }
-    return {
-        "layout": {
-            "colorway": COLOURS[scheme],
-            "colorscale": {"sequential": SEQUENTIAL, "diverging": diverging(scheme)},
-            "font": {"color": INK[scheme], "family": "system-ui, sans-serif", "size": 13},
-            # The background is set, because the text could not be read on a dark one, such as a notebook's.
-            "paper_bgcolor": GROUND[scheme],
-            "plot_bgcolor": GROUND[scheme],
-            "xaxis": axis,
-            "yaxis": axis,
-            "hoverlabel": {"bgcolor": GROUND[scheme], "font": {"color": INK[scheme]}},
-            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0},
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK[scheme], "activecolor": COLOURS[scheme][0]},
-            "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-        },
-        "data": {"bar": [{"error_y": {"color": INK[scheme]}}]},
-    }
-
+_AXIS: dict[str, Any] = {
+    "gridcolor": GRID,
+    "linecolor": GRID,
+    "zerolinecolor": GRID,
+    "automargin": True,
+    # Labels keep a distance from the panel, and titles one from the labels, however long these are.
+    "ticks": "outside",
+    "ticklen": 4,
+    "tickcolor": "rgba(0,0,0,0)",
+    "title": {"standoff": 8},
+    # Ticks read 20,000 and 0.00015, not 20k and 150µ, because steps and errors have no unit.
+    "exponentformat": "none",
+    "separatethousands": True,
+}
+#: A plotly template; the background is set, as the text could not be read on a dark one, such as a notebook's.
+TEMPLATE: dict[str, Any] = {
+    "layout": {
+        "colorway": COLOURS,
+        "colorscale": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
+        "font": {"color": INK, "family": "system-ui, sans-serif", "size": 13},
+        "paper_bgcolor": GROUND,
+        "plot_bgcolor": GROUND,
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "hoverlabel": {"bgcolor": GROUND, "font": {"color": INK}},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK, "activecolor": COLOURS[0]},
+        "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
+    },
+    "data": {"bar": [{"error_y": {"color": INK}}]},
+}
 
 #: Pixels: plotly's width and height; the width for which texts are broken; a character, a line, a mark in a legend.
 WIDTH, HEIGHT, NARROW, CHARACTER, LINE, SYMBOL = 900, 450, 560, 7.2, 17, 48
@@ -131,8 +117,6 @@ LONGEST_LABEL = 28
 #: Keys in a figure's meta: the height that `titled` added, the subtitle as it was given, the narrowest width at which
 #: the figure can be read.
 TITLE_HEIGHT_KEY, SUBTITLE_KEY, LEAST_KEY = "room for the title", "subtitle", "least width"
-#: Ticks of a logarithmic axis as powers of ten; the font is smaller, because plotly enlarges powers by a quarter.
-POWERS: dict[str, Any] = {"exponentformat": "power", "tickfont": {"size": 10}}
 
 
 @dataclass(frozen=True)
@@ -142,7 +126,7 @@ class Panel:
     Attributes:
         traces: plotly traces, without axes.
         x, y: plotly's settings of the axes.
-        height, width: pixels; the width is the least, a panel grows with its page.
+        height, width: pixels, of the highest and the widest panel of a row and a column; widths grow with the page.
         bar: whether a colour bar stands beside it.
         lines: across the panel: `{"y": 1.0}` or `{"x": 20}`, `{"x0": 10, "x1": 20}` is shaded; with a plotly `line`.
     """
@@ -173,139 +157,97 @@ def draw(
         share_y: whether panels of a row have the labels of the first one.
         layout: more of plotly's settings.
     """
-    from plotly import graph_objects
+    from plotly.subplots import make_subplots
 
+    columns = min(columns, len(panels))
     rows = [panels[at : at + columns] for at in range(0, len(panels), columns)]
-    spans, widths, sides = _across(panels, max(map(len, rows)), share_y)
+    by_column = [panels[at::columns] for at in range(columns)]
+    bars = [any(panel.bar for panel in column) for column in by_column]
+    gap, left, right = (NEAR if share_y else BESIDE) + BAR * any(bars[:-1]), BESIDE, 20 + BAR * bars[-1]
+    widths = [float(max(panel.width for panel in column)) for column in by_column]
+    least = left + sum(widths) + gap * (columns - 1) + right
+    widths = [width + max(0, NARROW - least) / columns for width in widths]
+    titles = [wrapped(panel.title, widths[at % columns] + gap / 2) for at, panel in enumerate(panels)]
+    lines = [1 + title.count("<br>") if title else 0 for title in titles]
+    above, first = (LINE * max(some) + 6 * bool(max(some)) for some in (lines, lines[:columns]))
     heights = [max(panel.height for panel in row) for row in rows]
-    titles = [wrapped(panel.title, widths[at % columns]) for at, panel in enumerate(panels)]
-    above = [_title_height(titles[at : at + columns]) for at in range(0, len(panels), columns)]
-    below = [max(_below(panel, width) for panel, width in zip(row, widths, strict=False)) for row in rows]
-    total = sum(heights) + sum(above[1:]) + sum(below[:-1])
-    figure = graph_objects.Figure()
-    top = 0.0
+    *between, below = (max(map(_below, row, widths)) for row in rows)
+    distance = max(between) + above if between else 0.0
+    across, down = sum(widths) + gap * (columns - 1), sum(heights) + distance * (len(rows) - 1)
+    cells: list[Any] = [{}] * len(panels) + [None] * (len(rows) * columns - len(panels))
+    figure = make_subplots(
+        len(rows),
+        columns,
+        specs=[cells[at : at + columns] for at in range(0, len(cells), columns)],
+        column_widths=widths,
+        row_heights=heights,
+        horizontal_spacing=gap / across,
+        vertical_spacing=distance / down,
+        subplot_titles=titles,
+    )
+    figure.update_annotations(font_size=13, yshift=3)
     for number, panel in enumerate(panels):
-        row, column = divmod(number, columns)
-        if number and column == 0:
-            top += heights[row - 1] + below[row - 1] + above[row]
-        domain = (1 - (top + panel.height) / total, 1 - top / total)
-        _add_panel(figure, panel, number, spans[column], domain, titles[number])
-        if share_y and column:
-            figure.update_layout({f"yaxis{number + 1}": {"showticklabels": False, "title": {"text": ""}}})
+        _add_panel(figure, panel, *divmod(number, columns), share_y, down)
     said = _shorten_labels(figure)
     legend = _tidy_legend(figure)
     figure.update_layout(
-        template=template("light"),
-        height=int(above[0] + total + below[-1] + legend + 10),
-        margin={"l": sides[0], "r": sides[1], "t": above[0] + 10, "b": below[-1] + legend},
+        template=TEMPLATE,
+        height=int(first + down + below + legend + 10),
+        margin={"l": left, "r": right, "t": first + 10, "b": below + legend},
         legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
-        meta={
-            LEAST_KEY: max(NARROWEST, int(sum(sides) + (sum(widths) if len(widths) > 1 else panels[0].width)))
-        },
+        meta={LEAST_KEY: max(NARROWEST, int(least))},
         **layout,
     )
     return titled(figure, title, " ".join(filter(None, [subtitle, said])))
 
 
-def _title_height(titles: Sequence[str]) -> int:
-    lines = max(text.count("<br>") + 1 if text else 0 for text in titles)
-    return LINE * lines + 6 if lines else 0
+def _add_panel(figure: Any, panel: Panel, row: int, column: int, share_y: bool, height: float) -> None:
+    """Adds a panel's traces, axes and lines, and puts its colour bar beside it.
 
-
-def _across(
-    panels: Sequence[Panel], columns: int, share_y: bool
-) -> tuple[list[tuple[float, float]], list[float], tuple[int, int]]:
-    """Returns each column's domain and its pixels on a narrow page, and the pixels left and right of all."""
-    by_column = [panels[at::columns] for at in range(columns)]
-    bars = [any(panel.bar for panel in column) for column in by_column]
-    sides = (BESIDE, 20 + BAR * bars[-1])
-    if columns == 1:
-        return [(0.0, 1.0)], [float(NARROW - sum(sides))], sides
-    widths = [float(max(panel.width for panel in column)) for column in by_column]
-    gaps = [(NEAR if share_y else BESIDE) + BAR * bar for bar in bars[:-1]]
-    total = sum(widths) + sum(gaps)
-    if total < NARROW - sum(sides):
-        widths = [width + (NARROW - sum(sides) - total) / columns for width in widths]
-        total = sum(widths) + sum(gaps)
-    spans, left = [], 0.0
-    for width, gap in zip(widths, [*gaps, 0], strict=True):
-        spans.append((left / total, min(1.0, (left + width) / total)))
-        left += width + gap
-    return spans, [width + gap for width, gap in zip(widths, [*gaps, 0], strict=True)], sides
-
-
-def _add_panel(
-    figure: Any, panel: Panel, number: int, across: tuple[float, float], down: tuple[float, float], title: str
-) -> None:
-    """Adds a panel's traces, axes, title and lines, and puts its colour bar beside it."""
-    end = str(number + 1) if number else ""
+    Args:
+        height: of all panels together, in pixels.
+    """
+    at = {"row": row + 1, "col": column + 1}
+    hidden: dict[str, Any] = {"showticklabels": False, "title": {"text": ""}} if share_y and column else {}
+    figure.update_xaxes(**at, **panel.x)
+    figure.update_yaxes(**at, **{**panel.y, **hidden})
+    place = figure.get_subplot(**at)
+    x, y = place.xaxis.domain, place.yaxis.domain
     seen = {trace.name for trace in figure.data}
     for trace in panel.traces:
-        group = trace.get("legendgroup", trace.get("name"))
-        named = {"legendgroup": group, "showlegend": trace.get("showlegend", True)}
-        named["showlegend"] = bool(named["showlegend"] and trace.get("name") and trace["name"] not in seen)
+        name = trace.get("name")
+        shown = bool(trace.get("showlegend", True) and name and name not in seen)
+        more = {"legendgroup": trace.get("legendgroup", name), "showlegend": shown}
         if trace["type"] == "heatmap":
-            named = {}
-            if panel.bar and trace.get("showscale", True):
-                height = panel.height / (down[1] - down[0])
-                bar = {
-                    "x": across[1],
-                    "xanchor": "left",
-                    "y": sum(down) / 2,
-                    "thickness": 12,
-                    "outlinewidth": 0,
-                }
-                bar |= {"len": max(down[1] - down[0], 100 / height), "tickfont": {"size": 11}}
-                trace = {**trace, "showscale": True, "colorbar": bar | trace.get("colorbar", {})}
-            else:
-                trace = {**trace, "showscale": False}
-        seen.add(trace.get("name"))
-        figure.add_trace({**trace, **named, "xaxis": f"x{end}", "yaxis": f"y{end}"})
-    figure.update_layout(
-        {
-            f"xaxis{end}": {"domain": across, "anchor": f"y{end}", **panel.x},
-            f"yaxis{end}": {"domain": down, "anchor": f"x{end}", **panel.y},
-        }
-    )
-    if title:
-        place = {
-            "xref": "paper",
-            "x": across[0],
-            "xanchor": "left",
-            "yref": "paper",
-            "y": down[1],
-            "yanchor": "bottom",
-        }
-        figure.add_annotation(text=title, showarrow=False, align="left", font={"size": 13}, yshift=3, **place)
+            more = {"showscale": panel.bar and trace.get("showscale", True)}
+        if more.get("showscale"):
+            bar = {"x": x[1], "xanchor": "left", "y": sum(y) / 2, "thickness": 12, "outlinewidth": 0}
+            bar |= {"len": max(y[1] - y[0], 100 / height), "tickfont": {"size": 11}}
+            more["colorbar"] = bar | trace.get("colorbar", {})
+        seen.add(name)
+        figure.add_trace({**trace, **more}, **at)
     for line in panel.lines:
         style = {"line": line.get("line", {"dash": "dash", "color": "#808080", "width": 1.5})}
         if "y" in line:
-            where = {"type": "line", "xref": f"x{end} domain", "x0": 0, "x1": 1, "yref": f"y{end}"}
-            where |= {"y0": line["y"], "y1": line["y"]}
+            figure.add_hline(line["y"], **at, **style)
+        elif "x" in line:
+            figure.add_vline(line["x"], **at, **style)
         else:
-            first, last = line.get("x0", line.get("x")), line.get("x1", line.get("x"))
-            where = {"type": "line", "yref": f"y{end} domain", "y0": 0, "y1": 1, "xref": f"x{end}"}
-            where |= {"x0": first, "x1": last}
-            if "x0" in line:
-                style = {"line": {"width": 0}, "fillcolor": "rgba(128,128,128,0.18)"}
-                where |= {"type": "rect", "layer": "below"}
-        figure.add_shape({**where, **style})
+            grey = {"fillcolor": "rgba(128,128,128,0.18)", "line_width": 0, "layer": "below"}
+            figure.add_vrect(line["x0"], line["x1"], **at, **grey)
 
 
-def _categories(values: Any) -> list[str]:
-    """Returns the labels along an axis of names; none along one of numbers."""
-    return (
-        list(dict.fromkeys(values))
-        if values is not None and len(values) and isinstance(values[0], str)
-        else []
-    )
+def _labels(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:
+    """Returns the names along an axis, none along one of numbers, and the length of the longest line of them."""
+    axes = [trace[letter] for trace in traces if letter in trace and trace[letter] is not None]
+    labels = [label for axis in axes if len(axis) and isinstance(axis[0], str) for label in axis]
+    labels = list(dict.fromkeys(labels))
+    return labels, max((len(part) for label in labels for part in label.split("<br>")), default=0)
 
 
 def _below(panel: Panel, width: float) -> float:
     """Returns the pixels below a panel: more where plotly turns its labels for want of room."""
-    labels = [label for trace in panel.traces for label in _categories(trace.get("x"))]
-    labels = list(dict.fromkeys(labels))
-    longest = max((len(part) for label in labels for part in label.split("<br>")), default=0)
+    labels, longest = _labels(panel.traces, "x")
     turned = longest * CHARACTER > width / max(1, len(labels))
     return BELOW + (0.7 * CHARACTER * min(longest, LONGEST_LABEL) if turned else 0.0)
 
@@ -313,12 +255,11 @@ def _below(panel: Panel, width: float) -> float:
 def _shorten_labels(figure: Any) -> str:
     """Gives the labels of an axis that are too long short names, and returns what these mean."""
     said: dict[str, None] = {}
-    for axes, letter in ((figure.select_xaxes(), "x"), (figure.select_yaxes(), "y")):
-        for axis in axes:
+    for letter in "xy":
+        for axis in figure.select_xaxes() if letter == "x" else figure.select_yaxes():
             name = axis.plotly_name.replace("axis", "")
-            traces = [trace for trace in figure.data if (getattr(trace, f"{letter}axis") or letter) == name]
-            labels = list(dict.fromkeys(label for trace in traces for label in _categories(trace[letter])))
-            longest = max((len(part) for label in labels for part in label.split("<br>")), default=0)
+            traces = [trace for trace in figure.data if trace[f"{letter}axis"] == name]
+            labels, longest = _labels(traces, letter)
             if longest > LONGEST_LABEL and len(labels) <= 40:
                 short = short_names(labels)
                 axis.update(tickmode="array", tickvals=labels, ticktext=list(short.values()))
@@ -345,9 +286,9 @@ def _tidy_legend(figure: Any) -> int:
     return LINE * lines + 16
 
 
-def wrapped(text: str, width: float, size: float = 13) -> str:
+def wrapped(text: str, width: float) -> str:
     """Returns a text broken into lines of so many pixels."""
-    room = max(9, int(width / CHARACTER * 13 / size))
+    room = max(9, int(width / CHARACTER))
     return "<br>".join(part for line in text.split("<br>") for part in wrap(line, room) or [""])
 
 
@@ -360,42 +301,37 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
     layout = figure.layout
     lines = wrap(subtitle, int(((layout.width or WIDTH) - 40) / 6.9))
     height = TITLE + LINE * len(lines)
-    meta = dict(layout.meta) if isinstance(layout.meta, Mapping) else {}
     # A figure without a margin of its own has the template's.
     margin = layout.margin.t if layout.margin.t is not None else layout.template.layout.margin.t
-    text = "<br>".join(escape(line, quote=False) for line in lines)
+    small = {"text": "<br>".join(escape(line, quote=False) for line in lines), "font": {"size": 12}}
     place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"l": 16, "t": 28}}
     return figure.update_layout(
-        title={
-            "text": escape(title, quote=False),
-            "subtitle": {"text": text, "font": {"size": 12}},
-            "font": {"size": 16},
-            **place,
-        },
+        title={"text": escape(title, quote=False), "subtitle": small, "font": {"size": 16}, **place},
         height=(layout.height or HEIGHT) + height,
         margin={"t": (100 if margin is None else margin) + height},
-        meta=meta | {TITLE_HEIGHT_KEY: height, SUBTITLE_KEY: subtitle},
+        meta=_meta(figure) | {TITLE_HEIGHT_KEY: height, SUBTITLE_KEY: subtitle},
     )
 
 
 def untitled(figure: Any) -> Any:
     """Returns a copy of the figure without the title and the height that `titled` added."""
-    copy = type(figure)(figure)
-    meta = figure.layout.meta
-    if not isinstance(meta, Mapping) or TITLE_HEIGHT_KEY not in meta:
+    copy, meta = type(figure)(figure), _meta(figure)
+    if TITLE_HEIGHT_KEY not in meta:
         return copy
-    height = meta[TITLE_HEIGHT_KEY]
-    copy.layout.title = None
-    copy.layout.meta = {
-        key: each for key, each in meta.items() if key not in (TITLE_HEIGHT_KEY, SUBTITLE_KEY)
-    } or None
+    height = meta.pop(TITLE_HEIGHT_KEY)
+    meta.pop(SUBTITLE_KEY, None)
+    copy.layout.title, copy.layout.meta = None, meta or None
     return copy.update_layout(height=copy.layout.height - height, margin={"t": copy.layout.margin.t - height})
 
 
 def least_width(figure: Any) -> int:
     """Returns the pixels below which a figure cannot be read: a narrower page scrolls it sideways."""
+    return int(_meta(figure).get(LEAST_KEY, NARROWEST))
+
+
+def _meta(figure: Any) -> dict[str, Any]:
     meta = figure.layout.meta
-    return int(meta[LEAST_KEY]) if isinstance(meta, Mapping) and LEAST_KEY in meta else NARROWEST
+    return dict(meta) if isinstance(meta, Mapping) else {}
 
 
 def log_axis(smallest: float, largest: float) -> dict[str, Any]:
@@ -404,9 +340,11 @@ def log_axis(smallest: float, largest: float) -> dict[str, Any]:
     if not math.isfinite(powers):
         return {"type": "log"}
     if powers >= 2:
-        return {"type": "log", **POWERS, "dtick": max(1, round(powers / 4))}
+        # The font is smaller, because plotly enlarges powers by a quarter.
+        ticks = {"exponentformat": "power", "tickfont": {"size": 10}}
+        return {"type": "log", **ticks, "dtick": max(1, round(powers / 4))}
     digits = (1, 2, 5) if powers > 0.6 else range(1, 10)
     decades = range(math.floor(math.log10(smallest)), math.ceil(math.log10(largest)) + 1)
-    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
-    text = [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks]
-    return {"type": "log", "tickmode": "array", "tickvals": ticks, "ticktext": text}
+    values = [digit * 10.0**decade for decade in decades for digit in digits]
+    text = [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in values]
+    return {"type": "log", "tickmode": "array", "tickvals": values, "ticktext": text}

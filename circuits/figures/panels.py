@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from circuits.figures.layout import COLOURS, SEQUENTIAL, Panel, log_axis, mark
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 MARKED, NUMBERED = 40, 12
 #: Pixels of a row and of a column of a map.
 ROW, CELL = 30, 40
-#: Few numbers beside a colour bar, without prefixes such as µ.
-BAR_TICKS = {"exponentformat": "e", "nticks": 5}
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -72,49 +71,32 @@ def curve(
         # A band of one point has no width.
         each = bars or len(one.x) == 1
         if one.low is not None and one.high is not None and not each:
+            band: dict[str, Any] = {
+                "x": [*one.x, *reversed([*one.x])],
+                "y": [*one.high, *reversed([*one.low])],
+            }
             red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-            traces.append(
-                {
-                    "type": "scatter",
-                    "x": [*one.x, *reversed([*one.x])],
-                    "y": [*one.high, *reversed([*one.low])],
-                    "fill": "toself",
-                    "fillcolor": f"rgba({red},{green},{blue},0.2)",
-                    "line": {"width": 0},
-                    "mode": "lines",
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                    "name": f"{name}, band",
-                    "legendgroup": name,
-                }
-            )
-        line = {
-            "mode": "lines+markers" if len(one.x) <= MARKED else "lines",
-            "line": {"color": colour, "dash": dash, "width": 1.8},
-            "marker": {"symbol": symbol, "size": 7, "color": colour},
-        }
-        traces.append(_trace(name, one, {"type": "scatter", **line}, x, each))
-    axes = {"x": {"title": {"text": x}}, "y": {"title": {"text": y}}}
+            band |= {"fill": "toself", "fillcolor": f"rgba({red},{green},{blue},0.2)", "line": {"width": 0}}
+            band |= {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+            traces.append(band | {"name": f"{name}, band", "legendgroup": name})
+        mode = "lines+markers" if len(one.x) <= MARKED else "lines"
+        style = {"mode": mode, "line": {"color": colour, "dash": dash, "width": 1.8}}
+        style |= {"marker": {"symbol": symbol, "size": 7, "color": colour}}
+        traces.append(_trace(name, one, {"type": "scatter", **style}, x, each))
+    axes = {letter: {"title": {"text": text}} for letter, text in (("x", x), ("y", y))}
     for letter, log in (("x", log_x), ("y", log_y)):
         if log:
             axes[letter] |= log_axis(*_positive(series, letter))
-    return Panel(
-        traces,
-        title,
-        axes["x"] | dict(panel.pop("x_axis", {})),
-        axes["y"] | dict(panel.pop("y_axis", {})),
-        **panel,
-    )
+        axes[letter] |= panel.pop(f"{letter}_axis", {})
+    return Panel(traces, title, axes["x"], axes["y"], **panel)
 
 
 def _positive(series: Mapping[str, Series], letter: str) -> tuple[float, float]:
     """Returns the smallest and the largest number above 0 along an axis."""
-    every = [
-        each for one in series.values() for each in ([one.x] if letter == "x" else [one.y, one.low, one.high])
-    ]
     import numpy as np
 
-    values = np.concatenate([np.asarray(each, dtype=float) for each in every if each is not None])
+    columns = [column for one in series.values() for column in ((one.x,) if letter == "x" else one[1:4])]
+    values = np.concatenate([np.asarray(each, dtype=float) for each in columns if each is not None])
     values = values[np.isfinite(values) & (values > 0)]
     return (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
 
@@ -129,17 +111,35 @@ def points(
     **panel: Any,
 ) -> Panel:
     """Returns a mark per category and series, side by side, with intervals; `draw` needs `scattermode="group"`."""
+    traces = _marks(series, x, size=9)
+    for trace in traces:
+        trace |= {"offsetgroup": trace["name"], "cliponaxis": False}
+    down = {"title": {"text": y}} | (log_axis(*_positive(series, "y")) if log_y else {})
+    return Panel(traces, title, {"type": "category", "title": {"text": x}}, down, **panel)
+
+
+def scatter(
+    series: Mapping[str, Series],
+    title: str = "",
+    *,
+    x: str = "",
+    y: str = "",
+    square: bool = False,
+    **panel: Any,
+) -> Panel:
+    """Returns a mark per point; with `square` both axes have one scale."""
+    same = {"scaleanchor": "x", "constrain": "domain"} if square else {}
+    axes = {"title": {"text": x}}, {"title": {"text": y}, **same, **panel.pop("y_axis", {})}
+    return Panel(_marks(series, x, size=8), title, *axes, **panel)
+
+
+def _marks(series: Mapping[str, Series], across: str, size: int) -> list[dict[str, Any]]:
     traces = []
     for index, (name, one) in enumerate(series.items()):
         colour, symbol, _ = _look(one, index)
-        style = {
-            "mode": "markers",
-            "marker": {"symbol": symbol, "size": 9, "color": colour},
-            "offsetgroup": name,
-        }
-        traces.append(_trace(name, one, {"type": "scatter", "cliponaxis": False, **style}, x, True))
-    down = {"title": {"text": y}} | (log_axis(*_positive(series, "y")) if log_y else {})
-    return Panel(traces, title, {"type": "category", "title": {"text": x}}, down, **panel)
+        style = {"mode": "markers", "marker": {"symbol": symbol, "size": size, "color": colour}}
+        traces.append(_trace(name, one, {"type": "scatter", **style}, across, True))
+    return traces
 
 
 def bars(
@@ -174,43 +174,15 @@ def spectrum(
         chosen = [index for index, label in enumerate(labels) if (label in keys) == key]
         values = [named[index] for index in chosen], [float(shares[index]) for index in chosen]
         series["key frequency" if key else "other"] = Series(*values)
-    axis = (
-        {} if whole else {"type": "category", "categoryorder": "array", "categoryarray": named, "nticks": 10}
-    )
-    drawn = bars(series, title, x=x, y=y, x_axis=axis, **panel)
-    traces = [{key: each for key, each in trace.items() if key != "offsetgroup"} for trace in drawn.traces]
+    category = {"type": "category", "categoryorder": "array", "categoryarray": named, "nticks": 10}
+    drawn = bars(series, title, x=x, y=y, x_axis={} if whole else category, **panel)
+    # Each frequency has one bar, key or not.
+    traces = [trace | {"offsetgroup": "all"} for trace in drawn.traces]
     if noise is not None:
-        dash = {"symbol": "line-ew-open", "size": 9, "line": {"width": 2}, "color": COLOURS["light"][2]}
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": named,
-                "y": list(noise),
-                "name": "white noise",
-                "marker": dash,
-            }
-        )
-    return Panel(traces, title, drawn.x, drawn.y, drawn.height, drawn.width, lines=drawn.lines)
-
-
-def scatter(
-    series: Mapping[str, Series],
-    title: str = "",
-    *,
-    x: str = "",
-    y: str = "",
-    square: bool = False,
-    **panel: Any,
-) -> Panel:
-    """Returns a mark per point; with `square` both axes have one scale."""
-    traces = []
-    for index, (name, one) in enumerate(series.items()):
-        colour, symbol, _ = _look(one, index)
-        style = {"mode": "markers", "marker": {"symbol": symbol, "size": 8, "color": colour}}
-        traces.append(_trace(name, one, {"type": "scatter", **style}, x, True))
-    same = {"scaleanchor": "x", "constrain": "domain"} if square else {}
-    return Panel(traces, title, {"title": {"text": x}}, {"title": {"text": y}, **same}, **panel)
+        dash = {"symbol": "line-ew-open", "size": 9, "line": {"width": 2}, "color": COLOURS[2]}
+        expected = {"type": "scatter", "mode": "markers", "x": named, "y": list(noise), "marker": dash}
+        traces.append(expected | {"name": "white noise"})
+    return replace(drawn, traces=traces)
 
 
 def heat(
@@ -242,42 +214,39 @@ def heat(
 
     table = values if isinstance(values, pd.DataFrame) else pd.DataFrame(np.asarray(values))
     grid = table.to_numpy(dtype=float)
-    sizes = np.abs(grid[np.isfinite(grid)])
-    largest = end if end is not None else (float(sizes.max()) if sizes.size else 0.0)
-    named, gap = len(table.columns) <= 60, int(len(table.columns) <= NUMBERED)
+    largest = end if end is not None else float(np.abs(grid[np.isfinite(grid)]).max(initial=0.0))
+    few = len(table.columns) <= NUMBERED
+    # A word on the bar's title a line, where it is long; few numbers beside it, without prefixes such as µ.
+    bar_title = unit if len(unit) <= 10 else unit.replace(" ", "<br>")
     trace: dict[str, Any] = {
         "type": "heatmap",
-        "x": [str(label) for label in table.columns] if named else list(range(len(table.columns))),
-        "y": [str(label) for label in table.index] if len(table) <= 60 else list(range(len(table))),
         "z": table.to_numpy() if table.to_numpy().dtype.kind in "biuf" else grid,
         "zmin": start if start is not None else -(largest or 1.0) if signed else 0,
         "zmax": largest or 1.0,
-        "colorbar": {"title": {"text": wrapped_unit(unit), "font": {"size": 12}}, **BAR_TICKS},
-        "xgap": gap,
-        "ygap": gap,
+        "colorbar": {
+            "title": {"text": bar_title, "font": {"size": 12}},
+            "exponentformat": "e",
+            "nticks": 5,
+        },
+        "xgap": int(few),
+        "ygap": int(few),
         "hovertemplate": f"{down} %{{y}}, {across} %{{x}}<br>{unit} %{{z:.4g}}<extra>{title}</extra>",
     }
     trace |= {"autocolorscale": True} if signed else {"colorscale": SEQUENTIAL}  # of the template, or ours
-    if text is None and (len(table.columns) <= NUMBERED if numbers is None else numbers):
+    if text is None and (few if numbers is None else numbers):
         text = [["" if cell != cell else short_number(cell) for cell in line] for line in grid.tolist()]
     if text is not None:
         rows = [[str(cell) for cell in line] for line in np.asarray(text).tolist()]
         trace |= {"text": rows, "texttemplate": "%{text}"}
-    plain, category = {"showgrid": False, "zeroline": False}, {"type": "category"}
-    return Panel(
-        [trace],
-        title,
-        {"title": {"text": across}, **plain} | (category if named else {}),
-        {"title": {"text": down}, "autorange": "reversed", **plain} | (category if len(table) <= 60 else {}),
-        max(row * min(60, len(table)), 70),
-        width if width is not None else min(max(120, CELL * len(table.columns)), 480),
-        bar,
-    )
-
-
-def wrapped_unit(unit: str) -> str:
-    """Returns the title of a colour bar, a word a line where it is long."""
-    return unit if len(unit) <= 10 else unit.replace(" ", "<br>")
+    axes: dict[str, dict[str, Any]] = {}
+    for letter, labels, name in (("x", table.columns, across), ("y", table.index, down)):
+        named = len(labels) <= 60
+        trace[letter] = [str(label) for label in labels] if named else list(range(len(labels)))
+        axes[letter] = {"title": {"text": name}, "showgrid": False, "zeroline": False}
+        axes[letter] |= {"type": "category"} if named else {}
+    height = max(row * min(60, len(table)), 70)
+    narrow = width if width is not None else min(max(120, CELL * len(table.columns)), 480)
+    return Panel([trace], title, axes["x"], axes["y"] | {"autorange": "reversed"}, height, narrow, bar)
 
 
 def short_number(value: float) -> str:
@@ -288,19 +257,19 @@ def short_number(value: float) -> str:
 def _look(one: Series, index: int) -> tuple[str, str, str]:
     """Returns the colour, symbol and dash of a series; no two of 28 share all."""
     place = index if one.look is None else one.look
-    return *mark(place), DASHES[place // len(COLOURS["light"]) % len(DASHES)]
+    return *mark(place), DASHES[place // len(COLOURS) % len(DASHES)]
 
 
 def _trace(name: str, one: Series, style: dict[str, Any], across: str, error: bool) -> dict[str, Any]:
     """Returns a plotly trace of a series, with its intervals as error bars if asked for."""
-    trace = {"name": name, "x": list(one.x), "y": list(one.y), **style}
-    trace["hovertemplate"] = (
-        f"{across or '%{x}'}{' %{x}' if across else ''}<br>%{{y:.4g}}<extra>{name}</extra>"
+    hover = (
+        "%{customdata}" if one.hover is not None else f"{f'{across} ' if across else ''}%{{x}}<br>%{{y:.4g}}"
     )
+    trace = {"name": name, "x": list(one.x), "y": list(one.y), **style}
+    trace |= {"hovertemplate": f"{hover}<extra>{name}</extra>"}
+    trace |= {} if one.hover is None else {"customdata": list(one.hover)}
     if error and one.low is not None and one.high is not None:
         trace["error_y"] = interval(one.y, one.low, one.high)
-    if one.hover is not None:
-        trace |= {"customdata": list(one.hover), "hovertemplate": f"%{{customdata}}<extra>{name}</extra>"}
     for key, value in one.style.items():
         trace[key] = {**trace[key], **value} if isinstance(value, Mapping) and key in trace else value
     return trace

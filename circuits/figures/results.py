@@ -288,38 +288,6 @@ def _diagonal(ends: Sequence[float]) -> Series:
     return Series(ends, ends, style={"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False})
 
 
-def lens_figure(
-    contributions: Mapping[str, Tensor],
-    readouts: Mapping[str, Tensor],
-    output: Tensor,
-    kept: Tensor,
-    where: str,
-) -> Any:
-    """Draws each component's direct contribution, and below it each read-out's distance from the output, as bars.
-
-    All tensors are [batch pos output]; a bar is a root mean square over the entries that are kept.
-
-    Args:
-        kept: bool [batch pos].
-        where: the names of the positions, if only some are kept.
-    """
-
-    def size(values: Any) -> float:
-        chosen = values.expand_as(output)[kept.to(values.device)]
-        # A bias of minus infinity rules an output out; it belongs to no component.
-        return float(chosen[chosen.isfinite()].double().square().mean().sqrt())
-
-    parts = Series([*contributions], [size(part) for part in contributions.values()])
-    away = Series([*readouts], [size(readout - output) for readout in readouts.values()], look=1)
-    panels = [
-        bars({"contribution": parts}, x="component", y="contribution"),
-        bars({"distance": away}, x="residual stream read out after", y="distance from output"),
-    ]
-    subtitle = "Root mean squares over examples, positions and outputs, in units of the output."
-    subtitle += f" Positions: {where}." if where else ""
-    return draw(panels, "Direct contributions and read-outs", subtitle, showlegend=False)
-
-
 def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -> Any:
     """Draws the shares of attention and MLP of each layer as bars with intervals, and below them each head's as a map.
 
@@ -335,22 +303,6 @@ def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -
         "What each part adds to the metric directly, with the 95% interval over examples; below, each head."
     )
     return draw(panels, f"Direct attribution of {metric}", subtitle)
-
-
-def partition_figure(names: Sequence[str], alone: Tensor, unique: Tensor, together: float) -> Any:
-    """Draws as bars the share of variance that each set of classes explains alone and beyond the others.
-
-    Args:
-        alone, unique: [kind *features].
-        together: the share that all sets explain together.
-    """
-    series = {
-        name: Series(list(names), (100 * share.double().reshape(len(names), -1).mean(1)).tolist())
-        for name, share in (("alone", alone), ("beyond the others", unique))
-    }
-    subtitle = f"Mean over features; all kinds of classes together explain {100 * together:.3g}%."
-    panel = bars(series, x="classes", y="share of variance (%)")
-    return draw([panel], "Variance explained by classes", subtitle, barmode="group")
 
 
 def faithfulness_figure(frame: pd.DataFrame, metric: str) -> Any:
@@ -415,24 +367,17 @@ def minimality_figure(minimality: pd.DataFrame, metric: str) -> Any:
 
 def _across(rows: pd.DataFrame, down: str, column: str, look: int) -> Series:
     """Returns values that lie along x, with their intervals, a row per name."""
-    error = of_rows(rows, down, column)
-    style: dict[str, Any] = {}
-    if error.low is not None and error.high is not None:
-        style = {"error_x": interval(error.y, error.low, error.high)}
-    return Series(error.y, error.x, hover=None, style=style, look=look)
+    one = of_rows(rows, down, column)
+    style = {} if one.low is None else {"error_x": interval(one.y, one.low, one.high)}
+    return Series(one.y, one.x, style=style, look=look)
 
 
 def _rows(series: Mapping[str, Series], names: Any, x: str, line: Mapping[str, Any]) -> Panel:
     """Returns a panel of a category per row, the first one on top."""
     names = list(dict.fromkeys(names))
-    panel = scatter(series, x=x, height=40 + 26 * len(names), lines=[line])
-    order = {
-        "type": "category",
-        "categoryorder": "array",
-        "categoryarray": names[::-1],
-        "range": [-0.6, len(names) - 0.4],
-    }
-    return Panel(panel.traces, "", panel.x, order, panel.height, lines=panel.lines)
+    order = {"type": "category", "categoryorder": "array", "categoryarray": names[::-1]}
+    order |= {"range": [-0.6, len(names) - 0.4]}
+    return scatter(series, x=x, height=40 + 26 * len(names), lines=[line], y_axis=order)
 
 
 def spectrum_bars(
@@ -444,83 +389,19 @@ def spectrum_bars(
             f"plots.spectrum: {unknown[0]!r} is no frequency here; they go from {labels[0]} to {labels[-1]}"
         )
     panel = spectrum(labels, (100 * share.cpu()).tolist(), keys, x=unit, height=290)
-    return draw(
-        [panel], title or "Spectrum", "All features together; the constant has no share.", barmode="overlay"
-    )
+    return draw([panel], title or "Spectrum", "All features together; the constant has no share.")
 
 
 def spectrum_map(share: Tensor, axes: Sequence[str], sizes: Sequence[int], title: str | None) -> Any:
     """Draws the share of the variance [k₁ k₂] of the products of waves of two coordinates, as a heatmap."""
-    down, across = (
-        f"frequency in {name} (cycles per {size})" for name, size in zip(axes, sizes, strict=True)
-    )
-    panel = heat(
-        100 * share.cpu().numpy(),
-        unit="share of variance (%)",
-        across=across,
-        down=down,
-        numbers=False,
-        row=12,
-    )
-    subtitle = "Products of waves of two coordinates; all features together."
-    return draw([panel], title or "Spectrum", subtitle)
-
-
-def active_figure(shares: Mapping[str, Tensor], bound: float, counts: Tensor, draws: int) -> Any:
-    """Draws shares of the variance by frequency with the bound, and below how many features have n active frequencies.
-
-    Args:
-        shares: coordinate -> [frequency from 1], all features together.
-        bound: the largest share under any of `draws` relabellings.
-        counts: [feature], the number of active frequencies of each.
-    """
-    by_name = {
-        name: Series(list(range(1, len(share) + 1)), (100 * share).tolist()) for name, share in shares.items()
-    }
-    number = counts.bincount().tolist()
-    panels = [
-        bars(by_name, x="frequency", y="share of variance (%)", lines=[{"y": 100 * bound}]),
-        bars(
-            {"features": Series(list(range(len(number))), number)},
-            x="active frequencies of a feature",
-            y="features",
-        ),
-    ]
-    subtitle = f"Above: all features together; dashed: the largest share under {draws} relabellings."
-    return draw(panels, "Active frequencies", subtitle, barmode="group")
-
-
-def clusters_figure(frame: pd.DataFrame, labels: Sequence[Any], threshold: float) -> Any:
-    """Draws a point per neuron: its first frequency (axis in the order of `labels`) and the share of its variance."""
-    frame = frame.dropna(subset="frequency")
-    series = {}
-    for assigned, name in ((True, "in a cluster"), (False, "in none")):
-        rows = frame[frame["assigned"] == assigned]
-        values = [str(one) for one in rows["frequency"]], (100 * rows["share"]).tolist()
-        style = {"marker": {"size": 6, "opacity": 0.6}}
-        series[f"{name} ({len(rows)} neurons)"] = Series(
-            *values, hover=[f"neuron {number}" for number in rows["neuron"]], style=style
-        )
-    used = set(frame["frequency"])
-    panel = scatter(
-        series,
-        x="first frequency",
-        y="share of the neuron's variance (%)",
-        height=320,
-        lines=[{"y": 100 * threshold}],
-    )
-    figure = draw([panel], "Neurons by frequency", "A point per neuron; dashed: the threshold of a cluster.")
-    order = [str(label) for label in labels if label in used]
-    return figure.update_xaxes(type="category", categoryorder="array", categoryarray=order)
+    names = (f"frequency in {name} (cycles per {size})" for name, size in zip(axes, sizes, strict=True))
+    shares, unit = 100 * share.cpu().numpy(), "share of variance (%)"
+    panel = heat(shares, unit=unit, down=next(names), across=next(names), numbers=False, row=12)
+    return draw([panel], title or "Spectrum", "Products of waves of two coordinates; all features together.")
 
 
 def cosines_figure(coefficients: Tensor, period: int, keys: Iterable[int]) -> Any:
     """Draws the coefficient of each frequency [frequency from 0] as bars; `keys` are marked."""
-    panel = spectrum(
-        list(range(1, len(coefficients))),
-        coefficients.tolist()[1:],
-        list(keys),
-        x=f"frequency (cycles per {period})",
-        y="coefficient (logits)",
-    )
-    return draw([panel], "Logits as cosines of the difference from the answer", barmode="overlay")
+    values, x, y = coefficients.tolist()[1:], f"frequency (cycles per {period})", "coefficient (logits)"
+    panel = spectrum(list(range(1, len(values) + 1)), values, list(keys), x=x, y=y)
+    return draw([panel], "Logits as cosines of the difference from the answer")

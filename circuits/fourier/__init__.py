@@ -14,7 +14,6 @@ from circuits.fourier._grid import Grid, basis, components, frequencies, inverse
 from circuits.fourier._modular_sum import CosineFit, ModularSum, regression, share, variance_explained
 from circuits.fourier._spectrum import (
     AboveMean,
-    Active,
     Bands,
     Clusters,
     KeyFrequencies,
@@ -23,7 +22,6 @@ from circuits.fourier._spectrum import (
     Preferred,
     Rule,
     Spectrum,
-    active,
     clusters,
     gini,
     key_frequencies,
@@ -32,7 +30,6 @@ from circuits.fourier._spectrum import (
 
 __all__ = [
     "AboveMean",
-    "Active",
     "Bands",
     "Clusters",
     "CosineFit",
@@ -44,7 +41,6 @@ __all__ = [
     "Preferred",
     "Rule",
     "Spectrum",
-    "active",
     "basis",
     "clusters",
     "components",

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.results import active_figure, clusters_figure, spectrum_bars, spectrum_map
+from circuits.figures.results import spectrum_bars, spectrum_map
 from circuits.fourier._grid import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
-from circuits.validate import is_whole, read_choice
+from circuits.validate import read_choice
 
 #: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
@@ -217,9 +217,11 @@ def _label(at: tuple[int, ...], by: str, axes: list[str]) -> Label | None:
     return at[axes.index(by)] or None
 
 
+@dataclass(frozen=True)
 class Rule:
     """A rule by which `key_frequencies` selects bands of a spectrum. Each has one number, from 0."""
 
+    number: float
     name: ClassVar[str]
     #: The rule with its number, in one sentence.
     says: ClassVar[str]
@@ -229,35 +231,30 @@ class Rule:
             raise CircuitsError(f"fourier: {type(self).__name__}({self.number!r}): give a number from 0")
 
     @property
-    def number(self) -> int | float:
-        (number,) = vars(self).values()
-        return number
-
-    @property
     def statement(self) -> str:
         """States the rule with its number, in one sentence."""
         return self.says.format(self.number)
 
     def selects(self, bands: Bands) -> Tensor:
-        """Marks the key bands, bool [band]."""
+        """Marks the key bands, bool [band]; those whose power is rounding are dropped after it."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Noise(Rule):
-    """Selects frequencies with more power than the strongest would have in white noise, but for a chance of `level`.
+    """Selects frequencies with more power than the strongest would have in white noise, but for a chance of `number`.
 
     The noise level is that of the median frequency. The power of a frequency with ν basis functions is compared with
-    a χ² of ν degrees of freedom, at `level` divided by the number of frequencies (Bonferroni). This distribution
+    a χ² of ν degrees of freedom, at `number` divided by the number of frequencies (Bonferroni). This distribution
     is that of one feature, or of copies of one. Where features differ, their sum varies less and the rule selects too
     few rather than too many; so it does where half of the frequencies or more are signal. But the median of few
-    frequencies tells the noise level badly: one feature of white noise has a key frequency more often than `level`
+    frequencies tells the noise level badly: one feature of white noise has a key frequency more often than `number`
     says (docs/circuits/fourier.md: 0.30 of samples at 5 values, 0.17 at 113, for 0.05).
 
     The rule tests whether a frequency is present, however small its share, not whether the model needs it.
     """
 
-    level: float | int = 0.05
+    number: float = 0.05
     name: ClassVar[str] = "noise"
     says: ClassVar[str] = (
         "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
@@ -269,7 +266,7 @@ class Noise(Rule):
         degrees = torch.tensor(bands.degrees, dtype=torch.float64)
         level = (power / _median_of_chi_squared(degrees)).median()
         tail = torch.special.gammaincc(degrees / 2, power / (2 * level.clamp(min=1e-300)))
-        return (tail * len(power) <= self.level) & _above_rounding(bands)
+        return tail * len(power) <= self.number
 
 
 @dataclass(frozen=True)
@@ -280,13 +277,13 @@ class OfLargest(Rule):
     here a norm is over both.
     """
 
-    share: float | int = 0.25
+    number: float = 0.25
     name: ClassVar[str] = "of-largest"
     says: ClassVar[str] = "key: a norm above {:g} of the largest"
 
     def selects(self, bands: Bands) -> Tensor:
         norms = bands.total().power.cpu().sqrt()
-        return (norms > self.share * norms.max()) & _above_rounding(bands)
+        return norms > self.number * norms.max()
 
 
 @dataclass(frozen=True)
@@ -298,7 +295,7 @@ class AboveMean(Rule):
     their code for W_E; their text says 2 for active frequencies.
     """
 
-    deviations: float | int = 1.0
+    number: float = 1.0
     name: ClassVar[str] = "above-mean"
     says: ClassVar[str] = (
         "key: an amplitude above the mean over frequencies, with 0, by {:g} standard deviations"
@@ -309,7 +306,7 @@ class AboveMean(Rule):
         # A wave has a coefficient in each of its basis functions, so its power is divided by their number.
         power = total.power / torch.tensor(total.degrees, device=total.power.device)
         sizes = torch.cat([total.constant[None], power]).cpu().sqrt()
-        return (sizes > sizes.mean() + self.deviations * sizes.std(correction=0))[1:] & _above_rounding(bands)
+        return (sizes > sizes.mean() + self.number * sizes.std(correction=0))[1:]
 
 
 @dataclass(frozen=True)
@@ -319,17 +316,16 @@ class Preferred(Rule):
     With 0 it is the rule of Nanda et al.'s released code, except that their code leaves out the highest frequency.
     """
 
-    share: float | int = 0.0
+    number: float = 0.0
     name: ClassVar[str] = "preferred"
     says: ClassVar[str] = (
         "key: the first frequency of at least one neuron, with at least {:g} of its variance"
     )
 
     def selects(self, bands: Bands) -> Tensor:
-        share = bands.share.reshape(len(bands.labels), -1).cpu()
-        best = share.max(0)
+        best = bands.share.reshape(len(bands.labels), -1).cpu().max(0)
         preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
-        preferred[best.indices[(best.values > 0) & (best.values >= self.share)]] = True
+        preferred[best.indices[(best.values > 0) & (best.values >= self.number)]] = True
         return preferred
 
 
@@ -363,14 +359,9 @@ def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "b
     if isinstance(rule, str):
         rule = RULES[read_choice(rule, RULES, "fourier.key_frequencies", "rule")]()
     bands = spectrum.bands(by)
-    chosen = rule.selects(bands).tolist()
-    keys = tuple(label for label, key in zip(bands.labels, chosen, strict=True) if key)
+    chosen = rule.selects(bands) & (bands.total().share > 0).cpu()
+    keys = tuple(label for label, key in zip(bands.labels, chosen.tolist(), strict=True) if key)
     return KeyFrequencies(keys, rule.statement)
-
-
-def _above_rounding(bands: Bands) -> Tensor:
-    total = bands.total()
-    return (total.power > ROUNDING * (total.constant + total.variance)).cpu()
 
 
 def _median_of_chi_squared(degrees: Tensor) -> Tensor:
@@ -437,10 +428,6 @@ class Clusters:
             }
         )
 
-    def plot(self) -> Any:
-        """Returns a plotly figure of each neuron's share by its first frequency, with the threshold."""
-        return clusters_figure(self.frame, self.labels, self.threshold)
-
 
 def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "block") -> Clusters:
     """Clusters neurons by the frequency that explains most of their variance over the grid.
@@ -467,141 +454,3 @@ def check_threshold(threshold: Any) -> None:
         raise CircuitsError(
             f"fourier.clusters: threshold={threshold!r}; give a share of the variance, 0 to 1"
         )
-
-
-#: With 19 relabellings the chance of a false frequency is 1 / 20.
-DRAWS = 19
-#: The number of features whose products of pairs are in memory at once.
-FEATURES = 256
-#: Shares that differ by less are equal: a feature that is not 0 in one cell alone has the same share at all frequencies
-#: in any order.
-TIE = 1e-9
-
-
-@dataclass(frozen=True)
-class Active:
-    """Shares of variance of the frequencies along each coordinate, and the largest shares under relabelling.
-
-    Attributes:
-        share: coordinate -> [frequency feature], k = 1, 2, ...: the share of the feature's variance in all products of
-            cos k or sin k of this coordinate with any functions of the others.
-        bound: [feature], the largest share of any frequency of any coordinate under any of the relabellings.
-        together: coordinate -> [frequency], the share of the variance of all features together.
-        together_bound: the bound on `together`, a number.
-    """
-
-    share: Mapping[str, Float[Tensor, "frequency feature"]]
-    bound: Float[Tensor, " feature"]
-    together: Mapping[str, Float[Tensor, " frequency"]]
-    together_bound: float
-    draws: int
-
-    @property
-    def each(self) -> Bool[Tensor, "frequency feature"]:
-        """Marks the frequencies of each feature that are active along some coordinate."""
-        return _exceeds(self.share.values(), self.bound)
-
-    @property
-    def counts(self) -> Int[Tensor, " feature"]:
-        """Returns the number of active frequencies of each feature."""
-        return self.each.sum(0)
-
-    @property
-    def keys(self) -> tuple[int, ...]:
-        """Returns the frequencies that are active in all features together."""
-        return tuple((_exceeds(self.together.values(), self.together_bound).nonzero()[:, 0] + 1).tolist())
-
-    def plot(self) -> Any:
-        """Returns a plotly figure of each frequency's share, with the bound, and of active frequencies per feature."""
-        return active_figure(self.together, self.together_bound, self.counts, self.draws)
-
-    @property
-    def statement(self) -> str:
-        """States the rule with its number, in one sentence."""
-        return (
-            f"active: a larger share of the variance than any frequency has under any of {self.draws} random "
-            f"relabellings of the coordinates; by chance one of {self.draws + 1} has such a frequency"
-        )
-
-
-def active(x: Any, grid: Any, axis: int = 0, draws: int = DRAWS, seed: int = 0) -> Active:
-    """Finds the frequencies that activations over a grid have because of the order of its coordinates.
-
-    A relabelling permutes the values of a coordinate at random, with the same permutation for coordinates of equal
-    size. Activations that depend on the coordinates in any way but their order (noise, or a sum of arbitrary functions
-    of each) are as likely before as after it; so a feature without periodicity has an active frequency with
-    probability 1 / (draws + 1) at most, all frequencies and coordinates taken together.
-
-    Args:
-        x: activations; their `axis` unfolds into the grid, and the other axes are features, flattened into one.
-        grid: as in `spectrum`, with at least 3 values per coordinate.
-    """
-    if not is_whole(draws, 1):
-        raise CircuitsError(f"fourier.active: draws={draws!r}; give a whole number of at least 1")
-    values = parse_values(x).detach()
-    layout = parse_grid(grid, values.shape[parse_axis(axis, values)])
-    if min(layout.sizes) < 3:
-        raise CircuitsError(
-            f"fourier.active: needs coordinates of at least 3 values; got sides {list(layout.sizes)}"
-        )
-    arranged = layout.arrange(values, axis).reshape(*layout.sizes, -1)
-    flat = arranged.flatten(0, -2)
-    constant, variance = flat.mean(0).square(), flat.var(0, correction=0)
-    # The mean is taken off first, because for a constant feature only rounding is then left.
-    arranged = arranged - flat.mean(0)
-    orders = [[torch.arange(size) for size in layout.sizes]]
-    orders += [relabelling(layout, seed, draw) for draw in range(draws)]
-    chunks = [_powers(part, orders) for part in arranged.split(FEATURES, -1)]
-    # By coordinate, [draw frequency feature]; draw 0 is the data as given.
-    powers = [torch.cat(parts, -1) for parts in zip(*chunks, strict=True)]
-    shares = [_share(power, variance, constant) for power in powers]
-    pooled = [_share(power.sum(-1), variance.sum(), constant.sum()) for power in powers]
-    return Active(
-        {name: share[0] for name, share in zip(layout.axes, shares, strict=True)},
-        torch.cat(shares, 1)[1:].amax((0, 1)),
-        {name: share[0] for name, share in zip(layout.axes, pooled, strict=True)},
-        float(torch.cat(pooled, 1)[1:].max()),
-        int(draws),
-    )
-
-
-def relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
-    """Draws a permutation of each coordinate's values, the same for coordinates of equal size."""
-    generator = torch.Generator().manual_seed(int(seed) * 1_000_003 + draw)
-    permutations: dict[int, Tensor] = {}
-    for size in grid.sizes:
-        if size not in permutations:
-            permutations[size] = torch.randperm(size, generator=generator)
-    return [permutations[size] for size in grid.sizes]
-
-
-def _powers(arranged: Tensor, orders: list[list[Tensor]]) -> list[Tensor]:
-    """Returns by coordinate the power of each frequency under each relabelling, [order frequency feature].
-
-    |Σ_x v_x e^(−2πikx/n)|² is a sum over pairs of v_x v_y cos(2πk(x − y)/n). The products of pairs are computed once;
-    a relabelling changes only the distance x − y of a pair.
-    """
-    powers: list[Tensor] = []
-    for axis, size in enumerate(arranged.shape[:-1]):
-        rows = arranged.movedim(axis, 0).reshape(size, -1, arranged.shape[-1])  # [value others feature]
-        pairs = torch.einsum("x o f, y o f -> x y f", rows, rows).flatten(0, 1)
-        k, distance = torch.arange(1, size // 2 + 1), torch.arange(size)
-        cosines = ((k[:, None] * distance % size).double() * (2 * math.pi / size)).cos()
-        # The highest frequency of an even period has one basis function, the others two.
-        cosines *= torch.where(2 * k == size, 1.0, 2.0).double()[:, None] / (
-            size * math.prod(arranged.shape[:-1])
-        )
-        by_order = []
-        for order in orders:
-            distances = (order[axis][:, None] - order[axis]) % size
-            by_distance = pairs.new_zeros(size, pairs.shape[-1])
-            by_distance.index_add_(0, distances.flatten().to(pairs.device), pairs)
-            by_order.append((cosines.to(pairs.device) @ by_distance).clamp(min=0))
-        powers.append(torch.stack(by_order))
-    return powers
-
-
-def _exceeds(shares: Iterable[Tensor], bound: Tensor | float) -> Tensor:
-    """Marks the frequencies above the bound along any coordinate; of a shorter one the high frequencies are none."""
-    padded = torch.nn.utils.rnn.pad_sequence(list(shares))  # [frequency coordinate ...]
-    return (padded > bound * (1 + TIE)).any(1)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.results import lens_figure, shares_figure
+from circuits.figures.results import shares_figure
 from circuits.logit_lens._stream import ReadOut
 from circuits.model.prompts import Prompts
 from circuits.statistics import LEVEL, summarise
@@ -86,19 +85,6 @@ class Lens:
             f"Lens of output [{shape}]: .readouts of embed to {last}, .contributions of {len(contributions)} "
             f"components, {contributions[0]} to {contributions[-1]}"
         )
-
-    def plot(self) -> Any:
-        """Returns a plotly figure of each component's direct contribution and each read-out's distance from the output.
-
-        Both are root mean squares over examples, outputs and positions, padding left out, in units of the output. With
-        a metric, `lens` draws shares with their sign.
-        """
-        kept, where = self.prompts.real, ""
-        if self.positions is not None:
-            kept = torch.ones(self.output.shape[:2], dtype=torch.bool)
-            labels = self.prompts.labels() or []
-            where = ", ".join(labels[at] if 0 <= at < len(labels) else str(at) for at in self.positions)
-        return lens_figure(self.contributions, self.readouts, self.output, kept, where)
 
     def without(self, name: str) -> Tensor:
         """Returns the output without one component's direct contribution."""

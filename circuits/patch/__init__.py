@@ -8,8 +8,7 @@ patch.attribution(model, base, source, metric)     # only estimates, at one site
 """
 
 from circuits.patch._activations import activations, path
-from circuits.patch._attribution import attribution
 from circuits.patch._edges import edges
-from circuits.patch._screen import screen
+from circuits.patch._screen import attribution, screen
 
 __all__ = ["activations", "attribution", "edges", "path", "screen"]

@@ -95,6 +95,11 @@ class Pair:
             return Zero()
         return FromTokens(self.source) if self.how == "resample" else Mean(self.source)
 
+    @property
+    def words(self) -> dict[str, Any]:
+        """The setting of a result that names positions, where the prompts have words."""
+        return {} if self.base.words is None else {"words": self.base.labels()}
+
     def of_size(self, batch_size: int) -> Pair:
         """Returns the same pair with so many examples in a forward."""
         means = References(self.surface, batch_size * self.base.shape[1])

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.circuit._graph import Effect, Graph, Member, Where, parse_member
+from circuits.circuit._measurement import concatenated
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.figures.results import screening_figure
@@ -218,10 +219,7 @@ def ranked(
     Args:
         baseline: the metrics at base, piece by piece.
     """
-    unedited = {
-        metric: [np.concatenate([part[metric][column] for part in baseline]) for column in (0, 1)]
-        for metric in baseline[0]
-    }
+    unedited = concatenated(baseline)
     tables = {metric: _estimate_table(candidates, metric, unedited[metric], counts) for metric in unedited}
     settings, graph = settings | {"rank": counts.rank, "batch_size": pair.batch_size}, Graph.of(pair.surface)
     notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, counts.rank))]

@@ -1,15 +1,16 @@
-"""Screens components: gradient estimates of the effect of every patch, and exact effects of the largest."""
+"""Estimates the effect of patching every component from gradients, and measures the largest exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from circuits.circuit._measurement import concatenated
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import Edit, Place, read_place, refuse_other_units
@@ -19,6 +20,7 @@ from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site, SiteKind
+from circuits.model.types import MetricLike, SiteLike, TokensLike
 from circuits.patch._gradients import (
     Pair,
     between,
@@ -28,8 +30,9 @@ from circuits.patch._gradients import (
     summed,
 )
 from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
-from circuits.sweeps.measurements import Row
+from circuits.sweeps.measurements import Measurements, Row
 from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.table import SweepResult, read_resampling, tabulate
 from circuits.tensors import Snapshot
 from circuits.validate import answers_former_names, read_choice
 
@@ -87,38 +90,100 @@ def screen(
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, positions=positions, batch_size=batch_size)
     counts = Counts.read(CALLER, exact, seed, draws, flips, rank)
-    screened = _Screened.read(pair, sites, by, method, steps)
+    read_choice(method, METHODS, CALLER, "method")
+    read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
+    steps, layer_sites = parse_steps(steps, CALLER), _parse_sites(sites, pair.surface, by)
+    check_outside_blocks(pair)
+    if pair.at is not None and by == "position":
+        raise CircuitsError(f'{CALLER}: by="position" has a row for each position; leave positions= out')
+
+    def parts(kind: SiteKind) -> list[str]:
+        return (
+            [by]
+            if by in UNITS.values()
+            else ["head"] * (kind.head_axis is not None) + [by] * (by == "position")
+        )
+
+    screened = Screened(pair, layer_sites, parts, steps if method == "integrated" else None)
     sized, baseline, candidates = within_memory(pair.batch_size, screened.estimated)
-    return ranked(sized, candidates, baseline, counts, screened.settings)
+    names = [str(_site(site, layer)) for site, layer, _ in layer_sites]
+    settings: Row = {"method": method, "by": by, "direction": DIRECTION, "sites": names}
+    settings |= {"steps": steps} if method == "integrated" else {}
+    return ranked(sized, candidates, baseline, counts, settings | pair.words)
+
+
+def attribution(
+    model: nn.Module,
+    base: TokensLike,
+    source: TokensLike,
+    metric: MetricLike = None,
+    site: SiteLike = "z",
+    *,
+    batch: Any = None,
+    by: str = "auto",
+    batch_size: int | None = None,
+    seed: int = 0,
+    draws: int = 1000,
+    flips: int = 9999,
+) -> SweepResult:
+    """Estimates the effect of patching each part of `site` from `source` into `base`, from the gradient at base.
+
+    The estimate is (source − base)·∂metric/∂site (Nanda 2023, "Attribution patching").
+
+    Args:
+        base: as in `screen`.
+        source: as in `screen`; the layout may differ.
+        metric: as in `screen`.
+        site: one site, of one layer ("resid_pre.1") or of every one ("z").
+        batch: as in `sweep`.
+        by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
+            SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
+            key-value groups), else positions.
+        batch_size: examples in a forward and its backward pass, by default as in `screen`.
+        seed: of the statistics, as in `sweep`; likewise `draws` and `flips`.
+
+    A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
+    estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is
+    named in `intervention`. The estimate is exact where the metric is linear in the site. Where a patch saturates a
+    softmax or a LayerNorm it can be far off: check the largest with `patch.activations`. Edits of blocks around this
+    call are not in force.
+    """
+    caller = "patch.attribution"
+    place = read_place(site, None, caller)
+    pair = Pair.read(caller, model, base, source, metric, batch, batch_size=batch_size)
+    resampling = read_resampling(seed, draws, flips, caller)
+    choices = ("auto", "head", "position", "head,position", "neuron", "feature", "layer")
+    kind, by = place.site.kind, read_choice(by, choices, caller, "by")
+    if by == "auto":
+        by = "position" if kind.head_axis is None else "head"
+    if "head" in by and kind.head_axis is None:
+        raise CircuitsError(f"{caller}: site {place.site} has no heads; by= position, neuron or layer")
+    refuse_other_units(place.site, by, caller)
+    parts = [part for part in by.split(",") if part != "layer"]
+    layer_sites = [(Site(kind.name), layer, hook) for layer, hook in pair.surface.at(place.site)]
+    screened = Screened(pair, layer_sites, lambda _: parts, None)
+    sized, baseline, candidates = within_memory(pair.batch_size, screened.estimated)
+    direction = "source -> base"
+    runs = [one.description | {"intervention": f"{caller} ({direction})"} for one in candidates]
+    measured, unedited = Measurements(runs, "gradient"), concatenated(baseline)
+    measured.begin(unedited)
+    for number, one in enumerate(candidates):
+        shifted = {name: (sums + one.estimates(name), n) for name, (sums, n) in unedited.items()}
+        measured.add(number, shifted)
+    settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": sized.batch_size}
+    description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": by}
+    described = {run["variant"]: [description] for run in runs}
+    return tabulate([measured], resampling, described, settings | pair.surface.settings | pair.words)
 
 
 @dataclass(frozen=True)
-class _Screened:
+class Screened:
     """What is screened: the sites, the parts of them that have a row, and how their effects are estimated."""
 
     pair: Pair
     layer_sites: list[_LayerSite]
-    by: str
+    parts: Callable[[SiteKind], list[str]]  # the axes of a site of which each entry has a row
     steps: int | None  # None: the gradient at base
-
-    @classmethod
-    def read(cls, pair: Pair, sites: Any, by: str, method: str, steps: int) -> _Screened:
-        read_choice(method, METHODS, CALLER, "method")
-        read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
-        steps, layer_sites = parse_steps(steps, CALLER), _parse_sites(sites, pair.surface, by)
-        check_outside_blocks(pair)
-        if pair.at is not None and by == "position":
-            raise CircuitsError(f'{CALLER}: by="position" has a row for each position; leave positions= out')
-        return cls(pair, layer_sites, by, None if method == "gradient" else steps)
-
-    @property
-    def settings(self) -> Row:
-        names = [str(_site(site, layer)) for site, layer, _ in self.layer_sites]
-        settings: Row = {"method": "gradient" if self.steps is None else "integrated", "by": self.by}
-        settings |= {"direction": DIRECTION, "sites": names}
-        settings |= {} if self.steps is None else {"steps": self.steps}
-        words = self.pair.base.words
-        return settings if words is None else settings | {"words": self.pair.base.labels()}
 
     def estimated(self, size: int) -> tuple[Pair, list[PerExample], list[Candidate]]:
         """Returns the pair at this batch size, its metrics at base, and every patch with its estimates."""
@@ -129,14 +194,16 @@ class _Screened:
             values, found = estimates(piece, [hook for _, _, hook in self.layer_sites], self.steps)
             baseline.append(values)
             for site, layer, hook in self.layer_sites:
-                row_axes = _row_axes(site.kind, self.by)
-                for name, estimate in found[hook].items():
-                    sums = summed(estimate, list(row_axes.values()))
+                names = self.parts(site.kind)
+                axes = {"head": site.kind.head_axis, "position": site.kind.query_axis}
+                kept = [axes.get(name) or len(site.kind.axes) - 1 for name in names]
+                for metric, estimate in found[hook].items():
+                    sums = summed(estimate, kept)
                     for index in np.ndindex(sums.shape[1:]):
-                        parts = dict(zip(row_axes, index, strict=True))
+                        parts = dict(zip(names, index, strict=True))
                         if parts.get("position", 0) < longest:
                             one, entry = _candidate(pair, site, layer, parts), (slice(None), *index)
-                            candidates.setdefault(one.name, one).add(name, sums[entry])
+                            candidates.setdefault(one.name, one).add(metric, sums[entry])
         return pair, baseline, list(candidates.values())
 
 
@@ -188,16 +255,6 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_LayerSite]:
 
 def _site(site: Site, layer: int | None) -> Site:
     return site if layer is None else Site(site.name, layer)
-
-
-def _row_axes(kind: SiteKind, by: str) -> dict[str, int]:
-    """Returns the axes that rows index."""
-    if by in UNITS.values():
-        return {by: len(kind.axes) - 1}
-    axes: dict[str, int] = {}
-    if kind.head_axis is not None:
-        axes["head"] = kind.head_axis
-    return axes | ({"position": kind.query_axis} if by == "position" else {})
 
 
 def _candidate(pair: Pair, site: Site, layer: int | None, parts: dict[str, int]) -> Candidate:

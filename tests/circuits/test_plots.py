@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep, variance
+from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep
 from circuits.figures.export import MISSING, check_exporter
 from circuits.figures.layout import TITLE_HEIGHT_KEY, log_axis
 from circuits.fourier._modular_sum import CosineFit
@@ -137,9 +137,8 @@ def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, p
     templates = {"self": patterns.identity(6), "first": patterns.constant(6, 0)}
     scores = patterns.scores(model, tokens, templates, draws=20)
     classes = patterns.classify(scores)
-    sums = torch.arange(35)
     cosines = CosineFit(torch.randn(7).double(), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1))
-    split = variance.partition(torch.randn(35, 2), {"mod 5": sums % 5, "mod 7": sums % 7})
+    shares = lens(model, tokens, lambda output: output[:, -1, 0])
     figures = [
         per_head.plot(),
         per_head.plot(kind="points"),
@@ -147,32 +146,17 @@ def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, p
         scores.plot("bits"),
         classes.plot(),
         patterns.movement(model, tokens, other_tokens, draws=20).plot(),
-        lens(model, tokens).plot(),
-        lens(model, tokens, positions=[-1]).plot(),
-        lens(model, tokens, lambda output: output[:, -1, 0]).plot(),
+        shares.plot(),
         cosines.plot(keys=[2]),
-        split.plot(),
     ]
     assert all(map(has_title_and_axes, figures))
     assert classes.plot().data[0].text[0][0] == classes[0, 0]
     frame = scores.frame[scores.frame["template"] == "first"].set_index(["layer", "head"])
     assert scores.plot().data[1].z[2][1] == frame["score"][2, 1]
-    alone, beyond = split.plot().data
-    assert alone.y[0] == pytest.approx(100 * float(split.alone[0].mean()))
-    assert beyond.y[1] == pytest.approx(100 * float(split.unique[1].mean()))
-    assert list(cosines.plot(keys=[2]).data[1].y) == [float(cosines.coefficients[2])]
-
-
-def test_the_lens_figure_has_the_size_of_every_contribution(model, tokens):
-    found = lens(model, tokens, positions=[2])
-    parts, away = found.plot().data
-    for name, value in zip(parts.x, parts.y, strict=True):
-        assert value == pytest.approx(float(found.contributions[name].square().mean().sqrt()), rel=1e-5)
-    assert away.y[-1] == pytest.approx(0, abs=1e-5)
-    shares = lens(model, tokens, lambda output: output[:, -1, 0])
     bars, cells = shares.plot().data
     assert list(bars.y) == list(shares.layers["share"])
     assert cells.z[1][1] == pytest.approx(float(shares.shares["1.1"].mean()))
+    assert list(cosines.plot(keys=[2]).data[1].y) == [float(cosines.coefficients[2])]
 
 
 @pytest.mark.parametrize("kind", ["html", "json"])
@@ -202,22 +186,6 @@ def test_pictures(per_head, tmp_path):
         pytest.skip(MISSING)
     plots.save(per_head.plot("last"), tmp_path / "map.svg")
     assert "Effect by layer and head" in (tmp_path / "map.svg").read_text(encoding="utf-8")
-
-
-def test_active_frequencies_are_drawn_beside_their_bound():
-    grid = fourier.Grid({"a": 7, "b": 7})
-    a = torch.arange(7).repeat_interleave(7)
-    waves = torch.stack([torch.cos(2 * torch.pi * a / 7), torch.cos(4 * torch.pi * a / 7)], 1)
-    found = fourier.active(
-        waves + 0.01 * torch.randn(49, 2, generator=torch.Generator().manual_seed(0)), grid
-    )
-    figure = found.plot()
-    along_a, along_b, counts = figure.data
-    assert list(along_a.y) == (100 * found.together["a"]).tolist()
-    assert list(along_b.y) == (100 * found.together["b"]).tolist()
-    assert list(counts.y) == found.counts.bincount().tolist()
-    assert figure.layout.shapes[0].y0 == 100 * found.together_bound
-    assert has_title_and_axes(figure)
 
 
 def test_a_curve_of_runs_has_their_median_and_their_range():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from circuits.fourier import Active, Clusters, Grid, Spectrum
+    from circuits.fourier import Clusters, Grid, Spectrum
     from tasks import GridAxis
 
 #: Standard deviations above the mean: of the code, which drew the figure, and of the text.
@@ -90,6 +90,7 @@ class MeasuredFeatures:
         clusters: each feature with its first frequency, which explains ``clusters.share`` of its variance.
         first: of this, what cos and sin of one coordinate alone explain: the degree-1 part.
         one: what any function of one coordinate alone explains, of the coordinate that explains more.
+        active, active_together: the number of active frequencies, and that of all features together.
         pairs, pairs_relabelled: pairs of frequencies that together have half of the variance, the largest first, and
             the same after one relabelling of the digits; NaN for a feature that does not vary.
     """
@@ -97,7 +98,8 @@ class MeasuredFeatures:
     features: Features
     spectrum: Spectrum
     clusters: Clusters
-    active: Active
+    active: Tensor
+    active_together: int
     first: Tensor
     one: Tensor
     pairs: Tensor
@@ -151,8 +153,8 @@ def measured(features: Features, draws: int, seed: int) -> MeasuredFeatures:
     """Measures the features of one site: clusters, active frequencies and explained variance."""
     import torch
 
-    from circuits.fourier import active, clusters, spectrum
-    from circuits.fourier._spectrum import relabelling
+    from circuits.fourier import clusters, spectrum
+    from interp_tasks.papers.miiii.relabelled import active, relabelling
 
     grid = features.grid
     partition = spectrum(features.values, grid)
@@ -170,7 +172,7 @@ def measured(features: Features, draws: int, seed: int) -> MeasuredFeatures:
         features,
         partition,
         grouped,
-        active(features.values, grid, draws=draws, seed=seed),
+        *active(features.values, grid, draws, seed),
         torch.where(grouped.best < 0, 0.0, first),
         torch.maximum(share[1:, 0].sum(0), share[0, 1:].sum(0)),
         pairs_for_half(share),

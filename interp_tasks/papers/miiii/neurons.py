@@ -125,7 +125,7 @@ def neurons(
         refs: one or several REFs.
         neurons: whose images and rows are wanted; at ``"pattern"`` all are.
         site: ``"mlp_post"``, in every layer; ``"pattern"``: each head's attention from where the task reads to a digit.
-        draws: relabellings of the digits behind ``active frequencies``; see ``circuits.fourier.active``.
+        draws: relabellings of the digits behind ``active frequencies``; see ``relabelled.active``.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
 
     Raises:
@@ -214,7 +214,7 @@ class CheckpointCounts(NamedTuple):
 
 def active_each(measures: MeasuredFeatures) -> float:
     """Returns the mean number of active frequencies of the neurons that vary; 0 where none does."""
-    counts = measures.active.counts[measures.clusters.best >= 0]
+    counts = measures.active[measures.clusters.best >= 0]
     return float(counts.double().mean()) if len(counts) else 0.0
 
 
@@ -293,7 +293,7 @@ def one_feature(measures: MeasuredFeatures, at: int) -> Iterator[Row]:
     yield row(SECOND, measures.clusters.share[at])
     yield row(ONE, measures.one[at])
     yield row(PAIRS, measures.pairs[at], measures.pairs_relabelled[at])
-    yield row(ACTIVE, measures.active.counts[at])
+    yield row(ACTIVE, measures.active[at])
 
 
 def together(measures: MeasuredFeatures) -> dict[str, list[Row]]:
@@ -316,7 +316,7 @@ def together(measures: MeasuredFeatures) -> dict[str, list[Row]]:
     if bool(varying.any()):
         rows[ALL] += [
             row(PAIRS, *(torch.nanmedian(each) for each in (measures.pairs, measures.pairs_relabelled))),
-            row(ACTIVE, len(measures.active.keys)),
+            row(ACTIVE, measures.active_together),
             row(ACTIVE_EACH, active_each(measures)),
         ]
     return rows

@@ -31,7 +31,8 @@ def test_panels_stand_in_rows_without_touching(columns):
     for number, panel in enumerate(panels()):
         end = str(number + 1) if number else ""
         x, y = layout[f"xaxis{end}"].domain, layout[f"yaxis{end}"].domain
-        assert (y[1] - y[0]) * height == pytest.approx(panel.height, abs=1)
+        # The highest panel of a row says how high they are.
+        assert (y[1] - y[0]) * height >= panel.height - 1
         for other in range(number):
             name = str(other + 1) if other else ""
             left, down = layout[f"xaxis{name}"].domain, layout[f"yaxis{name}"].domain
