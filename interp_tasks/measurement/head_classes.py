@@ -26,10 +26,6 @@ READ = "read"
 UNINTERPRETABLE = "uninterpretable"
 NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all there are: give a task"
 
-#: Classes that were found in this process, of the latest checkpoints: several studies of one ask for them.
-FOUND: dict[Any, HeadClasses] = {}
-MOST_FOUND = 4
-
 
 @dataclass(frozen=True)
 class HeadClasses:
@@ -133,14 +129,8 @@ def head_classes_held_out(subject: LoadedCheckpoint, threshold: float = THRESHOL
         raise UserError(NO_CLASSES)
     split: Split = "validation" if subject.labels["split"] != "validation" else "test"
     size = max(DEFAULT_SAMPLES, len(subject.tokens))
-    weights = str(subject.stored.meta["weights"])
-    key = (subject.name, weights, subject.task, size, subject.seed, split, subject.tokens.device, threshold)
-    if key not in FOUND:
-        batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
-        while len(FOUND) >= MOST_FOUND:
-            del FOUND[next(iter(FOUND))]
-        FOUND[key] = classify_heads(subject.shown(batch), threshold=threshold)
-    return FOUND[key]
+    batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
+    return classify_heads(subject.shown(batch), threshold=threshold)
 
 
 def chosen_templates(
@@ -154,16 +144,12 @@ def chosen_templates(
     from circuits import patterns
 
     length = subject.tokens.shape[1]
-
-    def of_tokens(template: Any) -> Any:
-        return lambda batch: template(getattr(batch, "tokens", batch))
-
     known: dict[str, Any] = {
         "identity": patterns.identity(length),
         "previous": patterns.previous(length),
         "first": patterns.constant(length, 0),
-        "duplicate": of_tokens(patterns.duplicate),
-        "induction": of_tokens(patterns.induction),
+        "duplicate": lambda batch: patterns.duplicate(tokens_of(batch)),
+        "induction": lambda batch: patterns.induction(tokens_of(batch)),
     }
     own = declared(subject, "attention_templates") or known
     known |= own
@@ -173,6 +159,11 @@ def chosen_templates(
                 f"--template {name!r}: {subject.name} has no such template; write {', '.join(known)}"
             )
     return {name: known[name] for name in dict.fromkeys(names or own)}
+
+
+def tokens_of(batch: Any) -> Any:
+    """Returns the tokens of a task's examples, or bare tokens."""
+    return getattr(batch, "tokens", batch)
 
 
 def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:

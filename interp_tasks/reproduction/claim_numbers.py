@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 
 #: Metrics of `modular generalisation` that a run may end too soon to have.
 SPREAD, THEN = "last step / first step", "validation when train is at "
-#: The interval that goes with a column.
-INTERVAL_COLUMNS: Mapping[str, tuple[str, str]] = {
-    "value": ("value_ci_low", "value_ci_high"),
-    "effect": ("effect_ci_low", "effect_ci_high"),
-}
 
-
-#: The function that makes bounds of a reduced number of the bounds of several numbers.
-REDUCTIONS_OF_BOUNDS: Mapping[str, Callable[[Iterable[float]], float]] = {"one": max, "min": min, "max": max}
 
 #: The reduction that says by how much the rows of one run differ.
 MAX_OVER_MIN = "max / min"
+#: The reductions that make bounds of a number of the bounds of several.
+OF_BOUNDS: Mapping[str, Callable[[Iterable[float]], float]] = {"one": max, "min": min, "max": max}
+REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    **OF_BOUNDS,
+    "mean": intervals.mean,
+    MAX_OVER_MIN: lambda values: max(values) / min(values),
+}
+#: Of a number that is not there.
+NOTHING = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,11 @@ def by_run(rows: Rows) -> dict[str, Rows]:
     return groups
 
 
-def count_of(row: Row) -> int:
-    """Returns how many training runs a row is of; one where it does not say."""
-    return 1 if row["n_runs"] is None else int(row["n_runs"])
-
-
 def single_runs(rows: Rows) -> Rows:
     """Returns the rows of single runs, or all where there are none; rows over several runs are made of them."""
     # Of several seeds one alone may have the number: the row that pools them is then over one run.
     families = {family(run_of(row)) for row in rows}
-    single = [row for row in rows if count_of(row) <= 1 and run_of(row) not in families]
+    single = [row for row in rows if (row["n_runs"] or 0) <= 1 and run_of(row) not in families]
     return single or rows
 
 
@@ -136,12 +133,8 @@ def rows_by_seed(groups: Mapping[str, Rows], seeds: Seeds, conditions: int) -> d
         by_seed.setdefault(seed.seed, {})[seed.condition] = rows
     complete = {seed: parts for seed, parts in by_seed.items() if len(parts) == conditions}
     if not complete or None in complete:
-        return {"all": joined(groups.values())}
-    return {f"seed {seed}": joined(parts.values()) for seed, parts in complete.items()}
-
-
-def joined(groups: Iterable[Rows]) -> Rows:
-    return [row for rows in groups for row in rows]
+        return {"all": list(chain(*groups.values()))}
+    return {f"seed {seed}": list(chain(*parts.values())) for seed, parts in complete.items()}
 
 
 def run_divisors(
@@ -178,21 +171,26 @@ class Number:
     """A claim's number on one training run.
 
     Attributes:
-        value: NaN where there is none, or where only its bounds are known.
-        known: the bounds, where the run ended too soon to give more.
+        bounds: what it lies between: equal ends where it is known, NaN where there is none, others where the run ended
+            too soon to give more.
         over_examples: the interval over examples, where the study's table has one.
         median: of the rows that the value is the largest or smallest of, three at least.
     """
 
     run: str
-    value: float
-    known: Interval | None = None
+    bounds: Interval
     over_examples: Interval | None = None
     median: float | None = None
 
     @property
-    def bounds(self) -> Interval:
-        return self.known or (self.value, self.value)
+    def value(self) -> float:
+        """Returns the number; NaN where there is none, or where only its bounds are known."""
+        return self.bounds[0] if self.bounds[0] == self.bounds[1] else math.nan
+
+    @property
+    def known(self) -> Interval | None:
+        """Returns the bounds, where they are all that is known."""
+        return self.bounds if self.bounds[0] < self.bounds[1] else None
 
 
 @dataclass(frozen=True)
@@ -233,8 +231,12 @@ def claim_numbers(claim: Claim, table: Rows, seeds: Seeds | None = None) -> Clai
     rows = single_runs(rows_where(table, claim.where))
     if not rows:
         raise NoRow(f"no row has {claim.where}")
-    if any(count_of(row) > 1 for row in rows):
-        return pooled_number(claim, rows)
+    counts = [1 if row["n_runs"] is None else int(row["n_runs"]) for row in rows]
+    if max(counts) > 1:
+        # They are of several runs already.
+        if isinstance(claim.per, dict):
+            raise Unmeasured("a ratio to another row is of single runs")
+        return ClaimNumbers((run_number(claim, rows, None, run_of(rows[0])),), pooled=min(counts))
     groups = by_run(rows)
     if claim.reduce == MAX_OVER_MIN:
         groups = {name: run_rows for name, run_rows in groups.items() if len(run_rows) > 1}
@@ -258,17 +260,7 @@ def claim_numbers(claim: Claim, table: Rows, seeds: Seeds | None = None) -> Clai
         return ClaimNumbers(numbers, against)
     numbers = tuple(run_number(claim, run_rows, others[name], name) for name, run_rows in groups.items())
     # A row of a method, which no model was trained for, says that it is of no run.
-    return ClaimNumbers(numbers, trained=any(count_of(row) for row in rows))
-
-
-def pooled_number(claim: Claim, rows: Rows) -> ClaimNumbers:
-    """Returns the number of rows that are of several runs already."""
-    if len(rows) > 1 and claim.reduce == "one":
-        raise Unmeasured(f"{len(rows)} rows have {claim.where}")
-    if isinstance(claim.per, dict):
-        raise Unmeasured("a ratio to another row is of single runs")
-    number = run_number(claim, rows, None, str(rows[0]["run"]))
-    return ClaimNumbers((number,), pooled=min(map(count_of, rows)))
+    return ClaimNumbers(numbers, trained=any(counts))
 
 
 def run_number(claim: Claim, rows: Rows, other: Row | None, name: str = "") -> Number:
@@ -276,29 +268,14 @@ def run_number(claim: Claim, rows: Rows, other: Row | None, name: str = "") -> N
     if claim.reduce == "one" and len(rows) != 1:
         raise Unmeasured(f"{len(rows)} rows have {claim.where}")
     cells = [row_number(claim, row, other) for row in rows]
-    values = [cell.value for cell in cells]
-    join = REDUCTIONS_OF_BOUNDS.get(claim.reduce)
+    lows, highs = zip(*(cell.bounds for cell in cells), strict=True)
+    if any(map(math.isnan, (*lows, *highs))) or (claim.reduce == MAX_OVER_MIN and min(lows) <= 0):
+        return Number(name, NOTHING)
+    reduce = REDUCTIONS[claim.reduce]
     if any(cell.known is not None for cell in cells):
-        if join is None or any(math.isnan(end) for cell in cells for end in cell.bounds):
-            return Number(name, math.nan)
-        lows, highs = zip(*(cell.bounds for cell in cells), strict=True)
-        known = join(lows), join(highs)
-        if known[0] != known[1]:
-            return Number(name, math.nan, known)
-        return Number(name, known[0])
-    if any(math.isnan(value) for value in values):
-        return Number(name, math.nan)
-    if claim.reduce == MAX_OVER_MIN and min(values) <= 0:
-        return Number(name, math.nan)
-    reductions = {"mean": intervals.mean, MAX_OVER_MIN: max_over_min}
-    reduced = reductions.get(claim.reduce) or join
-    assert reduced is not None
-    middle = median(values) if claim.reduce in ("min", "max") and len(values) > 2 else None
-    return Number(name, reduced(values), over_examples=reduced_interval(claim, cells), median=middle)
-
-
-def max_over_min(values: Sequence[float]) -> float:
-    return max(values) / min(values)
+        return Number(name, (reduce(lows), reduce(highs)) if claim.reduce in OF_BOUNDS else NOTHING)
+    middle = median(lows) if claim.reduce in ("min", "max") and len(lows) > 2 else None
+    return Number(name, (reduce(lows),) * 2, reduced_interval(claim, cells), middle)
 
 
 def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
@@ -307,61 +284,48 @@ def reduced_interval(claim: Claim, cells: Sequence[Number]) -> Interval | None:
     A maximum or minimum is bounded by the rows' intervals, widened until all hold together. The interval of a mean is
     the mean of theirs, as if all rows went up and down as one.
     """
-    known = [cell.over_examples for cell in cells]
-    if not known or any(interval is None for interval in known):
+    several = [cell.over_examples for cell in cells if cell.over_examples is not None]
+    if len(several) < len(cells):
         return None
-    several = [interval for interval in known if interval is not None]
     if claim.reduce == "mean":
         return intervals.mean_interval(several)
-    wide = [
-        intervals.bonferroni_interval(interval, cell.value, len(cells))
-        for cell, interval in zip(cells, several, strict=True)
-    ]
+    pairs = zip(cells, several, strict=True)
+    wide = [intervals.bonferroni_interval(ends, cell.value, len(cells)) for cell, ends in pairs]
     lows, highs = zip(*wide, strict=True)
     if claim.reduce == MAX_OVER_MIN:
         return intervals.quotient((max(lows), max(highs)), (min(lows), min(highs)))
-    join = REDUCTIONS_OF_BOUNDS[claim.reduce]
-    return join(lows), join(highs)
+    return OF_BOUNDS[claim.reduce](lows), OF_BOUNDS[claim.reduce](highs)
 
 
 def row_number(claim: Claim, row: Row, other: Row | None) -> Number:
     """Returns the number of a single row, divided as the claim says."""
-    value, bounds = value_or_bounds(row, claim.column)
-    interval = examples_interval(row, claim.column)
+    bounds, interval = bounds_of(row, claim.column), examples_interval(row, claim.column)
     if claim.per is None:
-        return Number("", value, bounds, interval)
+        return Number("", bounds, interval)
     if claim.per == "variance":
-        divisor = variance_of(row)
-        scaled = None if interval is None else tuple(sorted(end / divisor for end in interval))
-        return Number("", value / divisor, None, None if scaled is None else (scaled[0], scaled[1]))
+        variance = number(row, "variance")
+        if math.isnan(variance):
+            raise Unmeasured("the run's task says no variance of an entry")
+        scaled = None if interval is None else (interval[0] / variance, interval[1] / variance)
+        return Number("", (bounds[0] / variance, bounds[1] / variance), scaled)
     column, divided_by = "baseline", row
     if isinstance(claim.per, dict):
         assert other is not None
         column, divided_by = claim.divisor()[0], other
-    divisor, known = value_or_bounds(divided_by, column)
-    divisor_interval = examples_interval(divided_by, column)
-    if divisor == 0:
-        return Number("", math.nan)
-    if bounds is not None or known is not None:
-        return Number("", math.nan, quotient_of_bounds(bounds or (value, value), known or (divisor, divisor)))
+    divisor, divisor_interval = bounds_of(divided_by, column), examples_interval(divided_by, column)
+    if bounds[0] < bounds[1] or divisor[0] < divisor[1]:
+        return Number("", ratio_of_bounds(bounds, divisor))
+    value = bounds[0] / divisor[0] if divisor[0] else math.nan
     over_examples = None
-    if interval is not None and divisor_interval is not None and not math.isnan(value):
+    if interval is not None and divisor_interval is not None and value == value:
         over_examples = intervals.quotient(
-            intervals.bonferroni_interval(interval, value, 2),
-            intervals.bonferroni_interval(divisor_interval, divisor, 2),
+            intervals.bonferroni_interval(interval, bounds[0], 2),
+            intervals.bonferroni_interval(divisor_interval, divisor[0], 2),
         )
-    return Number("", value / divisor, None, over_examples)
+    return Number("", (value, value), over_examples)
 
 
-def variance_of(row: Row) -> float:
-    """Returns the variance of an entry of the task, which stands in a record's rows."""
-    variance = number(row, "variance")
-    if math.isnan(variance):
-        raise Unmeasured("the run's task says no variance of an entry")
-    return variance
-
-
-def quotient_of_bounds(above: Interval, below: Interval) -> Interval:
+def ratio_of_bounds(above: Interval, below: Interval) -> Interval:
     """Returns the bounds of a ratio of two numbers; infinite ones where a number may be negative or is NaN."""
     if any(math.isnan(end) for end in (*above, *below)) or min(above[0], below[0]) < 0:
         return -math.inf, math.inf
@@ -369,34 +333,30 @@ def quotient_of_bounds(above: Interval, below: Interval) -> Interval:
     return low, math.inf if below[0] == 0 else above[1] / below[0]
 
 
-def value_or_bounds(row: Row, column: str) -> tuple[float, Interval | None]:
-    """Returns a number of a row, and its bounds where it is a step that the run did not reach."""
+def bounds_of(row: Row, column: str) -> Interval:
+    """Returns what a number of a row lies between; a step that the run did not reach is later than its last."""
     value, metric = number(row, column), str(row["metric"])
     if not math.isnan(value):
-        return value, None
-    if metric.startswith((SPREAD, THEN)):
-        return value, (-math.inf, math.inf)
+        return value, value
+    if metric.startswith((SPREAD, THEN)) or (metric.startswith("step at") and column == "effect"):
+        return -math.inf, math.inf
     if not metric.startswith("step at"):
-        return value, None
-    if column == "effect":
-        return value, (-math.inf, math.inf)
+        return NOTHING
     last = number(row, "step")
-    return value, (0.0 if math.isnan(last) else last, math.inf)
+    return 0.0 if math.isnan(last) else last, math.inf
 
 
 def examples_interval(row: Row, column: str) -> Interval | None:
-    """Returns the interval over examples that the table has for a number."""
+    """Returns the interval over examples that the table has for a number.
+
+    That of a baseline, value − effect, is as wide as their two intervals together.
+    """
     if column == "baseline":
-        return baseline_interval(row)
-    low, high = (number(row, name) for name in INTERVAL_COLUMNS[column])
+        value, effect = examples_interval(row, "value"), examples_interval(row, "effect")
+        middle = number(row, "baseline")
+        if value is None or effect is None or math.isnan(middle):
+            return None
+        half = (value[1] - value[0] + effect[1] - effect[0]) / 2
+        return middle - half, middle + half
+    low, high = number(row, f"{column}_ci_low"), number(row, f"{column}_ci_high")
     return None if math.isnan(low) or math.isnan(high) else (low, high)
-
-
-def baseline_interval(row: Row) -> Interval | None:
-    """Returns an interval of the unedited model's number: value − effect, as wide as their two intervals together."""
-    value, effect = examples_interval(row, "value"), examples_interval(row, "effect")
-    middle = number(row, "baseline")
-    if value is None or effect is None or math.isnan(middle):
-        return None
-    half = (value[1] - value[0] + effect[1] - effect[0]) / 2
-    return middle - half, middle + half

@@ -6,7 +6,7 @@ import datetime
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -77,7 +77,8 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """Returns the keyword arguments, ``{run}`` and ``{trained}`` filled in."""
         base = str(self.on[0].base)
-        return {key: filled(value, base, base) for key, value in self.study.settings.items()}
+        settings: dict[str, Any] = filled(dict(self.study.settings), base, base)
+        return settings
 
     def runs(self) -> tuple[MeasuredRun, ...]:
         """Returns the training runs that it is on."""
@@ -159,9 +160,37 @@ def check_records(
 
 
 def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -> list[Job]:
-    """Returns every study and control on every run at hand."""
+    """Returns every study on every run at hand, and on every control that one of its claims asks for.
+
+    Of each condition the first three runs have their untrained model: what they share is what is asked for.
+
+    Args:
+        rows: experiments of the paper whose studies these are; none: all.
+    """
     located = [each for each in locate_all(paper, preset, Path(runs)) if each.base is not None]
-    return [*jobs_of(paper, located, rows), *control_jobs(paper, located, rows)]
+    jobs = []
+    for study in paper.study:
+        claims = tuple(claim for claim in paper.claim if claim.study == study.id)
+        playing = [each for each in located if each.run.role == study.role]
+        if not study.together:
+            playing = [each.alone(seed) for each in playing if not each.run.untestable for seed in each.bases]
+        if not playing or (rows and not set(rows) & set(study.rows)):
+            continue
+        controls = {name for claim in claims for name in claim.control_names(study)}
+        for control in (None, *(name for name in OF_THE_RUN if name in controls)):
+            if study.together:
+                jobs.append(Job(study, claims, tuple(playing), control))
+                continue
+            seen: Counter[str] = Counter()
+            for one in playing:
+                seen[one.config] += 1
+                if control is None or seen[one.config] <= MAX_CONTROLS:
+                    jobs.append(Job(study, claims, (one,), control))
+        if "shuffled" in controls:
+            others = [each for each in located if each.run.role == study.shuffled]
+            alone = [each.alone(seed) for each in others for seed in each.bases]
+            jobs += [Job(study, claims, (one,), "shuffled") for one in alone]
+    return jobs
 
 
 def is_recorded(job: Job, stored: Mapping[Key, Record]) -> bool:
@@ -170,64 +199,19 @@ def is_recorded(job: Job, stored: Mapping[Key, Record]) -> bool:
     return record is not None and set(record.runs) == set(job.runs())
 
 
-def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
-    """Returns every study, on every run of its role that something can be tested on."""
-    jobs = []
-    for study, claims in studies_of(paper, rows):
-        playing = [each for each in located if each.run.role == study.role]
-        if study.together:
-            jobs += [Job(study, claims, tuple(playing))] if playing else []
-        else:
-            jobs += [Job(study, claims, (one,)) for one in each_alone(playing) if not one.run.untestable]
-    return jobs
+def filled(value: Any, run: str, trained: str, mark: str | None = None) -> Any:
+    """Returns a setting with ``{run}`` and ``{trained}`` filled in: they differ where a control stands for the run.
 
-
-def studies_of(paper: Paper, rows: Sequence[int]) -> Iterator[tuple[Study, tuple[Claim, ...]]]:
-    """Yields studies with their claims; ``rows`` limits them to studies of these rows."""
-    for study in paper.study:
-        if not rows or set(rows) & set(study.rows):
-            yield study, tuple(claim for claim in paper.claim if claim.study == study.id)
-
-
-def each_alone(several: Sequence[Located]) -> list[Located]:
-    """Returns every seed by itself."""
-    return [each.alone(seed) for each in several for seed in each.bases]
-
-
-def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
-    """Returns every study that a claim asks a control of, on that control.
-
-    Of each condition the first three runs have their untrained model: what they share is what is asked for.
+    Args:
+        mark: of the control, in the place of those of checkpoints of the run itself.
     """
-    jobs = []
-    for study, claims in studies_of(paper, rows):
-        controls = {name for claim in claims for name in claim.control_names(study)}
-        playing = [each for each in located if each.run.role == study.role]
-        if not study.together:
-            playing = [each for each in playing if not each.run.untestable]
-        for control in (name for name in OF_THE_RUN if name in controls and playing):
-            if study.together:
-                jobs.append(Job(study, claims, tuple(playing), control))
-                continue
-            seen: Counter[str] = Counter()
-            for one in each_alone(playing):
-                seen[one.config] += 1
-                if seen[one.config] <= MAX_CONTROLS:
-                    jobs.append(Job(study, claims, (one,), control))
-        if "shuffled" in controls and playing:
-            others = [each for each in located if each.run.role == study.shuffled]
-            jobs += [Job(study, claims, (one,), "shuffled") for one in each_alone(others)]
-    return jobs
-
-
-def filled(value: Any, run: str, trained: str) -> Any:
-    """Returns a setting with ``{run}`` and ``{trained}`` filled in: they differ where a control stands for the run."""
     if isinstance(value, str):
-        return value.replace("{run}", run).replace("{trained}", trained)
+        marked = value if mark is None else re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
+        return marked.replace("{run}", run).replace("{trained}", trained)
     if isinstance(value, list):
-        return [filled(item, run, trained) for item in value]
+        return [filled(item, run, trained, mark) for item in value]
     if isinstance(value, dict):
-        return {key: filled(item, run, trained) for key, item in value.items()}
+        return {key: filled(item, run, trained, mark) for key, item in value.items()}
     return value
 
 
@@ -330,7 +314,7 @@ def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
             named[base] = untrained(each.run, seed, scratch) if job.control == "untrained" else base
     stand_in = dict(zip(named.values(), named, strict=True))
     (trained, first), *_ = named.items()
-    settings = {key: filled(marked(value, mark), first, trained) for key, value in job.study.settings.items()}
+    settings = filled(dict(job.study.settings), first, trained, mark)
     asked = [f"{run}@{mark}" if job.study.at else run for run in named.values()]
     frame = getattr(experiments, job.study.experiment)(asked, **settings).frame
     frame = frame.assign(run=frame["run"].replace(stand_in))
@@ -341,15 +325,6 @@ def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
         )
         copies.append(frame.assign(ref=refs))
     return copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
-
-
-def marked(value: Any, mark: str) -> Any:
-    """Replaces, in settings, a checkpoint of the run itself by that of the control."""
-    if isinstance(value, str):
-        return re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
-    if isinstance(value, list):
-        return [marked(item, mark) for item in value]
-    return {key: marked(item, mark) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:

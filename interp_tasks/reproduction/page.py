@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.pages import Column, Page, Section, Table, Text, number, p_value
 from interp_tasks.pages.numbers import interval
-from interp_tasks.published import Claim, Paper, Row, TrainingRun
+from interp_tasks.published import Claim, Paper, Row
 
 if TYPE_CHECKING:
-    import pandas
+    from interp_tasks.reproduction.reproduction import Reproduction
 
 
 def our_number(row: Mapping[str, Any], formatted: Callable[[float], str] = number) -> str:
@@ -105,103 +105,54 @@ CLAIMS = (
     Column("note", "reason", sentences=True),
 )
 
-
-def page(
-    paper: Paper,
-    preset: str,
-    frame: pandas.DataFrame,
-    *,
-    measured: Sequence[str],
-    missing: Sequence[TrainingRun],
-    rows: Sequence[int],
-    folder: str,
-    versions: Mapping[str, str],
-) -> Page:
-    """Returns a page of the headlines, of all claims, of missing runs, and of the rules, experiment by experiment.
-
-    Args:
-        frame: a row per outcome, as ``Reproduction.frame`` gives it.
-        measured, missing: names of the runs behind it; the runs that studies lack.
-        rows: experiments of the paper to show; none: all.
-        folder: where missing runs would be trained.
-    """
-    sections: list[Section] = [
-        Text(introduction(paper, preset, frame, len(measured), len(missing))),
-        *headline_tables(paper, frame),
-        Table(
-            frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
-            "Claims",
-            "A verdict is what the rule says of the whole 95% interval: held, failed, or undecided where it reaches "
-            "across. Intervals are over training runs (a mean with Student's t), or as the table says. Rules stand "
-            "below, by experiment.",
-            CLAIMS,
-            name=f"{paper.name}-claims",
-            download=frame,
-        ),
-    ]
-    if missing:
-        sections.append(missing_table(missing, folder))
-    sections += [
-        rules(paper, row, set(frame["claim"])) for row in paper.row if not rows or row.number in rows
-    ]
-    config = {"paper": paper.name, "preset": preset, "runs": list(measured)}
-    return Page(f"{paper.title}: published and ours", sections, config, versions)
+#: Of runs that are not measured.
+MISSING = (
+    *(Column(name, name) for name in ("run", "role", "hours")),
+    Column("command", "command", sentences=True),
+)
+HEADLINES_NOTE = (
+    "What the paper stands on. Numbers and intervals are of training runs (their mean); beside them the same number of "
+    "the model before its first step."
+)
+CLAIMS_NOTE = (
+    "A verdict is what the rule says of the whole 95% interval: held, failed, or undecided where it reaches across. "
+    "Intervals are over training runs (a mean with Student's t), or as the table says. Rules stand below."
+)
+MISSING_NOTE = "Estimated hours are of the machine that the scale is meant for."
 
 
-def headline_tables(paper: Paper, frame: pandas.DataFrame) -> list[Section]:
-    """Returns a table of what the paper stands on, or nothing where no headline was asked for."""
+def page(reproduction: Reproduction) -> Page:
+    """Returns a page of the headlines, of all claims, of missing runs, and of the rules, experiment by experiment."""
     import pandas
 
-    shown = [outcome for _, outcomes in headlines(paper, frame.to_dict("records")) for outcome in outcomes]
-    if not shown:
-        return []
-    return [
-        Table(
-            pandas.DataFrame(shown),
-            "Headlines",
-            "What the paper stands on. Numbers and intervals are of training runs (their mean); beside them the same "
-            "number of the model before its first step.",
-            HEADLINES,
-            name=f"{paper.name}-headlines",
-        )
-    ]
-
-
-def introduction(paper: Paper, preset: str, frame: pandas.DataFrame, measured: int, missing: int) -> str:
-    """Returns the head of the page: the paper, the scale of the runs, and how our models differ from theirs."""
+    paper, preset, missing = reproduction.paper, reproduction.preset, reproduction.missing
+    frame = reproduction.frame()
+    outcomes = frame.to_dict("records")
     departures = "\n".join(f"- {line}" for line in paper.departures)
-    return (
-        f"{paper.citation}, repeated at the scale {preset}. {summary_of(frame.to_dict('records'))}\n\n"
-        f"Measured on {measured} training runs; {missing} more are described but not measured. "
+    introduction = (
+        f"{paper.citation}, repeated at the scale {preset}. {summary_of(outcomes)}\n\n"
+        f"Measured on {len(reproduction.measured)} training runs; {len(missing)} more are described but not measured. "
         f"Our models differ from theirs:\n\n{departures}"
     )
-
-
-def missing_table(missing: Sequence[TrainingRun], folder: str) -> Table:
-    """Returns a table of the runs that are not measured, each with the command that trains it."""
-    import pandas
-
-    rows = [
-        {
-            "run": each.name,
-            "role": each.role,
-            "hours": each.hours,
-            "command": each.command(folder),
-        }
-        for each in missing
+    stands_on = [outcome for _, several in headlines(paper, outcomes) for outcome in several]
+    needed = [
+        {"run": run.name, "role": run.role, "hours": run.hours, "command": run.command(reproduction.folder)}
+        for run in missing
     ]
-    return Table(
-        pandas.DataFrame(rows),
-        "Not measured",
-        "Estimated hours are of the machine that the scale is meant for.",
-        [
-            Column("run", "run"),
-            Column("role", "role"),
-            Column("hours", "hours"),
-            Column("command", "command", sentences=True),
-        ],
-        name="not-measured",
-    )
+    by_row = frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable")
+    tables = [
+        Table(pandas.DataFrame(stands_on), "Headlines", HEADLINES_NOTE, HEADLINES, f"{paper.name}-headlines"),
+        Table(by_row, "Claims", CLAIMS_NOTE, CLAIMS, name=f"{paper.name}-claims", download=frame),
+        Table(pandas.DataFrame(needed), "Not measured", MISSING_NOTE, MISSING, name="not-measured"),
+    ]
+    decided, shown = set(frame["claim"]), reproduction.rows
+    sections: list[Section] = [
+        Text(introduction),
+        *(table for table in tables if len(table.frame)),
+        *(rules(paper, row, decided) for row in paper.row if not shown or row.number in shown),
+    ]
+    config = {"paper": paper.name, "preset": preset, "runs": list(reproduction.measured)}
+    return Page(f"{paper.title}: published and ours", sections, config, reproduction.versions)
 
 
 def rules(paper: Paper, row: Row, decided: Container[str]) -> Text:
@@ -231,39 +182,22 @@ def headlines(
 
 def headlines_markdown(paper: Paper, outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table of what the paper stands on; nothing where no headline was asked for."""
-    lines = [
-        f"| {markdown_cell(claim.says)}{condition_of(each) if len(shown) > 1 else ''} | {result_cells(claim, each)} |"
-        for claim, shown in headlines(paper, outcomes)
-        for each in shown
-    ]
-    if not lines:
-        return ""
-    head = [
-        f"| finding | {RESULT_HEAD} |",
-        "|---|" + "---|" * RESULT_HEAD.count("|") + "---|",
-    ]
-    return "\n".join([*head, *lines])
-
-
-def condition_of(row: Mapping[str, Any]) -> str:
-    return f" (`{row['run']}`)"
-
-
-#: Columns of a result in Markdown, as ``result_cells`` fills them.
-RESULT_HEAD = "published | ours | seeds | 95% interval | verdict | untrained"
-
-
-def result_cells(claim: Claim, row: Mapping[str, Any]) -> str:
-    """Returns published, ours, seeds, interval, verdict and the untrained model's number, as cells of Markdown."""
-    cells = (
-        markdown_cell(claim.published) or "–",
-        with_median(row),
-        seeds(row),
-        interval_text(row),
-        verdict(row),
-        controls(row),
-    )
-    return " | ".join(cells)
+    lines = []
+    for claim, shown in headlines(paper, outcomes):
+        for row in shown:
+            condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
+            cells = (
+                markdown_cell(claim.says) + condition,
+                markdown_cell(claim.published) or "–",
+                with_median(row),
+                seeds(row),
+                interval_text(row),
+                verdict(row),
+                controls(row),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    head = "| finding | published | ours | seeds | 95% interval | verdict | untrained |"
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *lines]) if lines else ""
 
 
 def verdict(row: Mapping[str, Any]) -> str:

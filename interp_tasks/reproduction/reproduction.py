@@ -19,7 +19,7 @@ from interp_tasks.published import Claim, Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
 from interp_tasks.reproduction.claim_numbers import Rows, Seed, Seeds, has_ending
 from interp_tasks.reproduction.evidence import Evidence, RunEvidence, names_of
-from interp_tasks.reproduction.page import page, summary_of
+from interp_tasks.reproduction.page import page
 from interp_tasks.reproduction.records import read_records, rule_of, tables_of
 from interp_tasks.reproduction.runs import config_digest
 from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, judge
@@ -64,29 +64,26 @@ class Reproduction:
         """Returns one row per outcome."""
         import pandas
 
-        titles = {row.number: row.title for row in self.paper.row}
         headlines = headline_outcomes(self.outcomes)
-        rows = []
-        for each in self.outcomes:
-            at_least, at_most = (end if math.isfinite(end) else None for end in each.bounds or UNBOUNDED)
-            more = {
-                "experiment": titles[each.claim.row],
+        rows = [
+            {
+                **{name: getattr(each.claim, name) for name in OF_CLAIM},
+                **{name: getattr(each, name) for name in OF_OUTCOME},
                 "claim": each.claim.id,
                 "headline": each in headlines,
                 "published_number": each.claim.number,
                 "rule_digest": rule_of(each.claim),
                 "value_ci_low": each.low,
                 "value_ci_high": each.high,
-                "at_least": at_least,
-                "at_most": at_most,
+                **dict(zip(("at_least", "at_most"), each.bounds or (), strict=False)),
                 "runs": [{"run": name, "value": value} for name, value in each.runs],
+                **dict(each.controls),
             }
-            of_claim = {name: getattr(each.claim, name) for name in OF_CLAIM}
-            of_outcome = {name: getattr(each, name) for name in OF_OUTCOME}
-            rows.append({**of_claim, **of_outcome, **more, **dict(each.controls)})
-        return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
-            {"n_runs": "Int64", **dict.fromkeys(NUMBERS, float)}
-        )
+            for each in self.outcomes
+        ]
+        types = {"n_runs": "Int64", **dict.fromkeys(NUMBERS, float)}
+        frame = pandas.DataFrame(rows, columns=list(COLUMNS)).astype(types)
+        return frame.replace({"at_least": -math.inf, "at_most": math.inf}, math.nan)
 
     def records(self) -> list[dict[str, Any]]:
         from interp_tasks.measurement.result import json_value
@@ -108,16 +105,7 @@ class Reproduction:
         return text
 
     def page(self) -> Page:
-        return page(
-            self.paper,
-            self.preset,
-            self.frame(),
-            measured=self.measured,
-            missing=self.missing,
-            rows=self.rows,
-            folder=self.folder,
-            versions=self.versions,
-        )
+        return page(self)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Writes ``claims.csv`` and ``.json``, and ``index.html``.
@@ -133,67 +121,18 @@ class Reproduction:
         ]
 
 
-def summary(reproduction: Reproduction) -> str:
-    """Returns how many claims there are and which are corrected."""
-    return summary_of(reproduction.frame().to_dict("records"))
-
-
-#: Columns that are attributes of the claim, and of the outcome.
-OF_CLAIM = ("row", "says", "source", "published", "rule", "what", "departures", "uncontrolled")
-OF_OUTCOME = (
-    "run",
-    "n_runs",
-    "value",
-    "median",
-    "interval",
-    "p",
-    "p_holm",
-    "verdict",
-    "reason",
-    "command",
-    "hours",
-)
-UNBOUNDED = (-math.inf, math.inf)
-COLUMNS = (
-    *("row", "experiment", "claim", "headline", "says", "source", "published", "published_number", "rule"),
-    *(
-        "rule_digest",
-        "run",
-        "n_runs",
-        "value",
-        "value_ci_low",
-        "value_ci_high",
-        "median",
-        "at_least",
-        "at_most",
-    ),
-    *(
-        "what",
-        "interval",
-        "runs",
-        *CONTROLS,
-        "p",
-        "p_holm",
-        "verdict",
-        "reason",
-        "departures",
-        "uncontrolled",
-    ),
-    *("command", "hours"),
-)
-#: Columns of numbers, NaN where there is none.
+#: Columns that are attributes of the claim, and of the outcome; and numbers, NaN where there is none.
+OF_CLAIM = ("row", "says", "source", "published", "rule", "what")
+OF_OUTCOME = ("run", "n_runs", "interval", "verdict", "reason", "value", "median", "p", "p_holm", "hours")
 NUMBERS = (
-    *(
-        "published_number",
-        "value",
-        "value_ci_low",
-        "value_ci_high",
-        "median",
-        "at_least",
-        "at_most",
-        *CONTROLS,
-    ),
-    *("p", "p_holm", "hours"),
+    *OF_OUTCOME[5:],
+    *("published_number", "value_ci_low", "value_ci_high", "at_least", "at_most"),
+    *CONTROLS,
+)
+COLUMNS = (
+    *("row", "claim", "headline", "says", "source", "published", "published_number", "rule", "rule_digest"),
+    *("run", "n_runs", "value", "value_ci_low", "value_ci_high", "median", "at_least", "at_most", "what"),
+    *("interval", "runs", *CONTROLS, "p", "p_holm", "verdict", "reason", "hours"),
 )
 
 
@@ -229,15 +168,13 @@ def reproduce(
         for study in paper.study
         if any(claim.study == study.id for claim in judged)
     }
-    folder = Path(runs).as_posix()
-    outcomes = [
-        outcome for claim in judged for outcome in decide(claim, evidence[claim.study], preset, folder)
-    ]
+    outcomes = [outcome for claim in judged for outcome in decide(claim, evidence[claim.study], preset)]
     entries = [entry for each in evidence.values() for entry in each.entries]
     missing = {run.name: run for entry in entries for run in entry.lacking}
     measured = dict.fromkeys(run.name for entry in entries if entry.is_measured for run in entry.runs)
     return Reproduction(
-        paper, preset, corrected(outcomes), tuple(missing.values()), tuple(measured), tuple(rows), folder
+        *(paper, preset, corrected(outcomes), tuple(missing.values()), tuple(measured), tuple(rows)),
+        Path(runs).as_posix(),
     )
 
 
@@ -252,7 +189,7 @@ def checked_paper(paper: str | Paper, preset: str, rows: Sequence[int]) -> Paper
     return paper
 
 
-def decide(claim: Claim, evidence: Evidence, preset: str, folder: str) -> list[Outcome]:
+def decide(claim: Claim, evidence: Evidence, preset: str) -> list[Outcome]:
     """Returns the outcome of a claim on each condition of its study."""
     conditions: dict[str, list[RunEvidence]] = {}
     for entry in evidence.entries:
@@ -268,12 +205,7 @@ def decide(claim: Claim, evidence: Evidence, preset: str, folder: str) -> list[O
         return [Outcome(claim, name, 0, "not testable", reason=claim.scale[preset])]
     if not conditions:
         return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
-    return [
-        replace(
-            decide_on(claim, evidence, entries, folder), published=any(entry.published for entry in entries)
-        )
-        for entries in conditions.values()
-    ]
+    return [decide_on(claim, evidence, entries) for entries in conditions.values()]
 
 
 def condition_name(entries: Sequence[RunEvidence]) -> str:
@@ -281,12 +213,12 @@ def condition_name(entries: Sequence[RunEvidence]) -> str:
     return re.sub(r"/seed-\d+$", "", entries[0].name)
 
 
-def decide_on(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence], folder: str) -> Outcome:
+def decide_on(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence]) -> Outcome:
     """Returns a claim on the runs of one condition."""
-    name, together = condition_name(entries), evidence.study.together
+    name, published = condition_name(entries), any(entry.published for entry in entries)
     measured = [entry for entry in entries if entry.is_measured]
     lacking = [run for entry in entries for run in entry.lacking]
-    if measured and not (together and is_about(claim, lacking)):
+    if measured and not (evidence.study.together and is_about(claim, lacking)):
         controls = controls_of(claim, evidence, entries)
         tables = {key: rows for key, rows in controls.items() if not isinstance(rows, str)}
         table = tables_of(entry.record for entry in measured if entry.record is not None)
@@ -298,19 +230,12 @@ def decide_on(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence], 
             *(f"without {refused}" for refused in refusals(entries)),
             *(why for why in controls.values() if isinstance(why, str)),
         ]
-        return replace(outcome, reason="; ".join(filter(None, parts)))
+        return replace(outcome, reason="; ".join(filter(None, parts)), published=published)
     if not lacking:
         # It is there, and the study cannot be done on it.
-        return Outcome(claim, name, 0, "not testable", reason=entries[0].reason)
-    return Outcome(
-        claim,
-        name,
-        0,
-        "not run",
-        reason="; ".join(["not measured", *refusals(entries)]),
-        command="; ".join(run.command(folder) for run in lacking),
-        hours=sum(run.hours for run in lacking) or None,
-    )
+        return Outcome(claim, name, 0, "not testable", reason=entries[0].reason, published=published)
+    hours, reason = sum(run.hours for run in lacking) or None, "; ".join(["not measured", *refusals(entries)])
+    return Outcome(claim, name, 0, "not run", reason=reason, hours=hours, published=published)
 
 
 def is_about(claim: Claim, lacking: Sequence[TrainingRun]) -> bool:
@@ -319,14 +244,10 @@ def is_about(claim: Claim, lacking: Sequence[TrainingRun]) -> bool:
     return any(has_ending(name, ends) for run in lacking for name in names_of(run).values())
 
 
-#: What the name of a row of ``runs drops`` over all runs begins with.
-AGAINST = "against "
-
-
 def reads(claim: Claim, run: TrainingRun) -> bool:
     """Returns whether a claim is about this run: by name, or as one of all that its study has."""
-    # A row against a setting is of all of them.
-    is_of_all = "run" not in claim.where or any(name.startswith(AGAINST) for name in runs_named(claim))
+    # A row of ``runs drops`` against a setting is of all of them.
+    is_of_all = "run" not in claim.where or any(name.startswith("against ") for name in runs_named(claim))
     return is_of_all or is_about(claim, [run])
 
 
@@ -355,13 +276,12 @@ def controls_of(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence]
     names = [run.name for entry in entries if entry.is_measured for run in entry.runs]
     for control in claim.control_names(evidence.study):
         found = [
-            entry
-            for entry in evidence.controls[control]
-            if entry.record is not None and (control == "shuffled" or entry.name in of_condition)
+            each for each in evidence.controls[control] if control == "shuffled" or each.name in of_condition
         ]
         measured = [entry.record for entry in found if entry.record is not None and entry.is_measured]
         if not measured:
-            why = found[0].reason if found else "no such run is there"
+            reasons = [entry.reason for entry in found if entry.record is not None]
+            why = reasons[0] if reasons else "no such run is there"
             tables[control] = f"not judged on its control, {control}: {why}"
             continue
         table = tables_of(measured)

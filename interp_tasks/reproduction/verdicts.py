@@ -42,7 +42,7 @@ class Outcome:
         p: the two-sided p-value against the nearest bound of the rule; ``p_holm`` is adjusted over the headlines of a
             paper.
         controls: the number of each model that should not pass, by the name of the control.
-        command, hours: the training that a claim still needs where it was not run.
+        hours: of training that a claim still needs where it was not run.
         published: whether it is of the paper's own configuration.
     """
 
@@ -61,7 +61,6 @@ class Outcome:
     p: float | None = None
     p_holm: float | None = None
     controls: tuple[tuple[str, float | None], ...] = ()
-    command: str = ""
     hours: float | None = None
     published: bool = False
 

@@ -157,7 +157,7 @@ def show(reproduction: Reproduction, format: str, verbose: bool) -> None:
 
 def print_claims(reproduction: Reproduction, verbose: bool) -> None:
     """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
-    from interp_tasks.reproduction.reproduction import summary
+    from interp_tasks.reproduction.page import summary_of
 
     out = console()
     every: list[Any] = reproduction.frame().to_dict("records")
@@ -175,7 +175,7 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
             run = [each for each in of_claim if each["verdict"] != "not run"]
             print_claim(out, of_claim if verbose or not run else run, verbose)
     out.print()
-    out.print(summary(reproduction))
+    out.print(summary_of(every))
     out.print("*: a headline. –: none, or none that is one number.")
     if not verbose:
         out.print("--verbose: what each claim says, its rule, interval, runs, controls and reasons.")

@@ -11,9 +11,7 @@ from interp_tasks.cli.options import FORMAT, RATE, PrintingOptions, RecipeOption
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.tables import print_rows
 from interp_tasks.cli.terminal import write_line
-from interp_tasks.measurement.options import check_choice, check_samples, check_seed
-from interp_tasks.measurement.subjects import SPLITS
-from interp_tasks.papers.miiii.data import SAMPLES
+from interp_tasks.measurement.options import check_choice
 from interp_tasks.settings import check_task_name, task_config
 from interp_tasks.texts import duration, flop, size
 
@@ -105,26 +103,13 @@ def data(
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Setting of the task, as in task.p=11. Repeatable."),
     ] = [],  # noqa: B006  (never changed)
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            "--samples", metavar="N", help="Examples, of a task that has no grid.", show_default=str(SAMPLES)
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Draws the examples.")] = 0,
-    split: Annotated[
-        str, typer.Option("--split", help="train, validation or test: of the examples.")
-    ] = "test",
 ) -> None:
     """Look at a task's data: how many classes its answers have, and what guessing gets.
 
-    With --plot a page: the answers over the grid of inputs; of tasks whose positions are a matrix some examples.
+    Of tasks with a grid of inputs; with --plot a page has the answers over it.
     """
-    check_choice("--split", split, SPLITS)
-    check_samples(samples)
-    check_seed(seed)
     output.check("data")
     output.import_tasks()
     check_task_name(task)
     config = task_config(task, settings)
-    output.show(lambda progress: experiments.data(task, config, samples=samples, split=split, seed=seed))
+    output.show(lambda progress: experiments.data(task, config))

@@ -35,7 +35,7 @@ CALLS = {
     "runs checkpoints": [f"--ckpt {RUN}"],
     "runs import": ["w.pth --out run --task modular-addition --set task.p=5"],
     "tasks cost": ["modular-addition --rate 20", "matrix-completion --rate 20 --set train.grokfast=ema"],
-    "tasks data": ["miiii --set task.p=11", "matrix-completion --samples 4"],
+    "tasks data": ["miiii --set task.p=11"],
     "train": ["modular-addition --set task.p=5 --set train.steps=2 --seeds 0:2"],
     "grid": ["few.toml --dry-run", "few.toml --dry-run --rate 20", "few.toml --executor serial"],
     "runs search": [

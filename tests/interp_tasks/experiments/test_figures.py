@@ -61,7 +61,7 @@ CASES = {
     ),
     "data": (
         lambda: e.data("modular-addition", {"p": 7}),
-        lambda result: result.data["drawn"].values.values(),
+        lambda result: result.data["maps"].values(),
     ),
 }
 

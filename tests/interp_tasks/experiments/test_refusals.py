@@ -103,6 +103,7 @@ REFUSED = [
     ("prime_order", "zoo:modular-addition-113", {}, "prime-order is of the task miiii"),
     ("data", 3, {}, "give the name of a task, or a task"),
     ("data", "miiii", {"config": {"p": 12}}, "p must be prime"),
+    ("data", "matrix-completion", {}, "declares no grid of inputs whose answers could be counted"),
 ]  # fmt: skip
 
 

@@ -1,8 +1,5 @@
 """Classes of heads: masks for a whole batch, heads that follow, counts over steps, and the table of groups."""
 
-import shutil
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -127,7 +124,6 @@ def test_other_examples_are_none_of_those_measured(monkeypatch):
         return classify_heads(subject, **settings)
 
     monkeypatch.setattr(head_classes, "classify_heads", looked)
-    monkeypatch.setattr(head_classes, "FOUND", {})
     for split in (
         "test",
         "validation",
@@ -137,28 +133,6 @@ def test_other_examples_are_none_of_those_measured(monkeypatch):
         mine = {tuple(row) for row in subject.tokens.tolist()}
         assert not mine & {tuple(row) for row in seen[-1].tokens.tolist()}
         assert len(seen[-1].tokens) == 256
-
-
-def test_classes_of_a_checkpoint_are_found_once_and_anew_of_another(tmp_path, monkeypatch):
-    from interp_tasks.measurement import head_classes
-
-    (trained,) = subjects(POST, Examples(samples=8))
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(trained.checkpoint.path, folder)
-    (copied,) = subjects(str(folder), Examples(samples=8))
-    count = []
-    monkeypatch.setattr(head_classes, "FOUND", {})
-    monkeypatch.setattr(
-        head_classes,
-        "classify_heads",
-        lambda subject, **settings: count.append(1) or classify_heads(subject, **settings),
-    )
-    first = head_classes_held_out(copied)
-    assert head_classes_held_out(copied) is first
-    assert len(count) == 1
-    for changed in (replace(copied, labels={**copied.labels, "seed": 1}), trained):
-        head_classes_held_out(changed)
-    assert len(count) == 3
 
 
 def test_ratios_are_rows_of_their_own(by_class):

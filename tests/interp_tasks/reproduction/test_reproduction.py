@@ -489,7 +489,6 @@ def test_a_paper_on_one_run_of_two(runs):
     # What is said of a run that is not there is not decided on those that are.
     missing = verdicts["of b", "core"]
     assert (missing.verdict, missing.value, missing.hours) == ("not run", None, 0.5)
-    assert missing.command == paper.run[1].command(str(runs))
     # What is said of the run that is there lacks none.
     assert verdicts["of a", "core"].reason.endswith("of three at least; this one lies within the rule")
     assert {each.name for each in found.missing} == {"a", "b"}
