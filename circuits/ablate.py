@@ -30,7 +30,7 @@ from circuits.interventions.edits import (
     read_place,
     read_what,
 )
-from circuits.interventions.fitted import DIRECTIONS, ClassFit, FourierComponents, FourierGrid, RemoveFitted
+from circuits.interventions.fitted import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.inputs import read_given
@@ -338,13 +338,11 @@ def frequencies(
         raise CircuitsError(
             f"{caller}: coords are the positions of the tokens that are the coordinates; got None"
         )
-    components = FourierComponents(
-        coordinate_positions, int(period), chosen, read_choice(directions, DIRECTIONS, caller, "directions")
+    read_choice(directions, DIRECTIONS, caller, "directions")
+    functions = fourier_functions(
+        read_tokens(grid, caller, "grid"), coordinate_positions, int(period), chosen, directions, caller
     )
-    if not isinstance(keep, bool):
-        raise CircuitsError(f"{caller}: keep={keep!r}; give True or False")
-    design = FourierGrid(read_tokens(grid, caller, "grid"), components)
-    return Edit(caller, (place,), RemoveFitted(design, keep), parse_query_positions(positions, caller))
+    return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 
 
 @answers_former_names
@@ -372,21 +370,8 @@ def classes(
     caller = "ablate.classes"
     place = read_place(site, heads, caller)
     tokens = read_tokens(examples, caller, "examples")
-    given = read_numbers(classes, f"{caller}: classes")
-    kinds = given[:, None] if given.ndim == 1 else given
-    if kinds.ndim != 2 or len(kinds) != len(tokens.tensor) or kinds.is_floating_point() or not kinds.shape[1]:
-        raise CircuitsError(
-            f"{caller}: classes are whole numbers [example] or [example kind] of {len(tokens.tensor)} examples; got "
-            f"{str(kinds.dtype)[6:]} {list(given.shape)}"
-        )
-    if len(tokens.tensor.unique(dim=0)) != len(tokens.tensor):
-        raise CircuitsError(f"{caller}: the examples that have classes must be different from each other")
-    if not isinstance(keep, bool):
-        raise CircuitsError(f"{caller}: keep={keep!r}; give True or False")
-    fit = ClassFit(tokens, Snapshot(kinds.long()))
-    # Fitting now refuses kinds of classes that are not independent.
-    _ = fit.contrasts
-    return Edit(caller, (place,), RemoveFitted(fit, keep), parse_query_positions(positions, caller))
+    functions = class_functions(tokens, read_numbers(classes, f"{caller}: classes"), caller)
+    return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:

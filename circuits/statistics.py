@@ -105,13 +105,8 @@ def summarise(
     ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
     is no interval, nor of a ratio whose denominator may be 0 (`is_endless`).
     """
-    return summarise_with(sums, counts, Resampling(seed, draws, flips), level)
-
-
-def summarise_with(sums: np.ndarray, counts: np.ndarray, resampling: Resampling, level: float) -> Summary:
-    """Summarises series as `summarise` does; those after the first are compared with it."""
     value = ratio(sums.sum(-1), counts.sum(-1))
-    resampled = _resampled(sums, counts, resampling)
+    resampled = bootstrap(sums, counts, seed, draws)
     paired = (resampled, resampled - resampled[:, :1], ratio(resampled, resampled[:, :1]))
     # All at once, as a call takes longer than its work where there are few series.
     bounds = interval(np.concatenate(paired, axis=-1), level)
@@ -123,7 +118,7 @@ def summarise_with(sums: np.ndarray, counts: np.ndarray, resampling: Resampling,
             np.full_like(value, np.nan) for _ in range(6)
         )
     effect, share = value - value[:1], ratio(value, value[:1])
-    p_value = _sign_flip(sums, counts, resampling)
+    p_value = sign_flip(sums, counts, seed, flips)
     return Summary(value, low, high, effect, effect_low, effect_high, share, share_low, share_high, p_value)
 
 
@@ -152,13 +147,9 @@ def is_endless(denominator: Bounds, share: Bounds) -> np.ndarray:
 
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
     """Returns pooled ratios [draws series] of resamples of examples that are the same for every series."""
-    return _resampled(sums, counts, Resampling(seed, draws=draws))
-
-
-def _resampled(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """Returns pooled ratios of resamples, [draws series]."""
     series, examples = sums.shape
-    blocks = [ratio(sums @ weights, counts @ weights) for weights in resampling.weights(examples, series)]
+    resamples = Resampling(seed, draws=draws).weights(examples, series)
+    blocks = [ratio(sums @ weights, counts @ weights) for weights in resamples]
     return np.concatenate(blocks, axis=-1).T
 
 
@@ -171,12 +162,7 @@ def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np
     `flips` of them; else that many are drawn, and p = (1 + hits) / (1 + flips). A flip that leaves a ratio without
     entries counts as a hit.
     """
-    return _sign_flip(sums, counts, Resampling(seed, flips=flips))
-
-
-def _sign_flip(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """Returns two-sided sign-flip p-values [series]."""
-    examples = sums.shape[-1]
+    examples, resampling = sums.shape[-1], Resampling(seed, flips=flips)
     total, entries = sums.sum(-1, keepdims=True), counts.sum(-1, keepdims=True)
     values = ratio(total, entries)
     observed = np.abs(values - values[:1])
@@ -197,7 +183,7 @@ def _sign_flip(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> 
             )
         hits += (~(np.abs(difference) < limit)).sum(-1)
     is_exhaustive = resampling.flips_are_all(examples)
-    p_value = hits / 2.0**examples if is_exhaustive else (1 + hits) / (1 + resampling.flips)
+    p_value = hits / 2.0**examples if is_exhaustive else (1 + hits) / (1 + flips)
     return np.where(np.isnan(observed[:, 0]), np.nan, p_value)
 
 

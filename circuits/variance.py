@@ -10,7 +10,6 @@ cos(2πjx/q), sin(2πjx/q), whether or not q divides the period of x.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,110 +22,10 @@ from circuits.errors import CircuitsError
 from circuits.tensors import read_numbers
 from circuits.validate import by_text
 
-__all__ = ["Contrasts", "Partition", "adjusted", "explained", "partition", "total"]
+__all__ = ["Partition", "adjusted", "explained", "partition", "total"]
 
-#: The Gram matrix of the functions is singular if its smallest eigenvalue is below this share of its largest.
+#: The products of the functions are singular if their smallest eigenvalue is below this share of the largest.
 SINGULAR = 1e-9
-
-
-@dataclass(frozen=True)
-class Contrasts:
-    """Contrasts between classes: functions of several kinds of classes, less their means over the examples.
-
-    Attributes:
-        classes: [kind example], the class of each example.
-        bases: for each kind a basis [class function], orthonormal; each function sums to 0.
-        blocks: the indices of each kind's functions.
-        gram: products of functions summed over examples, [function function].
-        factor: the Cholesky factor of `gram`.
-    """
-
-    classes: Int[Tensor, "kind example"]
-    bases: tuple[Tensor, ...]
-    blocks: tuple[slice, ...]
-    gram: Float[Tensor, "function also"]
-    factor: Float[Tensor, "function also"]
-
-    @classmethod
-    def of(cls, classes: Mapping[str, Any], examples: int, caller: str) -> Contrasts:
-        """Makes contrasts of named classes of examples; refuses classes whose functions are not independent."""
-        parsed = {
-            name: read_classes(one, examples, f"{caller}: {name}")
-            for name, one in by_text(classes, caller, "classes").items()
-        }
-        bases = tuple(_helmert(size) for _, size in parsed.values())
-        starts = [0]
-        for basis in bases:
-            starts.append(starts[-1] + basis.shape[1])
-        blocks = tuple(slice(low, high) for low, high in itertools.pairwise(starts))
-        index = torch.stack([one for one, _ in parsed.values()])
-        gram = torch.zeros(starts[-1], starts[-1], dtype=torch.float64)
-        for row, (first, first_size) in enumerate(parsed.values()):
-            for column, (second, second_size) in enumerate(list(parsed.values())[: row + 1]):
-                pairs = torch.bincount(first * second_size + second, minlength=first_size * second_size)
-                counts = pairs.reshape(first_size, second_size).double()
-                # The product of the means is subtracted, so that functions have mean 0 over the examples.
-                counts = counts - counts.sum(1, keepdim=True) * counts.sum(0, keepdim=True) / examples
-                block = bases[row].T @ counts @ bases[column]
-                gram[blocks[row], blocks[column]] = block
-                gram[blocks[column], blocks[row]] = block.T
-        if starts[-1] >= examples or _singular(gram):
-            raise CircuitsError(
-                f"{caller}: {', '.join(parsed)} have {starts[-1]} functions over {examples} examples that are not "
-                "independent of each other; leave some out"
-            )
-        return cls(index, bases, blocks, gram, torch.linalg.cholesky(gram))
-
-    @property
-    def inverse(self) -> Float[Tensor, "function also"]:
-        return torch.cholesky_inverse(self.factor)
-
-    def indices(self, device: torch.device) -> list[Tensor]:
-        return list(self.classes.to(device))
-
-    def products(self, centred: Float[Tensor, "example feature"]) -> Float[Tensor, "function feature"]:
-        """Returns the products of the functions with values of mean 0, summed over examples."""
-        by_kind = []
-        for index, basis in zip(self.classes.to(centred.device), self.bases, strict=True):
-            sums = centred.new_zeros(len(basis), centred.shape[1]).index_add_(0, index, centred)
-            by_kind.append(basis.T @ sums.cpu())
-        return torch.cat(by_kind)
-
-
-def read_classes(classes: Any, examples: int, caller: str) -> tuple[Int[Tensor, " example"], int]:
-    """Returns the classes of the examples, renumbered without empty ones, and the number of classes."""
-    labels = read_numbers(classes, caller)
-    if labels.shape != (examples,) or labels.dtype.is_floating_point or labels.dtype.is_complex:
-        raise CircuitsError(
-            f"{caller}: classes are whole numbers [example] = [{examples}]; got {str(labels.dtype)[6:]} "
-            f"{list(labels.shape)}"
-        )
-    labels = labels.cpu().long()
-    labels = labels - labels.min()
-    if int(labels.max()) >= 4 * examples:
-        numbers, index = labels.unique(return_inverse=True)
-        return index, len(numbers)
-    # This gives the same without sorting the examples.
-    present = torch.bincount(labels) > 0
-    return (present.cumsum(0) - 1)[labels], int(present.sum())
-
-
-def _helmert(size: int) -> Float[Tensor, "class function"]:
-    """Returns an orthonormal basis of the vectors that sum to 0, [size size−1] (Helmert contrasts)."""
-    k = torch.arange(1, size, dtype=torch.float64)
-    basis = torch.triu(torch.ones(size, size - 1, dtype=torch.float64))
-    rows = torch.arange(size - 1)
-    basis[rows + 1, rows] = -k
-    return basis / (k * (k + 1)).sqrt()
-
-
-def _singular(gram: Tensor) -> bool:
-    if not gram.numel():
-        return False
-    values = torch.linalg.eigvalsh(gram)
-    return bool(values[0] <= SINGULAR * values[-1])
-
-
 #: A variance below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
 
@@ -160,21 +59,18 @@ def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     Returns:
         [*features] or [kind *features]; 0 for a feature that does not vary.
     """
-    between, total_squares, squares, shape = _sums(values, classes, "variance.explained")
-    shares = torch.where(
-        total_squares > ROUNDING * squares, between / torch.where(total_squares > 0, total_squares, 1.0), 0.0
-    )
-    return shares.reshape(shape)
+    parsed, kinds = _read_values(values), read_numbers(classes, "variance.explained: classes")
+    shape = (*kinds.shape[:-1], *read_numbers(values, "variance").shape[1:])
+    return _shares(_between(parsed, kinds, "variance.explained"), parsed).reshape(shape)
 
 
 def total(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     """Returns the share of `explained` for all features together: explained variance over variance, each summed."""
-    between, total_squares, squares, _ = _sums(values, classes, "variance.total")
-    varies = bool(total_squares.sum() > ROUNDING * squares.sum())
-    shares = (
-        between.sum(-1) / total_squares.sum() if varies else torch.zeros(len(between), dtype=torch.float64)
-    )
-    return shares.reshape(read_numbers(classes, "variance.total: classes").shape[:-1])
+    parsed, kinds = _read_values(values), read_numbers(classes, "variance.total: classes")
+    between = _between(parsed, kinds, "variance.total").sum(-1, keepdim=True)
+    squares, mean_squares = ((x**2).sum() for x in (parsed - parsed.mean(0), parsed))
+    varies = bool(squares > ROUNDING * mean_squares)
+    return (between / squares if varies else 0 * between).reshape(kinds.shape[:-1])
 
 
 def adjusted(share: float, examples: int, degrees: int) -> float:
@@ -195,31 +91,38 @@ def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
         classes: name -> whole numbers from 0 [example]. It is an error if the kinds together have as many degrees
             of freedom as there are examples, or depend on each other, because unique shares are then not defined.
     """
-    parsed = _read_values(values)
+    caller, parsed = "variance.partition", _read_values(values)
     if not isinstance(classes, Mapping) or not classes:
+        raise CircuitsError(f"{caller}: classes are a dict of names and whole numbers, one per example")
+    kinds = {
+        name: _read_classes(one, len(parsed), f"{caller}: {name}")
+        for name, one in by_text(classes, caller, "classes").items()
+    }
+    # One function fewer than classes, as their sum is constant.
+    blocks = [torch.nn.functional.one_hot(kind).double()[:, 1:] for kind in kinds.values()]
+    functions = torch.cat([block - block.mean(0) for block in blocks], 1).to(parsed.device)
+    products = functions.T @ functions
+    if functions.shape[1] >= len(parsed) or _singular(products):
         raise CircuitsError(
-            "variance.partition: classes are a dict of names and whole numbers, one per example"
+            f"{caller}: {', '.join(kinds)} have {functions.shape[1]} functions over {len(parsed)} examples that are "
+            "not independent of each other; leave some out"
         )
-    centred = _centred(parsed)
-    contrasts = Contrasts.of(classes, len(parsed), "variance.partition")
-    products = contrasts.products(centred)  # [function feature]
-    solution = torch.cholesky_solve(products, contrasts.factor)
-    shape = tuple(read_numbers(values, "variance.partition").shape[1:])
-    alone = torch.stack([_between(centred, index) for index in contrasts.indices(parsed.device)])
-    unique = torch.stack(
-        [
-            # By the general linear hypothesis, this is the loss in explained squares without a block of functions.
-            (solution[block] * torch.linalg.solve(contrasts.inverse[block, block], solution[block])).sum(0)
-            for block in contrasts.blocks
-        ]
-    )
-    together = (products * solution).sum(0)
+    inverse, with_values = torch.linalg.inv(products), functions.T @ (parsed - parsed.mean(0))
+    solution = inverse @ with_values
+    unique, start = [], 0
+    for block in blocks:
+        own = slice(start, start + block.shape[1])
+        start = own.stop
+        # By the general linear hypothesis, this is the loss in explained squares without a block of functions.
+        unique.append((solution[own] * torch.linalg.solve(inverse[own, own], solution[own])).sum(0))
+    shape = read_numbers(values, caller).shape[1:]
+    alone = _between(parsed, torch.stack(list(kinds.values())), caller)
     return Partition(
-        tuple(map(str, classes)),
+        tuple(kinds),
         _shares(alone, parsed).reshape(-1, *shape),
-        _shares(unique, parsed).reshape(-1, *shape),
-        _shares(together[None], parsed)[0].reshape(shape),
-        tuple(block.stop - block.start for block in contrasts.blocks),
+        _shares(torch.stack(unique), parsed).reshape(-1, *shape),
+        _shares((with_values * solution).sum(0), parsed).reshape(shape),
+        tuple(block.shape[1] for block in blocks),
     )
 
 
@@ -230,34 +133,35 @@ def _read_values(values: Any) -> Float[Tensor, "example feature"]:
     return tensor.reshape(len(tensor), -1)
 
 
-def _centred(values: Tensor) -> Tensor:
-    return values - values.mean(0)
+def _read_classes(classes: Any, examples: int, caller: str) -> Int[Tensor, " example"]:
+    """Returns the classes of the examples, renumbered without empty ones."""
+    labels = read_numbers(classes, caller)
+    if labels.shape != (examples,) or labels.dtype.is_floating_point or labels.dtype.is_complex:
+        raise CircuitsError(
+            f"{caller}: classes are whole numbers [example] = [{examples}]; got {str(labels.dtype)[6:]} "
+            f"{list(labels.shape)}"
+        )
+    return labels.cpu().unique(return_inverse=True)[1]
 
 
-def _sums(values: Any, classes: Any, caller: str) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
-    """Returns sums of squares between classes [kind feature], about the mean and about 0 [feature].
-
-    The last item is the shape of the shares, [*kinds *features].
-    """
-    parsed = _read_values(values)
-    kinds = read_numbers(classes, f"{caller}: classes")
-    centred = _centred(parsed)
-    class_sets = kinds if kinds.ndim == 2 else kinds[None]
-    between = torch.stack(
-        [_between(centred, read_classes(one, len(parsed), caller)[0].to(parsed.device)) for one in class_sets]
-    )
-    shape = (*kinds.shape[:-1], *read_numbers(values, caller).shape[1:])
-    return between, centred.square().sum(0), parsed.square().sum(0), shape
+def _singular(products: Tensor) -> bool:
+    values = torch.linalg.eigvalsh(products) if products.numel() else torch.ones(1)
+    return bool(values[0] <= SINGULAR * values[-1])
 
 
-def _between(centred: Tensor, index: Tensor) -> Float[Tensor, " feature"]:
-    """Returns Σ over classes of n_c · mean², for values whose mean is 0."""
-    counts = torch.bincount(index)
-    sums = centred.new_zeros(len(counts), centred.shape[1]).index_add_(0, index, centred)
-    return (sums.square() / counts.clamp(min=1)[:, None]).sum(0)
+def _between(values: Tensor, classes: Tensor, caller: str) -> Float[Tensor, "kind feature"]:
+    """Returns Σ over classes of n_c · mean², of the values less their mean, for classes [kind example] or [example]."""
+    centred, found = values - values.mean(0), []
+    for kind in classes if classes.ndim == 2 else classes[None]:
+        index = _read_classes(kind, len(values), caller).to(values.device)
+        counts = torch.bincount(index)
+        sums = centred.new_zeros(len(counts), centred.shape[1]).index_add_(0, index, centred)
+        found.append((sums.square() / counts[:, None]).sum(0))
+    return torch.stack(found)
 
 
 def _shares(sums: Tensor, values: Tensor) -> Tensor:
-    total_squares = _centred(values).square().sum(0)
-    varies = total_squares > ROUNDING * values.square().sum(0)
-    return torch.where(varies, sums.to(values.device) / torch.where(varies, total_squares, 1.0), 0.0)
+    """Returns sums of squares [... feature] as shares of the variance; 0 for a feature that does not vary."""
+    squares = (values - values.mean(0)).square().sum(0)
+    varies = squares > ROUNDING * values.square().sum(0)
+    return torch.where(varies, sums / torch.where(varies, squares, 1.0), 0.0)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_with, unreachable
+from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise, unreachable
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.tables import short_table
 from circuits.validate import is_whole, read_seed
@@ -201,7 +201,7 @@ def tabulate(
     unedited: dict[tuple[str | None, str], Row] = {}
     for one, metric in [(each, name) for each in measured for name in each.metrics]:
         runs, values = _with_pooled(one, metric)
-        summary = summarise_with(values[0], values[1], resampling, LEVEL)
+        summary = summarise(values[0], values[1], resampling.seed, resampling.draws, resampling.flips, LEVEL)
         statistics = _rows(summary, _unchanged(values[0], values[1]))
         common = {"metric": metric, "checkpoint": one.checkpoint, "n": values.shape[-1]}
         unedited[one.checkpoint, metric] = statistics[0] | common

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, fourier
-from circuits.interventions.fitted import FourierComponents
+from circuits.interventions.fitted import fourier_values
 
 PERIODS = [1, 2, 3, 8, 13, 113]
 
@@ -165,7 +165,7 @@ def test_blocks_by_hand():
 def test_components_are_what_frequencies_removes(period, keys):
     grid = fourier.Grid({"a": period, "b": period})
     found = fourier.components(grid, keys)
-    waves = FourierComponents((0, 1), period, tuple(keys), "all").at(grid.coordinates())
+    waves = fourier_values(grid.coordinates(), period, tuple(keys), "all")
     torch.testing.assert_close(found, waves / period, rtol=0, atol=1e-13)
     torch.testing.assert_close(
         found.T @ found, torch.eye(found.shape[1], dtype=torch.float64), atol=1e-12, rtol=0

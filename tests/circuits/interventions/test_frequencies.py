@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from circuits import ablate, cache, run, sweep
-from circuits.interventions.fitted import Fit, FourierComponents, FourierGrid
-from circuits.model.prompts import Prompts
-from circuits.model.sites import KINDS
-from circuits.tensors import Snapshot
+from circuits.interventions.fitted import fourier_values
 
 
 def complete(period, coordinates=2, length=3):
@@ -111,14 +108,14 @@ def test_against_the_fft_of_the_complete_grid(small, by_hand, assert_same, perio
 def test_eight_components_of_a_key_frequency():
     """Nanda et al. 2023 (arXiv:2301.05217, section 4.4): the constant and 8 components per key, no cross terms."""
     rows = complete(7)
-    one = FourierComponents((0, 1), 7, (2,), "all").at(rows)
+    one = fourier_values(rows[:, :2], 7, (2,), "all")
     assert one.shape == (49, 8)
     a, b = (2 * np.pi * 2 / 7 * rows[:, at].numpy() for at in (0, 1))
     each = [(np.ones(49), np.cos(x) * np.sqrt(2), np.sin(x) * np.sqrt(2)) for x in (a, b)]
     expected = np.stack([f * g for f in each[0] for g in each[1]][1:], 1)
     np.testing.assert_allclose(one, expected, atol=1e-12)
-    assert FourierComponents((0, 1), 7, (1, 2, 3), "all").at(rows).shape == (49, 24)
-    both = FourierComponents((0, 1), 7, (2,), "sum").at(rows)
+    assert fourier_values(rows[:, :2], 7, (1, 2, 3), "all").shape == (49, 24)
+    both = fourier_values(rows[:, :2], 7, (2,), "sum")
     np.testing.assert_allclose(both, np.sqrt(2) * np.stack([np.cos(a + b), np.sin(a + b)], 1), atol=1e-12)
     # The two of the sum lie within the eight.
     np.testing.assert_allclose(one @ (one.T @ both) / 49, both, atol=1e-12)
@@ -129,22 +126,13 @@ def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
     rows = complete(period, coordinates, length=coordinates)
     keys = tuple(range(1, period // 2 + 1))
     for directions in ("all", "sum"):
-        functions = FourierComponents(tuple(range(coordinates)), period, keys, directions).at(rows)
+        functions = fourier_values(rows, period, keys, directions)
         gram = functions.T @ functions / len(rows)
         there = functions.abs().amax(0) > 1e-9
         if period % 2:
             assert bool(there.all())
         torch.testing.assert_close(gram, torch.diag(there.double()), rtol=0, atol=1e-12)
         assert float(functions.mean(0).abs().max()) < 1e-12
-
-
-def test_the_fit_is_in_double_precision():
-    rows, waves = complete(7), FourierComponents((0, 1), 7, (3,), "all")
-    activation = 1e4 + torch.randn(49, 3, generator=torch.Generator().manual_seed(0))
-    found = Fit(FourierGrid(Snapshot(rows), waves)).piece(activation, Prompts(rows), KINDS["mlp_post"])
-    assert found.dtype == torch.float64
-    expected = np.concatenate([np.ones((49, 1)), waves.at(rows).numpy()], 1).T @ activation.double().numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
 def test_chunks_subsets_and_order_do_not_matter(small):
