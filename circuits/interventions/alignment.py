@@ -107,7 +107,7 @@ def source_rows(
     mask: Tensor | None,
     current: Tensor,
     context: HookContext,
-    at: Positions | Snapshot | None = None,
+    at: Positions | None = None,
     advice: str = "give prompts of one length",
 ) -> Tensor:
     """Returns the source's rows of this call, each position where the run has it.
@@ -123,7 +123,8 @@ def source_rows(
     real = run_mask(context, current)
     length, what = source.shape[kind.query_axis], f"the source {list(source.shape)}"
     source_real = torch.ones(len(source), length, dtype=torch.bool) if mask is None else mask
-    given = chosen_columns(at, source_real, f"{write.label}, source_positions")
+    if at is not None:
+        select_positions(at, length, f"{write.label}, source_positions", source_real)
     if len(source) > 1:
         source = context.per_example(source, len(current), what)
         source_real = context.per_example(source_real, len(current), what)
@@ -140,53 +141,36 @@ def source_rows(
             )
         start = source_real.int().argmax(1)[:, None]
         return at_own_positions(source, own_positions(real), there, current, real, context, start)
-    columns = _paired_columns(given, current, context)
+    columns = _paired_columns(at, source_real, current, context)
     values = taken(source, columns, kind.query_axis)
     _same_shape(values, current, write, "source")
     return values
 
 
-def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) -> Tensor:
+def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context: HookContext) -> Tensor:
     """Returns for each column of the run that of the source which goes there, [batch pos]; 0 where none does.
 
     Args:
-        given: the columns of the source that are named, for each row of the whole batch or for all.
+        at: positions of the source, which go in order to those of the edit.
+        source_real: the mask of the source, a row for each of this call or one for all.
     """
     write, decode_step = context.write, context.decode_step
-    axis = write.kind.query_axis
-    length, label = current.shape[axis], write.label
-    # By row, which of the named columns goes to which column of the run.
-    pairs: list[list[tuple[int, int]]] = [[] for _ in range(len(current))]
-    if isinstance(write.positions, tuple):
-        for number, position in enumerate(write.positions):
-            here = decode_step.selected((position,), length, label).expand(len(current), length)
-            for row, column in here.nonzero().tolist():
-                pairs[row].append((number, column))
-    else:
-        edited = context.selected.any([other for other in range(1, current.ndim) if other != axis])
-        for row, column in edited.expand(len(current), length).nonzero().tolist():
-            pairs[row].append((len(pairs[row]), column))
-    numbers = torch.arange(len(given))
-    numbers = numbers if context.rows is None or len(given) == 1 else numbers[context.rows]
-    sources = [given[number].tolist() for number in numbers.tolist()]
-    columns = torch.zeros(len(current), length, dtype=torch.long)
-    for row, of_row in enumerate(pairs):
-        source, chosen = sources[row if len(sources) > 1 else 0], dict[int, int]()
-        count = len(write.positions) if isinstance(write.positions, tuple) else len(of_row)
-        # A mask is over the prompt, whose positions have come in the first run.
-        if len(source) != count and (isinstance(write.positions, tuple) or not decode_step.start):
+    length = current.shape[write.kind.query_axis]
+    given = columns_of(at, source_real).expand(len(current), len(at))
+    columns = torch.full((len(current), length), -1, device=current.device)
+    assert isinstance(write.positions, tuple)
+    for number, position in enumerate(write.positions):
+        here = decode_step.selected((position,), length, write.label).to(current.device)
+        theirs = given[:, number, None].to(current.device)
+        twice = (here & (columns >= 0) & (columns != theirs)).any(1)
+        if bool(twice.any()):
+            row = context.number(int(twice.nonzero()[0]))
             raise CircuitsError(
-                f"{label}: example {context.number(row)} is edited at {count} positions, and source_positions= names "
-                f"{len(source)} for it"
+                f"{write.label}: positions= names a token of example {row} twice, and source_positions= another token "
+                "for each; name it once"
             )
-        for number, column in of_row:
-            if chosen.setdefault(column, source[number]) != source[number]:
-                raise CircuitsError(
-                    f"{label}: positions= names a token of example {context.number(row)} twice, and source_positions= "
-                    "another token for each; name it once"
-                )
-            columns[row, column] = source[number]
-    return columns.to(current.device)
+        columns = torch.where(here, theirs, columns)
+    return columns.clamp(min=0)
 
 
 def chosen_columns(positions: Positions | Snapshot | None, real: Tensor, label: str) -> list[Tensor]:

@@ -236,18 +236,15 @@ def parse_query_positions(positions: Any, caller: str) -> Positions | Span | Sna
 
 def read_source_positions(
     source_positions: Any, positions: Positions | Span | Snapshot | None, caller: str
-) -> Positions | Snapshot | None:
+) -> Positions | None:
     """Returns the positions of a source that go, in order, to those of the run."""
     at = parse_positions(source_positions, f"{caller}, source_positions", repeats=True)
     if at is None:
         return None
-    if positions is None:
-        raise CircuitsError(f"{caller}: source_positions= needs positions=, as many positions of the run")
-    if isinstance(positions, Span):
-        raise CircuitsError(f"{caller}: source_positions= are paired with numbers, got positions={positions}")
-    if isinstance(at, tuple) and isinstance(positions, tuple) and len(at) != len(positions):
+    if isinstance(at, Snapshot) or not isinstance(positions, tuple) or len(at) != len(positions):
         raise CircuitsError(
-            f"{caller}: {len(positions)} positions= and {len(at)} source_positions= cannot be paired"
+            f"{caller}: source_positions= are whole numbers, each for one of positions=, whole numbers too; got "
+            f"positions={describe_positions(positions)} and source_positions={describe_positions(at)}"
         )
     return at
 

@@ -198,7 +198,7 @@ class FromTokens(_FromPrompts):
     cache_safe = True
     direction = DIRECTION
 
-    at: Positions | Snapshot | None = None
+    at: Positions | None = None
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.prompts, write.hook, write.kind)}
@@ -227,7 +227,7 @@ class FromTensors(Replacement):
 
     activations: tuple[tuple[str, Snapshot], ...]
     mask: Snapshot | None = None
-    at: Positions | Snapshot | None = None
+    at: Positions | None = None
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         source = dict(self.activations).get(context.write.hook)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function, Handle, hooks_on
-from circuits.model.record import evaluating
+from circuits.model.record import evaluating, recording
 from circuits.model.sites import KINDS, Site
 from circuits.model.supported import decided, is_unchecked, unchecked
 
@@ -35,9 +35,9 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     """Writes noise at every site and layer of a model, and compares the outputs with those of the same write by plain
     torch hooks at the modules that compute the site.
 
-    Also compared: what both read there; that the stream is the sum of what attention and MLP add to it; that z is
-    pattern @ v; and, of a bridge with its weights as they were, its output with that of the model that it wraps, which
-    is built once more for that. A model in no table is supported at the sites found the same from then on.
+    Also compared: what both read there; that the stream is the sum of what attention and MLP add to it; and, of a
+    bridge with its weights as they were, its output with that of the model that it wraps, which is built once more for
+    that. A model in no table is supported at the sites found the same from then on.
 
     Args:
         tokens: inputs [batch pos] to compare on; by default two random rows of up to eight tokens.
@@ -54,7 +54,7 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     try:
         surface = HookedModel.of(model)
         with evaluating(model), torch.no_grad():
-            given = _random_tokens(surface, seed) if tokens is None else tokens.to(surface.device)
+            given = (_random_tokens(surface, seed) if tokens is None else tokens).to(surface.device)
             surface.check_inputs(given, "check: tokens")
             _check_wrapped(model, given)
             rows = _rows(surface, given, seed)
@@ -71,14 +71,11 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
 def _random_tokens(surface: HookedModel, seed: int) -> Tensor:
     cfg: Any = surface.model.cfg
     length = min(8, getattr(cfg, "n_ctx", 8))
-    return torch.randint(cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(seed)).to(
-        surface.device
-    )
+    return torch.randint(cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
 def _rows(surface: HookedModel, tokens: Tensor, seed: int) -> list[tuple[str, int | None, float, str]]:
-    model, plain = surface.model, _PlainHooks(surface, len(tokens))
-    clean = _logits(model(tokens))
+    clean = _logits(surface.model(tokens))
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
     there = [
         (name, layer)
@@ -87,26 +84,20 @@ def _rows(surface: HookedModel, tokens: Tensor, seed: int) -> list[tuple[str, in
         if Site(name, layer).hook() in surface.hooks
     ]
     ours = _read(surface, tokens, there)
-    wrong = _broken_sums(surface, ours, tolerance) | _broken_products(surface, tokens, ours, seed, tolerance)
+    wrong = _broken_sums(surface, ours, tolerance)
     rows: list[tuple[str, int | None, float, str]] = []
     for place in there:
         difference, verdict = float("nan"), wrong.get(place, SAME)
         if place not in ours:
             verdict = "its hook point never fires, or holds something of another shape"
         elif verdict == SAME:
-            difference, verdict = _compared(surface, plain, tokens, place, ours[place], clean, seed)
+            difference, verdict = _compared(surface, tokens, place, ours[place], clean, seed)
         rows.append((*place, difference, verdict))
     return rows
 
 
 def _compared(
-    surface: HookedModel,
-    plain: _PlainHooks,
-    tokens: Tensor,
-    place: Place,
-    read: Tensor,
-    clean: Tensor,
-    seed: int,
+    surface: HookedModel, tokens: Tensor, place: Place, read: Tensor, clean: Tensor, seed: int
 ) -> tuple[float, str]:
     """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
     seen: list[Tensor] = []
@@ -116,7 +107,7 @@ def _compared(
         return _noisy(x, place, seed)
 
     try:
-        with plain.at(*place, write):
+        with _plain_hooks(surface, len(tokens), *place, write):
             expected = _logits(surface.model(tokens))
     except (AttributeError, LookupError, RuntimeError, TypeError):
         return float("nan"), "the model has no module of a known form that computes it"
@@ -135,25 +126,13 @@ def _compared(
     return difference, SAME
 
 
-def _read(
-    surface: HookedModel, tokens: Tensor, places: list[Place], write: Place | None = None, seed: int = 0
-) -> dict[Place, Tensor]:
-    """Returns the activations at places, those with the axes of their site, in a run with noise at one place."""
-    seen: dict[Place, Tensor] = {}
-
-    def hooks() -> Iterator[Handle]:
-        if write is not None:
-            yield surface.on_forward(Site(*write).hook(), lambda x: _noisy(x, write, seed))
-        for place in places:
-
-            def keep(x: Tensor, place: Place = place) -> None:
-                seen[place] = x.clone()
-
-            yield surface.on_forward(Site(*place).hook(), keep)
-
-    with hooks_on(hooks()):
+def _read(surface: HookedModel, tokens: Tensor, places: list[Place]) -> dict[Place, Tensor]:
+    """Returns the activations at places, those with the axes of their site."""
+    hooks = {place: Site(*place).hook() for place in places}
+    with recording(surface, hooks.values()) as seen:
         surface.model(tokens)
-    return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
+    found = {place: seen[hook] for place, hook in hooks.items() if hook in seen}
+    return {place: x for place, x in found.items() if x.ndim == len(KINDS[place[0]].axes)}
 
 
 def _broken_sums(surface: HookedModel, seen: dict[Place, Tensor], tolerance: float) -> dict[Place, str]:
@@ -187,24 +166,6 @@ def _broken_sums(surface: HookedModel, seen: dict[Place, Tensor], tolerance: flo
             require([start, attention], middle, [attention, middle])
             if not norms_inputs:
                 require([middle, mlp], end, [mlp])
-    return wrong
-
-
-def _broken_products(
-    surface: HookedModel, tokens: Tensor, seen: dict[Place, Tensor], seed: int, tolerance: float
-) -> dict[Place, str]:
-    """Returns the patterns that, written to, are not what z is made with from v."""
-    wrong: dict[Place, str] = {}
-    for layer in range(surface.n_layers):
-        pattern, v, z = ((name, layer) for name in ("pattern", "v", "z"))
-        if not {pattern, v, z} <= set(seen):
-            continue
-        values = seen[v].repeat_interleave(seen[pattern].shape[1] // seen[v].shape[2], 2)
-        if seen[pattern].shape[-1] != values.shape[1]:
-            continue
-        made = torch.einsum("bhqk,bkhd->bqhd", _noisy(seen[pattern], pattern, seed), values)
-        if not _same(_read(surface, tokens, [z], pattern, seed)[z], made, tolerance):
-            wrong[pattern] = "z is not pattern @ v"
     return wrong
 
 
@@ -258,64 +219,64 @@ def _same(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-class _PlainHooks:
-    """Hooks of torch alone at the modules of a model that compute its sites."""
-
-    def __init__(self, surface: HookedModel, batch: int) -> None:
-        self._surface, self._batch = surface, batch
-        self._model: Any = surface.model
-        huggingface = surface.huggingface
-        self._places = {} if huggingface is None else huggingface.family.places
-
-    @contextmanager
-    def at(self, site: str, layer: int | None, function: Function) -> Iterator[None]:
-        function = _by_example(function, self._batch)
-        if site in ("scores", "pattern"):
-            assert layer is not None
-            with _Softmax(layer, function, before=site == "scores"):
-                yield
-            return
-        with hooks_on(self._hooks(site, layer, function)):
+@contextmanager
+def _plain_hooks(
+    surface: HookedModel, batch: int, site: str, layer: int | None, function: Function
+) -> Iterator[None]:
+    """Writes to a site inside the block by hooks of torch alone, at the module that computes it."""
+    heads = surface.head_count(KINDS[site]) if surface.bridged and site in ("q", "k", "v", "z") else None
+    function = _shaped(function, batch, heads)
+    if site in ("scores", "pattern"):
+        assert layer is not None
+        with _Softmax(layer, function, before=site == "scores"):
             yield
+        return
+    with hooks_on(_module_hooks(surface, site, layer, function)):
+        yield
 
-    def _hooks(self, site: str, layer: int | None, function: Function) -> list[Any]:
-        if layer is None:
-            return [_on_output(getattr(self._model, site), function)]
-        block = self._model.blocks[layer]
-        if site in self._places:
-            *names, point = self._places[site].split(".")[2:]
-            return [(_on_input if point == "hook_in" else _on_output)(_part(block, *names), function)]
-        if site == "resid_pre":
-            return [_on_input(block, function)]
-        if site == "resid_post" and not self._surface.post_norm:
-            return [_on_output(block, function)]
-        if site in ("attn_out", "resid_mid", "mlp_out"):
-            adds = self._adds(block, attention=site != "mlp_out")
-            if site != "resid_mid":
-                return [_on_output(adds, function)]
-            middle = _Middle(function)
-            return [_on_input(block, middle.note), _on_output(adds, middle.change)]
-        if not self._surface.bridged:
-            return [_on_output(self._surface.hooks[KINDS[site].hook.format(layer)], function)]
-        if site in ("q", "k", "v"):
-            heads = self._surface.head_count(KINDS[site])
-            return [_on_output(_part(block, "attn", site), _by_head(function, heads))]
-        if site == "z":
-            return [_on_input(_part(block, "attn", "o"), _by_head(function, self._surface.n_heads))]
-        if site == "mlp_pre":
-            return [_on_output(_part(block, "mlp", "gate" if hasattr(block.mlp, "gate") else "in"), function)]
-        return [_on_input(_part(block, "mlp", "out"), function)]
 
-    def _adds(self, block: Any, attention: bool) -> nn.Module:
-        """Returns the module whose output attention or the MLP adds to the stream."""
-        norm = "ln1" if attention else "ln2"
-        norm = norm if self._surface.norms_after_only else f"{norm}_post"
-        if hasattr(block, norm):
-            return _part(block, norm)
-        if attention or not (self._surface.bridged and hasattr(block.mlp, "out")):
-            return _part(block, "attn" if attention else "mlp")
-        # An MLP that is not a module of its own (OPT, BERT) ends with its last matrix.
-        return _part(block, "mlp", "out")
+def _module_hooks(surface: HookedModel, site: str, layer: int | None, function: Function) -> list[Handle]:
+    model: Any = surface.model
+    if layer is None:
+        return [_on_output(getattr(model, site), function)]
+    block = model.blocks[layer]
+    places = {} if surface.huggingface is None else surface.huggingface.family.places
+    if site in places:
+        *names, point = places[site].split(".")[2:]
+        return [(_on_input if point == "hook_in" else _on_output)(_part(block, *names), function)]
+    if site == "resid_pre":
+        return [_on_input(block, function)]
+    if site == "resid_post" and not surface.post_norm:
+        return [_on_output(block, function)]
+    if site in ("attn_out", "mlp_out"):
+        return [_on_output(_adds(surface, block, site == "attn_out"), function)]
+    if site == "resid_mid":
+        streams: list[Tensor] = []
+
+        def change(added: Tensor) -> Tensor | None:
+            new = function(streams[-1] + added)
+            return None if new is None else new - streams[-1]
+
+        return [_on_input(block, streams.append), _on_output(_adds(surface, block, True), change)]
+    if not surface.bridged:
+        return [_on_output(surface.hooks[KINDS[site].hook.format(layer)], function)]
+    if site in ("q", "k", "v"):
+        return [_on_output(_part(block, "attn", site), function)]
+    if site == "mlp_pre":
+        return [_on_output(_part(block, "mlp", "gate" if hasattr(block.mlp, "gate") else "in"), function)]
+    return [_on_input(_part(block, *(("attn", "o") if site == "z" else ("mlp", "out"))), function)]
+
+
+def _adds(surface: HookedModel, block: Any, attention: bool) -> nn.Module:
+    """Returns the module whose output attention or the MLP adds to the stream."""
+    norm = "ln1" if attention else "ln2"
+    norm = norm if surface.norms_after_only else f"{norm}_post"
+    if hasattr(block, norm):
+        return _part(block, norm)
+    if attention or not (surface.bridged and hasattr(block.mlp, "out")):
+        return _part(block, "attn" if attention else "mlp")
+    # An MLP that is not a module of its own (OPT, BERT) ends with its last matrix.
+    return _part(block, "mlp", "out")
 
 
 def _part(block: Any, *names: str) -> nn.Module:
@@ -323,62 +284,33 @@ def _part(block: Any, *names: str) -> nn.Module:
     return module
 
 
-def _by_head(function: Function, heads: int) -> Function:
+def _shaped(function: Function, batch: int, heads: int | None) -> Function:
+    """Gives a function [batch pos ...] of a module that has batch and positions, or the heads, on one axis."""
+
     def apply(x: Tensor) -> Tensor | None:
-        if x.ndim == 4:
-            return function(x)
-        new = function(x.unflatten(-1, (heads, -1)))
-        return None if new is None else new.flatten(-2)
+        whole = x if x.ndim > 2 else x.unflatten(0, (batch, -1))
+        new = function(whole if heads is None or x.ndim == 4 else whole.unflatten(-1, (heads, -1)))
+        return None if new is None else new.reshape(x.shape)
 
     return apply
 
 
-def _by_example(function: Function, batch: int) -> Function:
-    """Gives a function [batch pos ...] of a module that has batch and positions on one axis."""
-
-    def apply(x: Tensor) -> Tensor | None:
-        if x.ndim > 2:
-            return function(x)
-        new = function(x.unflatten(0, (batch, -1)))
-        return None if new is None else new.flatten(0, 1)
-
-    return apply
-
-
-def _on_output(module: nn.Module, function: Function) -> Any:
+def _on_output(module: nn.Module, function: Function) -> Handle:
     def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
         new = function(output[0] if isinstance(output, tuple) else output)
-        if new is None:
-            return None
-        return (new, *output[1:]) if isinstance(output, tuple) else new
+        return (new, *output[1:]) if isinstance(output, tuple) and new is not None else new
 
     return module.register_forward_hook(hook)
 
 
-def _on_input(module: nn.Module, function: Callable[[Tensor], Tensor | None]) -> Any:
+def _on_input(module: nn.Module, function: Callable[[Tensor], Tensor | None]) -> Handle:
     def hook(module: nn.Module, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        if inputs:
-            new = function(inputs[0])
-            return None if new is None else ((new, *inputs[1:]), given)
-        new = function(given["hidden_states"])
-        return None if new is None else (inputs, {**given, "hidden_states": new})
+        new = function(inputs[0] if inputs else given["hidden_states"])
+        if new is None:
+            return None
+        return ((new, *inputs[1:]), given) if inputs else (inputs, {**given, "hidden_states": new})
 
     return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-class _Middle:
-    """Writes the sum of a block's input and what its attention adds, by what attention adds."""
-
-    def __init__(self, function: Function) -> None:
-        self._stream = torch.zeros(())
-        self._function = function
-
-    def note(self, stream: Tensor) -> None:
-        self._stream = stream
-
-    def change(self, added: Tensor) -> Tensor | None:
-        new = self._function(self._stream + added)
-        return None if new is None else new - self._stream
 
 
 class _Softmax(TorchFunctionMode):
@@ -392,16 +324,11 @@ class _Softmax(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         # Inside this method the mode is off, so that a softmax which calls another is seen once.
-        if getattr(func, "__name__", "") != "softmax" or not args or args[0].ndim != 4:
-            return func(*args, **kwargs)
-        self._seen += 1
-        if self._seen != self._layer + 1:
-            return func(*args, **kwargs)
-        if self._before:
-            new = self._function(args[0])
-            return func(args[0] if new is None else new, *args[1:], **kwargs)
-        output = func(*args, **kwargs)
-        new = self._function(output)
-        return output if new is None else new
+        is_pattern = getattr(func, "__name__", "") == "softmax" and bool(args) and args[0].ndim == 4
+        self._seen += is_pattern
+        here = is_pattern and self._seen == self._layer + 1
+        if here and self._before:
+            args = (self._function(args[0]), *args[1:])
+        output = func(*args, **(kwargs or {}))
+        return self._function(output) if here and not self._before else output

@@ -57,8 +57,7 @@ def activations(
 
     `source` may also be texts or whatever else `circuits.prompts` takes, in any layout: the third token of a prompt
     goes to the third token of its partner, which must have as many. Where it has not, `positions` and
-    `source_positions` say which go together, in their order: integers, which count in each prompt's own tokens, or
-    masks [batch pos].
+    `source_positions` say which go together, in their order: integers, which count in each prompt's own tokens.
     """
     caller = "patch.activations"
     place = read_place(site, heads, caller, neurons, features)
@@ -186,7 +185,7 @@ def _parse_source(
     return FromTokens(read_given(source, caller, "source"), at)
 
 
-def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapshot | None) -> FromTensors:
+def _from_tensors(place: Place, source: Any, caller: str, at: Positions | None) -> FromTensors:
     """Returns a replacement by activations that the user has, taken from a cache by hook name."""
     # TransformerLens' ActivationCache has full hook names as its keys, as our own cache does.
     names = list(source.keys())
