@@ -38,14 +38,6 @@ def test_a_permutation_against_a_copy_with_permuted_rows(model, tokens, by_hand,
     assert bool((run(model, tokens, permute.positions(range(6))) == run(model, tokens)).all())
 
 
-def test_position_i_reads_row_perm_of_i(causal, tokens):
-    _, seen = run(causal, tokens, permute.positions(ORDER), cache=["pos_embed", "embed", "resid_pre.0"])
-    for position, row in enumerate(ORDER):
-        assert bool((seen["pos_embed"][:, position] == table_of(causal)[row]).all())
-    clean = run(causal, tokens, cache=["embed"])[1]
-    assert bool((seen["embed"] == clean["embed"]).all())
-
-
 def test_a_shorter_one_leaves_the_later_rows_and_a_longer_is_refused(model, tokens, by_hand, assert_same):
     found = run(model, tokens, permute.positions([1, 2, 0]))
     assert_same(found, by_hand(with_rows(model, [1, 2, 0]), tokens), by_hand(model, tokens))

@@ -35,21 +35,6 @@ def test_what_has_changed_in_between_is_copied_anew():
         assert math.copysign(1, float(before.tensor[0, 0])) == 1
 
 
-def test_views_and_transposes_are_told_apart():
-    values = torch.arange(9.0).reshape(3, 3)
-    parts = {
-        name: Snapshot(part)
-        for name, part in (
-            ("all", values),
-            ("T", values.T),
-            ("row", values[0]),
-            ("int", values.view(torch.int32)),
-        )
-    }
-    assert len(set(parts.values())) == 4
-    assert parts["T"].tensor.tolist() == values.T.tolist()
-
-
 def test_nothing_is_kept_that_nobody_holds():
     values = torch.ones(1000)
     one = Snapshot(values)

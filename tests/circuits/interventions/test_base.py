@@ -3,9 +3,8 @@ import json
 import pytest
 import torch
 
-from circuits import CircuitsError, Head, ablate, edit, patch, permute
+from circuits import CircuitsError, ablate, edit, patch, permute
 from circuits.model.sites import Site
-from circuits.tensors import Snapshot, parse_positions
 
 TOKENS = torch.arange(12).reshape(3, 4)
 
@@ -35,40 +34,6 @@ def test_descriptions_are_json_and_tell_them_apart():
     assert described["intervention"] == "ablate.mean"
     assert described["places"] == [{"site": "z", "heads": ["0.1"]}]
     assert set(described["reference"]) == {"shape", "dtype", "sha256"}
-
-
-def test_repr_shows_a_tensor_by_shape_dtype_and_hash():
-    shown = repr(ablate.mean("all", reference=TOKENS))
-    assert "tensor([3, 4], int64, sha256=" in shown
-    assert len(shown) < 400
-
-
-def test_snapshot_of_bfloat16_and_scalars():
-    assert Snapshot(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)) == Snapshot(
-        torch.tensor([1, 2]).bfloat16()
-    )
-    assert Snapshot(torch.tensor(1.0)) != Snapshot(torch.tensor(2.0))
-    assert Snapshot(torch.zeros(2, 3)) != Snapshot(torch.zeros(3, 2))
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [(3, (3,)), ([0, 2, 0], (0, 2)), (range(2), (0, 1)), (torch.tensor([1, -1]), (1, -1)), (None, None)],
-)
-def test_positions(given, expected):
-    assert parse_positions(given, "test") == expected
-
-
-def test_boolean_positions():
-    assert isinstance(parse_positions(torch.tensor([True, False, True]), "test"), Snapshot)
-    assert isinstance(parse_positions(torch.ones(2, 3, dtype=torch.bool), "test"), Snapshot)
-
-
-def test_each_names_its_items():
-    grid = ablate.each(ablate.uniform, [Head(0, 1), Head(1, 0)], keys=[0])
-    assert list(grid) == ["0.1", "1.0"]
-    assert grid["0.1"] == ablate.uniform("0.1", keys=[0])
-    assert list(ablate.each(ablate.zero, [0, "mlp_out.1"])) == ["layer 0", "mlp_out.1"]
 
 
 @pytest.mark.usefixtures("untyped")

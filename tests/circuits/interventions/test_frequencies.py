@@ -105,22 +105,6 @@ def test_against_the_fft_of_the_complete_grid(small, by_hand, assert_same, perio
             assert_same(run(model, tokens, given), by_hand(model, tokens, edited), clean)
 
 
-def test_eight_components_of_a_key_frequency():
-    """Nanda et al. 2023 (arXiv:2301.05217, section 4.4): the constant and 8 components per key, no cross terms."""
-    rows = complete(7)
-    one = fourier_values(rows[:, :2], 7, (2,), "all")
-    assert one.shape == (49, 8)
-    a, b = (2 * np.pi * 2 / 7 * rows[:, at].numpy() for at in (0, 1))
-    each = [(np.ones(49), np.cos(x) * np.sqrt(2), np.sin(x) * np.sqrt(2)) for x in (a, b)]
-    expected = np.stack([f * g for f in each[0] for g in each[1]][1:], 1)
-    np.testing.assert_allclose(one, expected, atol=1e-12)
-    assert fourier_values(rows[:, :2], 7, (1, 2, 3), "all").shape == (49, 24)
-    both = fourier_values(rows[:, :2], 7, (2,), "sum")
-    np.testing.assert_allclose(both, np.sqrt(2) * np.stack([np.cos(a + b), np.sin(a + b)], 1), atol=1e-12)
-    # The two of the sum lie within the eight.
-    np.testing.assert_allclose(one @ (one.T @ both) / 49, both, atol=1e-12)
-
-
 @pytest.mark.parametrize(("period", "coordinates"), [(5, 2), (7, 2), (6, 2), (113, 1), (64, 1), (4, 3)])
 def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
     rows = complete(period, coordinates, length=coordinates)

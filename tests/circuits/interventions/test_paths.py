@@ -1,9 +1,11 @@
 """Path patching against the three passes written out by hand, and closed forms; several paths at once."""
 
+import itertools
+
 import pytest
 import torch
 
-from circuits import CircuitsError, cache, circuit, intervene, patch, run
+from circuits import CircuitsError, ablate, cache, circuit, edit, intervene, patch, run, sweep
 from circuits.interventions.paths import Path
 from circuits.model.hooked_model import HookedModel
 from circuits.patch._edges import inputs_of, senders_of
@@ -279,6 +281,31 @@ def test_an_edge_of_a_circuit_is_the_path_of_its_name(family, make_model, tokens
         run(model, tokens, patch.path("0.1", "2.3", other_tokens))
     with pytest.raises(CircuitsError, match=r"no path to q\.0: it is computed before"):
         run(model, tokens, patch.path("1.0", ("q", "0.1"), other_tokens))
+
+
+@pytest.mark.parametrize("through", [None, "mlps"])
+def test_a_path_is_of_the_run_with_all_other_edits(
+    deep, tokens, other_tokens, theirs, by_hand, assert_same, through
+):
+    """In any order, in one block or nested ones, and in a sweep; the source is the model without them."""
+    ramp = torch.linspace(-1, 1, 16, dtype=torch.float64)
+
+    def around(s, at, x):
+        if (s, at) == ("mlp_out", 0):
+            return x + ramp
+        return put(x, torch.zeros_like(x), [2]) if (s, at) == ("z", 1) else x
+
+    path = patch.path("0.1", "2.2", other_tokens, through)
+    expected = path_by_hand(
+        by_hand, deep, tokens, theirs, SENDERS["0.1"], RECEIVERS["2.2"], through, around=around
+    )
+    clean = by_hand(deep, tokens)
+    for edits in itertools.permutations([path, edit("mlp_out.0", lambda x: x + ramp), ablate.zero("1.2")]):
+        assert_same(run(deep, tokens, *edits), expected, clean)
+        with torch.no_grad(), intervene(deep, edits[0]), intervene(deep, *edits[1:]):
+            assert_same(deep(tokens), expected, clean)
+        found = sweep(deep, tokens, {"all": edits}, lambda output: output[:, -1, 0], draws=1, flips=1)
+        assert found.frame["value"][0] == pytest.approx(float(expected[:, -1, 0].mean()), rel=1e-9)
 
 
 def test_from_the_runs_own_tokens_nothing_changes(deep, tokens):

@@ -69,13 +69,6 @@ def test_each_names_and_refuses_doubles(causal):
             ablate.each(ablate.zero, items)
 
 
-def test_over_goes_to_what_takes_it_and_is_the_items_without_any(tokens):
-    pooled = ablate.each(ablate.mean, ["0.1", "mlp_out.1"], reference=tokens, over="batch,pos")
-    assert pooled == {name: ablate.mean(name, tokens, "batch,pos") for name in ("0.1", "mlp_out.1")}
-    with pytest.raises(CircuitsError, match="give a list of items, not None"):
-        ablate.each(ablate.mean, reference=tokens, over="batch,pos")
-
-
 def test_each_calls_a_number_a_layer_only_where_it_is_one(causal):
     for make, names in (
         (lambda number: ablate.zero(f"mlp_out.{number}"), ["layer 0", "layer 1"]),
@@ -86,13 +79,6 @@ def test_each_calls_a_number_a_layer_only_where_it_is_one(causal):
         (lambda number: ablate.zero("resid_post.0", positions=number), ["0", "1"]),
     ):
         assert list(ablate.each(make, range(2))) == names
-
-
-def test_numbers_in_a_tensor_or_an_array_are_numbers(other_tokens):
-    expected = grid(patch.activations, {"positions": range(3)}, site="z.0", source=other_tokens)
-    for positions in (torch.arange(3), np.arange(3), torch.arange(3).short()):
-        assert grid(patch.activations, {"positions": positions}, site="z.0", source=other_tokens) == expected
-        assert ablate.each(ablate.zero, positions) == ablate.each(ablate.zero, range(3))
 
 
 def test_tensors_as_items_are_named_by_their_content(tokens, other_tokens):

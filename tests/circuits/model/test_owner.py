@@ -3,13 +3,12 @@
 import asyncio
 import copy
 import gc
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, lens, run, sweep, transplant
+from circuits import CircuitsError, ablate, intervene, lens, run, sweep, transplant
 from circuits.model import contexts
 
 REFUSED = r"^the model is in use by .*, and .* runs it; leave the block there first, or take a copy$"
@@ -105,37 +104,6 @@ def test_a_block_left_open_by_a_thread_that_has_ended(make_model, tokens):
         run(model, tokens)
     block.__exit__(None, None, None)
     assert run(model, tokens).shape
-
-
-def test_models_that_share_nothing_run_side_by_side(make_model, family, tokens):
-    """Both threads are inside a run at one time."""
-    both = threading.Barrier(2, timeout=60)
-    one, two = make_model(0, family), make_model(1, family)
-
-    def meet(z):
-        both.wait()
-        return z
-
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(run, one, tokens, edit("z.0", meet))
-        run(two, tokens, edit("z.0", meet))
-        future.result(60)
-
-
-def test_a_thread_may_take_it_again(make_model, family, tokens):
-    """As a hook does that runs the model."""
-    model, found = make_model(0, family), []
-
-    def calls(z):
-        # It is in force in the run that it starts, too.
-        if not found:
-            found.append(None)
-            found.append(run(model, tokens, ablate.zero("1.0")))
-        return z
-
-    with intervene(model):
-        run(model, tokens, edit("z.0", calls))
-    assert torch.equal(found[1], run(model, tokens, ablate.zero("1.0")))
 
 
 def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens):

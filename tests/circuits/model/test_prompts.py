@@ -119,7 +119,7 @@ def pairs(model, side, lengths=LENGTHS):
 def test_attribution(model, side):
     rows, others, base, source = pairs(model, side)
     right, wrong = [3, 1, 4, 1], [5, 9, 2, 6]
-    for site, by in (("z", "head"), ("resid_pre", "position"), ("mlp_post.1", "neuron"), ("pattern", "head")):
+    for site, by in (("resid_pre", "position"), ("pattern", "head")):
         found = patch.attribution(
             model, base, source, logit_difference(right, wrong), site, by=by, **FEW
         ).frame
@@ -528,37 +528,6 @@ def test_texts_wherever_tokens_are(with_words):
     )
 
 
-@pytest.mark.parametrize("model", ["bridge, learned"], indirect=True)
-def test_positions_of_a_screen(model):
-    """Those named by numbers or by a mask, of base alone; what cannot be paired is refused before anything runs."""
-    rows, others = drawn(LENGTHS), drawn(LENGTHS, seed=1)
-    made, source = prompts(model, rows, "left"), prompts(model, others, "right")
-    mask = torch.zeros(made.shape, dtype=torch.bool)
-    for row in range(4):
-        mask[row, made.real[row].nonzero().flatten()[[0, -2]]] = True
-    given = dict(metric=logit_difference(1, 2), sites="mlp_out", exact="all", **FEW)
-    for method in ("gradient", "integrated"):
-        given["method"] = method
-        frames = [patch.screen(model, made, source, positions=at, **given).frame for at in ([0, -2], mask)]
-        for column in ("estimate", "effect"):
-            np.testing.assert_allclose(frames[1][column], frames[0][column], rtol=1e-9, atol=1e-12)
-        whole = patch.screen(model, made, source, **given).frame
-        assert not np.allclose(whole["effect"], frames[0]["effect"])
-    other = prompts(model, drawn((3, 6, 4, 5), seed=1))
-    for partner, arguments, message in (
-        (other, {"positions": [0]}, "give pairs of one length"),
-        (source, {"positions": [3]}, "no position 3"),
-        (source, {"positions": [0], "by": "position"}, "leave positions= out"),
-        (
-            other,
-            {"positions": [0], "source_positions": [0]},
-            "no argument source_positions=; patch.activations",
-        ),
-    ):
-        with pytest.raises(CircuitsError, match=message):
-            patch.screen(model, made, partner, **{**given, **arguments})
-
-
 @pytest.mark.parametrize("model", ["bridge, learned", "bridge, rotary"], indirect=True)
 def test_attention_that_moves_between_prompts_of_unequal_length(model, side):
     """By loops over prompts alone; the control compares the queries that both of its prompts have."""
@@ -616,9 +585,8 @@ def test_attention_that_moves_between_prompts_of_unequal_length(model, side):
 
 
 @pytest.mark.parametrize("model", ["bridge, learned", "bridge, rotary"], indirect=True)
-@pytest.mark.parametrize("of", ["unedited", "edited"])
-def test_mean_patterns_over_prompts_of_unequal_length(model, side, of):
-    """By loops over prompts alone: layer 1's mean is, where asked, over references whose layer 0 has its mean."""
+def test_edited_mean_patterns_over_prompts_of_unequal_length(model, side):
+    """By loops over prompts alone: layer 1's mean is over references whose layer 0 has its mean."""
     rows, others = drawn((4, 6, 3)), drawn((5, 3, 7, 4), seed=1)
     made, reference = prompts(model, rows, side), prompts(model, others, "left")
 
@@ -643,9 +611,9 @@ def test_mean_patterns_over_prompts_of_unequal_length(model, side, of):
         return edit(f"pattern.{layer}", function)
 
     first = put(0, mean(0))
-    second = put(1, mean(1, *([first] if of == "edited" else [])))
+    second = put(1, mean(1, first))
     expected = [run(model, ids[None], first, second) for ids in rows]
-    found = run(model, made, ablate.mean_pattern("0.1-2, 1.1-2", reference, of=of))
+    found = run(model, made, ablate.mean_pattern("0.1-2, 1.1-2", reference, of="edited"))
     same(found, expected, made)
     assert not torch.allclose(found[made.real], run(model, made)[made.real], atol=1e-3)
 

@@ -21,12 +21,6 @@ def test_every_kind_reads_its_own_hook_name(name):
     assert Site.parse(str(site)) == site
 
 
-def test_a_hook_outside_the_table_is_kept_whole():
-    site = Site.parse("blocks.0.hook_mlp_in")
-    assert site.hook() == "blocks.0.hook_mlp_in"
-    assert site.kind.head_axis is None
-
-
 @pytest.mark.parametrize(
     ("spec", "hint"), [("patern", "pattern"), ("resid_posts.1", "resid_post"), ("", "no site")]
 )
