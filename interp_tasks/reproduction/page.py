@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from interp_tasks.pages import Column, Page, Section, Table, Text, number, p_value
+from interp_tasks.pages import Column, Text, number, p_value
 from interp_tasks.pages.numbers import interval
 from interp_tasks.published import Claim, Paper, Row
-
-if TYPE_CHECKING:
-    from interp_tasks.reproduction.reproduction import Reproduction
 
 
 def our_number(row: Mapping[str, Any], formatted: Callable[[float], str] = number) -> str:
@@ -119,40 +116,6 @@ CLAIMS_NOTE = (
     "Intervals are over training runs (a mean with Student's t), or as the table says. Rules stand below."
 )
 MISSING_NOTE = "Estimated hours are of the machine that the scale is meant for."
-
-
-def page(reproduction: Reproduction) -> Page:
-    """Returns a page of the headlines, of all claims, of missing runs, and of the rules, experiment by experiment."""
-    import pandas
-
-    paper, preset, missing = reproduction.paper, reproduction.preset, reproduction.missing
-    frame = reproduction.frame()
-    outcomes = frame.to_dict("records")
-    departures = "\n".join(f"- {line}" for line in paper.departures)
-    introduction = (
-        f"{paper.citation}, repeated at the scale {preset}. {summary_of(outcomes)}\n\n"
-        f"Measured on {len(reproduction.measured)} training runs; {len(missing)} more are described but not measured. "
-        f"Our models differ from theirs:\n\n{departures}"
-    )
-    stands_on = [outcome for _, several in headlines(paper, outcomes) for outcome in several]
-    needed = [
-        {"run": run.name, "role": run.role, "hours": run.hours, "command": run.command(reproduction.folder)}
-        for run in missing
-    ]
-    by_row = frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable")
-    tables = [
-        Table(pandas.DataFrame(stands_on), "Headlines", HEADLINES_NOTE, HEADLINES, f"{paper.name}-headlines"),
-        Table(by_row, "Claims", CLAIMS_NOTE, CLAIMS, name=f"{paper.name}-claims", download=frame),
-        Table(pandas.DataFrame(needed), "Not measured", MISSING_NOTE, MISSING, name="not-measured"),
-    ]
-    decided, shown = set(frame["claim"]), reproduction.rows
-    sections: list[Section] = [
-        Text(introduction),
-        *(table for table in tables if len(table.frame)),
-        *(rules(paper, row, decided) for row in paper.row if not shown or row.number in shown),
-    ]
-    config = {"paper": paper.name, "preset": preset, "runs": list(reproduction.measured)}
-    return Page(f"{paper.title}: published and ours", sections, config, reproduction.versions)
 
 
 def rules(paper: Paper, row: Row, decided: Container[str]) -> Text:

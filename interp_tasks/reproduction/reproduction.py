@@ -14,20 +14,18 @@ from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import ALPHA
 from interp_tasks.measurement.options import check_choice
-from interp_tasks.pages import versions
+from interp_tasks.pages import Page, Section, Table, Text, versions
 from interp_tasks.published import Claim, Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
+from interp_tasks.reproduction import page as pages
 from interp_tasks.reproduction.claim_numbers import Rows, Seed, Seeds, has_ending
 from interp_tasks.reproduction.evidence import Evidence, RunEvidence, names_of
-from interp_tasks.reproduction.page import page
 from interp_tasks.reproduction.records import read_records, rule_of, tables_of
 from interp_tasks.reproduction.runs import config_digest
 from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, judge
 
 if TYPE_CHECKING:
     import pandas
-
-    from interp_tasks.pages import Page
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,52 @@ class Reproduction:
         return text
 
     def page(self) -> Page:
-        return page(self)
+        """Returns a page of the headlines, of all claims, of missing runs, and of the rules, by experiment."""
+        import pandas
+
+        paper, missing, frame = self.paper, self.missing, self.frame()
+        outcomes = frame.to_dict("records")
+        departures = "\n".join(f"- {line}" for line in paper.departures)
+        introduction = (
+            f"{paper.citation}, repeated at the scale {self.preset}. {pages.summary_of(outcomes)}\n\n"
+            f"Measured on {len(self.measured)} training runs; {len(missing)} more are described but not measured. "
+            f"Our models differ from theirs:\n\n{departures}"
+        )
+        stands_on = [outcome for _, several in pages.headlines(paper, outcomes) for outcome in several]
+        needed = [
+            {"run": run.name, "role": run.role, "hours": run.hours, "command": run.command(self.folder)}
+            for run in missing
+        ]
+        by_row = frame.sort_values("headline", ascending=False, kind="stable").sort_values(
+            "row", kind="stable"
+        )
+        tables = [
+            Table(
+                pandas.DataFrame(stands_on),
+                "Headlines",
+                pages.HEADLINES_NOTE,
+                pages.HEADLINES,
+                f"{paper.name}-headlines",
+            ),
+            Table(
+                by_row, "Claims", pages.CLAIMS_NOTE, pages.CLAIMS, name=f"{paper.name}-claims", download=frame
+            ),
+            Table(
+                pandas.DataFrame(needed),
+                "Not measured",
+                pages.MISSING_NOTE,
+                pages.MISSING,
+                name="not-measured",
+            ),
+        ]
+        decided, shown = set(frame["claim"]), self.rows
+        sections: list[Section] = [
+            Text(introduction),
+            *(table for table in tables if len(table.frame)),
+            *(pages.rules(paper, row, decided) for row in paper.row if not shown or row.number in shown),
+        ]
+        config = {"paper": paper.name, "preset": self.preset, "runs": list(self.measured)}
+        return Page(f"{paper.title}: published and ours", sections, config, self.versions)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Writes ``claims.csv`` and ``.json``, and ``index.html``.
