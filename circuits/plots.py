@@ -25,7 +25,7 @@ from circuits.figures import panels
 from circuits.figures.export import picture, save
 from circuits.figures.layout import draw, titled, untitled
 from circuits.figures.panels import Series
-from circuits.figures.results import ABREAST, attention_figure
+from circuits.figures.results import ABREAST, attention_figure, by_head
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
 from circuits.patterns import Maps
@@ -94,21 +94,19 @@ def heads(
         column = column or ("effect" if "effect" in table else "value")
         maps = _maps_of_table(table, metric, column)
     else:
-        maps = {
-            str(name): _map_of_array(array, layers)
-            for name, array in (values if isinstance(values, Mapping) else {"": values}).items()
-        }
+        arrays = values if isinstance(values, Mapping) else {"": values}
+        maps = {str(name): _map_of_array(array, layers) for name, array in arrays.items()}
     if not maps:
         raise CircuitsError("plots.heads: there is nothing to draw")
     # The colours of an array among several are called by its name.
     units = {name: unit or column or name or "value" for name in maps}
-    quantity = next(iter(units.values()))
     drawn = [
         panels.heat(
             grid, name, unit=units[name], signed=column == "effect" or bool((grid < 0).any(axis=None))
         )
         for name, grid in maps.items()
     ]
+    quantity = next(iter(units.values()))
     title = title or f"{quantity[:1].upper()}{quantity[1:]} of each head"
     return draw(drawn, title, columns=min(ABREAST, len(drawn)))
 
@@ -125,17 +123,11 @@ def _maps_of_table(
         rows = rows[rows["metric"].isin(chosen_metrics(table, metric))]
         # Panels of one metric are drawn beside each other; metrics keep the order of the table.
         rows = rows.iloc[np.argsort(pd.factorize(rows["metric"])[0], kind="stable")]
-    if rows.empty:
-        raise CircuitsError("plots.heads: the table has no row about one head alone")
     by = [name for name in ("metric", "checkpoint", "ref") if name in rows and rows[name].notna().any()]
-    maps: dict[str, pd.DataFrame] = {}
-    for name, part in rows.groupby(by, sort=False, dropna=False) if by else [((), rows)]:
-        if part.duplicated(["layer", "head"]).any():
-            raise CircuitsError(
-                "plots.heads: a head has several rows in the table; keep one per head, metric and checkpoint"
-            )
-        maps["<br>".join(map(str, name))] = part.pivot(index="layer", columns="head", values=column)
-    return maps
+    if rows.empty or rows.duplicated([*by, "layer", "head"]).any():
+        raise CircuitsError("plots.heads: a table with one row per head, metric and checkpoint is needed")
+    parts = rows.groupby(by, sort=False, dropna=False) if by else [((), rows)]
+    return {"<br>".join(map(str, name)): by_head(part, column) for name, part in parts}
 
 
 def _map_of_array(values: Any, layers: Sequence[int] | None) -> pd.DataFrame:
@@ -244,10 +236,10 @@ def _curve_of_arrays(name: str, given: Any) -> Series:
     ys, *bounds = (_read_numbers(part, f"plots.curve: {name!r}") for part in rest)
     # x may be names or dates: only its order is used.
     xs: Any = np.arange(ys.shape[-1] if ys.ndim else 0) if first is None else np.asarray(first)
-    shapes = [list(part.shape) for part in (xs, ys, *bounds)]
     if ys.ndim == 2 and not bounds:
         ys, bounds = np.median(ys, axis=0), [ys.min(axis=0), ys.max(axis=0)]
-    if len(bounds) not in (0, 2) or {part.shape for part in (ys, *bounds)} != {(len(xs),)}:
+    shapes = [list(part.shape) for part in (xs, ys, *bounds)]
+    if len(bounds) not in (0, 2) or any(shape != [len(xs)] for shape in shapes):
         raise CircuitsError(
             f"plots.curve: {name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high), of one length; got {shapes}"
         )

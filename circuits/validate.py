@@ -32,6 +32,10 @@ _OF_VERB = {
     "patch.edges": _LINE,
     "patch.screen": _LINE | {"source_positions": "patch.activations takes it, in a sweep"},
     "circuit.evaluate": {"greedy": "subsets= are drawn at random"},
+    "probe.linear": {
+        "folds": "fit once for each ridge=, and compare them on examples of their own",
+        "interventions": "call it inside `with intervene(model, ...)`",
+    },
 }
 
 

@@ -163,7 +163,8 @@ def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
         kind: "nodes" or "edges".
     """
     if not isinstance(text, str):
-        raise CircuitsError(f"{caller}: {format_value(text)} is not the name of {_one(kind)}")
+        named = f"a node: {NODES}" if kind == "nodes" else 'an edge, such as "0.1 -> 1.3.q"'
+        raise CircuitsError(f"{caller}: {format_value(text)} is not the name of {named}")
     name, at, positions = text.partition("@")
     where = _parse_positions(positions, text, caller) if at else EVERYWHERE
     if kind == "nodes":
@@ -173,18 +174,11 @@ def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
         raise CircuitsError(
             f'{caller}: {text!r} is no edge; write sender -> receiver, such as "0.1 -> 1.3.q"'
         )
-    edge = Edge(
-        _parse_node(sender.strip(), text, caller),
-        _parse_input(receiver.strip(), text, caller),
-    )
+    edge = Edge(_parse_node(sender.strip(), text, caller), _parse_input(receiver.strip(), text, caller))
     # An MLP's stage is that of its input, and a head's too: neither receives from itself.
     if edge.sender.stage >= edge.receiver.stage:
         raise CircuitsError(f"{caller}: no edge {edge}: the receiver is computed before the sender is")
     return edge, where
-
-
-def _one(kind: str) -> str:
-    return f"a node: {NODES}" if kind == "nodes" else 'an edge, such as "0.1 -> 1.3.q"'
 
 
 def find_node(name: str) -> Node | None:
@@ -311,6 +305,11 @@ class Graph:
         return asdict(self)
 
     @property
+    def shared(self) -> bool:
+        """Whether heads share keys and values."""
+        return self.key_heads != self.n_heads
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes in the order of computation."""
         return _nodes(self)
@@ -324,7 +323,7 @@ class Graph:
         """Returns the inputs of heads or groups that an input of a whole layer consists of; any other as it is."""
         if layer_input.site not in ("q", "k", "v") or layer_input.head is not None:
             return [layer_input]
-        grouped = layer_input.site != "q" and self.key_heads != self.n_heads
+        grouped = layer_input.site != "q" and self.shared
         count = self.key_heads if grouped else self.n_heads
         return [Input(layer_input.site, layer_input.layer, head, grouped) for head in range(count)]
 
@@ -361,18 +360,15 @@ class Graph:
         has += "" if self.mlps else " and no MLPs"
         has += "" if self.positions else ", and adds no position embeddings"
         has += ", whose MLPs run in parallel to the heads of their layer" if self.parallel else ""
-        return has if self.key_heads == self.n_heads else f"{has}, {self.key_heads} key-value groups"
+        return f"{has}, {self.key_heads} key-value groups" if self.shared else has
 
     def _missing(self, member: Member) -> str:
         """Returns what to say of a member that the model does not have."""
-        if not isinstance(member, Edge):
-            return f"no node {member}: the model has {self.shape}"
-        advice, receiver, shared = "", member.receiver, self.key_heads != self.n_heads
-        if shared and receiver.site in ("k", "v") and not receiver.grouped:
-            advice = f"; name a group, {receiver.layer}.k0.{receiver.site}"
-        elif receiver.grouped and not shared:
-            advice = ", each with its own keys and values"
-        return f"no edge {member}: the model has {self.shape}{advice}"
+        advice, receiver = "", member.receiver if isinstance(member, Edge) else None
+        if receiver is not None and receiver.site in ("k", "v") and receiver.grouped != self.shared:
+            group = f"; name a group, {receiver.layer}.k0.{receiver.site}"
+            advice = group if self.shared else ", each with its own keys and values"
+        return f"no {'node' if receiver is None else 'edge'} {member}: the model has {self.shape}{advice}"
 
 
 # Graphs are few and small values, and their edges are many: each is listed once.

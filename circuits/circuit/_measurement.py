@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from circuits.circuit._graph import EVERYWHERE, Graph, Member, Node, Where
+from circuits.circuit._graph import EVERYWHERE, Edge, Graph, Member, Where
 from circuits.circuit._intervention import CircuitEdit, is_sender, stored
 from circuits.circuit._value import Circuit
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import Activations, run
+from circuits.interventions.apply import run
 from circuits.interventions.base import Replacement
 from circuits.interventions.clean_passes import MeanOver
 from circuits.interventions.replacements import Zero
@@ -116,21 +116,20 @@ class Measurement:
     def _prepare(self, step: int) -> None:
         """Cuts the examples into pieces, each with its replacement, and measures the clean and the source run."""
         base, source, self.size, self.pieces = self.base, self.sources, step, []
+        clean: list[PerExample] = []
         sources: list[PerExample] = []
-        shared: Replacement | None = Zero() if self.how == "zero" else None
         means = self._means(source, step) if source is not None and self.how == "mean" else {}
         output: Tensor | None = None
-        clean: list[PerExample] = []
+        replacement: Replacement = Zero()
         for start in range(0, len(base), step):
             rows = slice(start, min(start + step, len(base)))
-            prompts, replacement = base[rows], shared
+            prompts = base[rows]
+            # One source of a batch of 1 serves all pieces.
             if source is not None and self.how == "resample" and (len(source) > 1 or output is None):
                 output, activations = self._run(source if len(source) == 1 else source[rows])
                 replacement = stored(activations, self.caller)
-                shared = replacement if len(source) == 1 else None
-            if means:
+            elif means:
                 replacement = stored({hook: align_mean(x, prompts) for hook, x in means.items()}, self.caller)
-            assert replacement is not None
             clean_output = self._output(prompts)
             kept = clean_output if self.metric.function is None else None
             piece = _Piece(prompts, self.metric.at(rows), replacement, kept)
@@ -145,7 +144,6 @@ class Measurement:
         self.forwards += 1
         hooks = [hook for hook in self.surface.hooks if is_sender(hook)]
         output, activations = run(self.surface.model, prompts, cache=hooks)
-        assert isinstance(activations, Activations)
         return self._checked(output), dict(activations)
 
     def _means(self, source: Prompts, step: int) -> dict[str, Tensor]:
@@ -153,8 +151,7 @@ class Measurement:
         total: dict[str, Tensor] = {}
         for start in range(0, len(source), step):
             prompts = source[start : start + step]
-            _, activations = self._run(prompts)
-            for hook, x in activations.items():
+            for hook, x in self._run(prompts)[1].items():
                 total[hook] = total.get(hook, 0) + MeanOver().piece(x, prompts, Site(hook).kind)
         return {hook: MeanOver().finish(x, source, Site(hook).kind) for hook, x in total.items()}
 
@@ -181,7 +178,8 @@ class Measurement:
         members = self.graph.members(kind)
         if self.how == "zero":
             return members
-        return frozenset(member for member in members if not _sends_positions(member))
+        senders = ((one, one.sender if isinstance(one, Edge) else one) for one in members)
+        return frozenset(one for one, sender in senders if sender.site != "pos_embed")
 
     def share_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
         """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
@@ -196,18 +194,18 @@ class Measurement:
         return self._of(circuit, False)
 
     def _of(self, circuit: Circuit, keep: bool) -> PerExample:
-        key = (circuit, keep)
-        if key not in self._known:
+        if (circuit, keep) not in self._known:
             where = self.graph.fitted(circuit.where, circuit.kind, self.caller)
             candidates = self.candidates(circuit.kind)
             present = {member: at for member, at in where.items() if member in candidates}
             if not present:
-                self._known[key] = self.source if keep else self.clean
+                found = self.source if keep else self.clean
             elif len(present) == len(candidates) and set(present.values()) == {EVERYWHERE}:
-                self._known[key] = self.clean if keep else self.source
+                found = self.clean if keep else self.source
             else:
-                self._known[key] = self._measure(circuit, keep)
-        return self._known[key]
+                found = self._measure(circuit, keep)
+            self._known[circuit, keep] = found
+        return self._known[circuit, keep]
 
     def _measure(self, circuit: Circuit, keep: bool) -> PerExample:
         def measured(size: int) -> PerExample:
@@ -278,15 +276,8 @@ def concatenated(parts: Sequence[PerExample]) -> PerExample:
     for name in sorted({name for part in parts for name in part}):
         if any(name not in part for part in parts):
             raise CircuitsError(f"{in_errors(name)}: returned for some examples only")
-    return {
-        name: (
-            np.concatenate([part[name][0] for part in parts]),
-            np.concatenate([part[name][1] for part in parts]),
-        )
-        for name in parts[0]
-    }
-
-
-def _sends_positions(member: Member) -> bool:
-    sender = member if isinstance(member, Node) else member.sender
-    return sender.site == "pos_embed"
+    found: PerExample = {}
+    for name in parts[0]:
+        sums, counts = zip(*(part[name] for part in parts), strict=True)
+        found[name] = np.concatenate(sums), np.concatenate(counts)
+    return found

@@ -29,21 +29,22 @@ def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
     """Writes the description of a circuit under another name and renames it, so that a full disk leaves the old one."""
     text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False) + "\n"
     target = Path(path).resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # A pipe or a device stays what it is.
+    special = target.exists() and not target.is_file()
+    written = target if special else target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        if target.exists() and not target.is_file():  # a pipe or a device stays what it is
-            target.write_text(text, encoding="utf-8")
-            return
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        written.write_text(text, encoding="utf-8")
+        if not special:
+            written.replace(target)
     except OSError as error:
         raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if not special:
+            written.unlink(missing_ok=True)
 
 
 def read_file(path: str | PathLike[str]) -> Circuit:
-    """Reads a circuit that `write` has written."""
+    """Reads a circuit that `write` has written; a key that is not known, such as a misspelt one, is refused."""
     caller = f"circuit.read: {path}"
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -68,10 +69,11 @@ def read_file(path: str | PathLike[str]) -> Circuit:
         if member in where:
             raise CircuitsError(f"{caller}: {member} is listed twice")
         where[member], effect = at, Effect(*(row.get(name) for name in Effect._fields))
-        if wrong := [one for one in effect[1:] if one is not None and not _is_number(one)]:
-            raise CircuitsError(f"{caller}: an effect is a finite number; got {format_value(wrong[0])}")
         if effect != Effect():
             effects[member] = effect
+        for one in effect[1:]:
+            if one is not None and (type(one) not in (int, float) or not isfinite(one)):
+                raise CircuitsError(f"{caller}: an effect is a finite number; got {format_value(one)}")
     graph = None
     if given.get("graph") is not None:
         _check_keys(given["graph"], [one.name for one in fields(Graph)], "a graph", caller)
@@ -81,15 +83,10 @@ def read_file(path: str | PathLike[str]) -> Circuit:
 
 
 def _check_keys(given: Any, known: Collection[str], what: str, caller: str) -> None:
-    """Refuses keys that would be passed over: a misspelt one would be lost in silence."""
     if not isinstance(given, dict):
         raise CircuitsError(f"{caller}: {what} is an object of {', '.join(known)}; got {format_value(given)}")
     if unknown := [key for key in given if key not in known]:
         raise CircuitsError(f"{caller}: {what} has no {unknown[0]!r}; known: {', '.join(known)}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 _CALLER = "circuit"
@@ -127,7 +124,7 @@ class Circuit:
         """Makes a circuit of members with their positions; the effects of other members are dropped."""
         present = [member for member, at in where.items() if at != NOWHERE]
         present.sort(key=lambda member: member.sort_key)
-        known = {} if effects is None else {one: effects[one] for one in present if one in effects}
+        known = {one: effects[one] for one in present if one in effects} if effects else {}
         return cls(kind, tuple((member, where[member]) for member in present), graph, known)
 
     @cached_property
@@ -242,21 +239,16 @@ class Circuit:
         """A row per member: its name, sender and receiver (of edges), positions, and what is known of its effect."""
         import pandas as pd
 
-        columns = [
-            "name",
-            *(["sender", "receiver"] if self.kind == "edges" else []),
-            "positions",
-            *Effect._fields,
-        ]
         rows: list[dict[str, Any]] = []
         for member, at in self.members:
-            ends = {}
+            row: dict[str, Any] = {"name": str(member)}
             if isinstance(member, Edge):
-                ends = {"sender": str(member.sender), "receiver": str(member.receiver)}
-            positions = at.suffix.removeprefix(" @ ") or "all"
-            known = self.effects.get(member, Effect())._asdict()
-            rows.append({"name": str(member), **ends, "positions": positions, **known})
-        return pd.DataFrame(rows, columns=columns).astype({"estimate": float, "effect": float})
+                row |= {"sender": str(member.sender), "receiver": str(member.receiver)}
+            row["positions"] = at.suffix.removeprefix(" @ ") or "all"
+            rows.append(row | self.effects.get(member, Effect())._asdict())
+        ends = ["sender", "receiver"] if self.kind == "edges" else []
+        frame = pd.DataFrame(rows, columns=["name", *ends, "positions", *Effect._fields])
+        return frame.astype({"estimate": float, "effect": float})
 
     def plot(self) -> Any:
         """Returns a plotly figure: the graph by layers, embeddings below and the output on top.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,60 +46,44 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
     """
     from plotly import graph_objects
 
-    figure = graph_objects.Figure()
+    figure, title = (
+        graph_objects.Figure(),
+        f"A circuit of {len(frame)} {kind if len(frame) != 1 else kind[:-1]}",
+    )
     if kind == "nodes":
         places = _places(frame["name"])
-        _add_nodes(
-            figure, places, dict(zip(frame["name"], map(_hover, frame.to_dict("records")), strict=True))
-        )
-        return _finished(figure, places, _title(len(frame), "node"), "Hover for what is known of a node.")
+        _add_nodes(figure, places, {row["name"]: _hover(row) for row in frame.to_dict("records")})
+        return _finished(figure, places, title, "Hover for what is known of a node.")
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
     # Without any effect all lines are of one width, and the first are drawn.
     order = np.argsort(-size.fillna(0).to_numpy(), kind="stable")[:DRAWN]
-    rows = frame.assign(size=size).iloc[np.sort(order)].to_dict("records")
+    rows = frame.assign(size=size.fillna(0)).iloc[np.sort(order)].to_dict("records")
     largest = float(size.max()) if size.notna().any() else 0.0
-    nodes = {row["sender"] for row in rows} | {_component(row["receiver"]) for row in rows}
-    places = _places(nodes)
+    places = _places({row["sender"] for row in rows} | {_component(row["receiver"]) for row in rows})
     # The key has lines of its own: those of edges are faded.
     ended = {_input(row["receiver"]) for row in rows}
     for group in (group for group in INPUTS if group in ended):
-        figure.add_scatter(
-            x=[None], y=[None], mode="lines", name=f"into {group}", legendgroup=group, line=_line(group, _KEY)
-        )
+        _add_line(figure, [None], [None], group, _KEY)
     for row in rows:
-        start, end = places[row["sender"]], places[_component(row["receiver"])]
-        group = _input(row["receiver"])
-        width = _NARROWEST + (_WIDEST - _NARROWEST) * (
-            row["size"] / largest if largest and row["size"] > 0 else 0.0
-        )
-        xs, ys = _curve(start, end, group, places)
-        figure.add_scatter(
-            x=xs,
-            y=ys,
-            mode="lines",
-            line=_line(group, width),
-            name=f"into {group}",
-            legendgroup=group,
-            showlegend=False,
-            opacity=SHOWN,
-            text=[_hover(row)] * len(xs),
-            hovertemplate="%{text}<extra></extra>",
-        )
+        group, hover = _input(row["receiver"]), _hover(row)
+        width = _NARROWEST + (_WIDEST - _NARROWEST) * (row["size"] / largest if largest else 0.0)
+        xs, ys = _curve(places[row["sender"]], places[_component(row["receiver"])], group, places)
+        known = {"text": [hover] * len(xs), "hovertemplate": "%{text}<extra></extra>"}
+        _add_line(figure, xs, ys, group, width, showlegend=False, opacity=SHOWN, **known)
     _add_nodes(figure, places, {name: name for name in places})
     subtitle = "Width: size of the effect, where known; hover for it. The legend hides edges of a kind."
     if len(frame) > DRAWN:
         subtitle += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
-    return _finished(figure, places, _title(len(frame), "edge"), subtitle)
+    return _finished(figure, places, title, subtitle)
 
 
-def _title(size: int, member: str) -> str:
-    return f"A circuit of {size} {member}{'s' * (size != 1)}"
-
-
-def _line(group: str, width: float) -> dict[str, Any]:
-    """Returns how lines into a kind of input are drawn."""
+def _add_line(
+    figure: Any, xs: Sequence[Any], ys: Sequence[Any], group: str, width: float, **more: Any
+) -> None:
+    """Draws a line into a kind of input, or its entry in the key."""
     colour, dash = INPUTS[group]
-    return {"color": COLOURS[colour], "width": width, "dash": dash, "shape": "spline"}
+    line = {"color": COLOURS[colour], "width": width, "dash": dash, "shape": "spline"}
+    figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=f"into {group}", legendgroup=group, **more)
 
 
 def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) -> None:
@@ -159,21 +143,18 @@ def _row(name: str) -> tuple[float, ...]:
         return (-1.0,)
     if name == "output":
         return (float("inf"),)
-    if name.startswith("mlp"):
-        return (float(name[3:]), 1.0)
-    return (float(name.partition(".")[0]), 0.0)
+    return (float(name[3:]), 1.0) if name.startswith("mlp") else (float(name.partition(".")[0]), 0.0)
 
 
-def _number(name: str) -> tuple[int, str]:
+def _number(name: str) -> tuple[bool, int, str]:
     """Returns what orders nodes within a row: heads by their number, key-value groups behind them."""
     last = name.rpartition(".")[2]
-    digits = re.sub(r"\D", "", last)
-    return (int(digits) if digits else 0) + (10**7 if last.startswith("k") else 0), name
+    return last.startswith("k"), int(re.sub(r"\D", "", last) or 0), name
 
 
 def _component(receiver: str) -> str:
     """Returns the node that an input belongs to: "1.3" of "1.3.q"."""
-    return receiver[:-2] if receiver[-2:] in (".q", ".k", ".v") else receiver
+    return re.sub(r"\.[qkv]$", "", receiver)
 
 
 def _input(receiver: str) -> str:

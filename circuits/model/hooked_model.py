@@ -63,11 +63,6 @@ class HookedModel:
         self.n_heads: int = cfg.n_heads
         self.hooks: dict[str, nn.Module] = hooks
         self._drop_unused()
-        aside = getattr(cfg, "positional_embedding_type", None) == "shortformer"
-        #: The sites whose sum is the first residual stream. A shortformer adds positions to what queries and keys read.
-        self.embeddings = [
-            site for site in ("embed", *(() if aside else ("pos_embed",))) if KINDS[site].hook in hooks
-        ]
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = "blocks.0.hook_normalized_resid_post" in hooks
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
@@ -76,6 +71,12 @@ class HookedModel:
         self.norms_after_only: bool = self.family != BRIDGE and has_norms_after_only(model)
         self.bridged = self.family == BRIDGE
         self._bridge = bridge_of(model, hooks, self.parallel) if self.bridged else None
+        # A bridge has dropped the hooks that its model never calls.
+        aside = getattr(cfg, "positional_embedding_type", None) == "shortformer"
+        #: The sites whose sum is the first residual stream. A shortformer adds positions to what queries and keys read.
+        self.embeddings = [
+            site for site in ("embed", *(() if aside else ("pos_embed",))) if KINDS[site].hook in hooks
+        ]
         #: The hooks of a bridge around a Hugging Face model; None for other models.
         self.huggingface = self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
         #: The hook points of the autoencoders that are spliced in now.

@@ -22,7 +22,19 @@ from circuits.validate import answers_former_names
 
 
 @dataclass(frozen=True)
-class Movement:
+class _Compared:
+    """A measure of each head between paired inputs, beside that between unpaired ones, in `frame`."""
+
+    frame: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, list(self.frame.columns))
+
+    def _heads(self, chosen: pd.Series) -> tuple[Head, ...]:
+        return tuple(Head(int(row.layer), int(row.head)) for row in self.frame[chosen].itertuples())
+
+
+class Movement(_Compared):
     """Distances between attention patterns, in total variation: the share of a query's attention that moves, 0 to 1.
 
     Attributes:
@@ -31,19 +43,32 @@ class Movement:
             `share` = distance / unpaired; 95% intervals, bootstrap over pairs. NaN where no query is compared.
     """
 
-    frame: pd.DataFrame
-
-    def __repr__(self) -> str:
-        return short_table(self.frame, list(self.frame.columns))
-
     def plot(self) -> Any:
         """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""
         return compared_figure(self.frame, "distance", "How far attention moves")
 
     def static(self, at_most: float = 0.05) -> tuple[Head, ...]:
         """Returns the heads of whose attention at most this share moves, by the upper end of the interval."""
-        still = self.frame[self.frame["distance_ci_high"] <= at_most]
-        return tuple(Head(int(row.layer), int(row.head)) for row in still.itertuples())
+        return self._heads(self.frame["distance_ci_high"] <= at_most)
+
+
+class Following(_Compared):
+    """The share of queries at which a head's attention follows what moves.
+
+    Attributes:
+        frame: one row per head: `share` of the queries that attend most to the right group both before and after the
+            move, pooled over pairs; `unpaired`, that share judged by the groups of another pair, which is above 0 for a
+            head that always prefers some groups; `effect` = share − unpaired; 95% intervals, bootstrap over pairs; `n`
+            pairs.
+    """
+
+    def plot(self) -> Any:
+        """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""
+        return compared_figure(self.frame, "share", "How often attention follows")
+
+    def heads(self, at_least: int | float = 0.5) -> tuple[Head, ...]:
+        """Returns the heads that follow at this share of queries or more, by the lower end of the interval."""
+        return self._heads(self.frame["share_ci_low"] >= at_least)
 
 
 @answers_former_names
@@ -91,40 +116,7 @@ def movement(
             for at, after, _ in pairs.other_patterns(other_rows):
                 distance = (after - before[at]).abs_().sum(-1) / 2
                 distances[at, :, rows] = (distance * queries.double()).sum(-1).T.cpu().numpy()
-    (paired, unpaired), (drawn, drawn_unpaired) = pairs.means(sums, compared)
-    columns = {
-        "distance": (paired, drawn),
-        "unpaired": (unpaired, None),
-        "effect": (paired - unpaired, drawn - drawn_unpaired),
-        "share": (ratio(paired, unpaired), ratio(drawn, drawn_unpaired)),
-    }
-    return Movement(_table(pairs, columns))
-
-
-@dataclass(frozen=True)
-class Following:
-    """The share of queries at which a head's attention follows what moves.
-
-    Attributes:
-        frame: one row per head: `share` of the queries that attend most to the right group both before and after the
-            move, pooled over pairs; `unpaired`, that share judged by the groups of another pair, which is above 0 for a
-            head that always prefers some groups; `effect` = share − unpaired; 95% intervals, bootstrap over pairs; `n`
-            pairs.
-    """
-
-    frame: pd.DataFrame
-
-    def __repr__(self) -> str:
-        return short_table(self.frame, list(self.frame.columns))
-
-    def plot(self) -> Any:
-        """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""
-        return compared_figure(self.frame, "share", "How often attention follows")
-
-    def heads(self, at_least: int | float = 0.5) -> tuple[Head, ...]:
-        """Returns the heads that follow at this share of queries or more, by the lower end of the interval."""
-        sure = self.frame[self.frame["share_ci_low"] >= at_least]
-        return tuple(Head(int(row.layer), int(row.head)) for row in sure.itertuples())
+    return Movement(_table(pairs, "distance", *pairs.means(sums, compared)))
 
 
 @answers_former_names
@@ -177,13 +169,7 @@ def follow(
             for at in range(len(pairs.layers)):
                 follows = (attended_before[at] == here) & (attended_after[at] == there)
                 follow_counts[at, ..., rows] = (follows * query_mask.double()).sum(-1).T.cpu().numpy()
-    (paired, unpaired), (drawn, drawn_unpaired) = pairs.means(sums)
-    columns = {
-        "share": (paired, drawn),
-        "unpaired": (unpaired, None),
-        "effect": (paired - unpaired, drawn - drawn_unpaired),
-    }
-    return Following(_table(pairs, columns))
+    return Following(_table(pairs, "share", *pairs.means(sums)))
 
 
 def _parse_groups(
@@ -223,14 +209,25 @@ def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
     return numbers.long()
 
 
-def _table(pairs: PairedPass, columns: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> pd.DataFrame:
-    """Returns a row for each head, of values and, where there are resamples [draw head], their intervals."""
+def _table(
+    pairs: PairedPass, name: str, means: np.ndarray, resampled: tuple[np.ndarray, np.ndarray]
+) -> pd.DataFrame:
+    """Returns a row for each head: a measure in pairs and unpaired, what the pairing makes, and intervals.
+
+    Args:
+        means: [pairing head]; `resampled`, for each pairing, [draw head].
+    """
+    (paired, unpaired), (drawn, drawn_unpaired) = means, resampled
+    columns = {name: (paired, drawn), "unpaired": (unpaired, None)}
+    columns["effect"] = paired - unpaired, drawn - drawn_unpaired
+    if name == "distance":
+        columns["share"] = ratio(paired, unpaired), ratio(drawn, drawn_unpaired)
     table: dict[str, Any] = {
         "layer": [head.layer for head in pairs.heads],
         "head": [head.head for head in pairs.heads],
     }
-    for name, (values, resampled) in columns.items():
-        table[name] = values
-        if resampled is not None:
-            table[f"{name}_ci_low"], table[f"{name}_ci_high"] = interval(resampled, LEVEL)
+    for column, (values, draws) in columns.items():
+        table[column] = values
+        if draws is not None:
+            table[f"{column}_ci_low"], table[f"{column}_ci_high"] = interval(draws, LEVEL)
     return pd.DataFrame(table | {"n": len(pairs.prompts)})

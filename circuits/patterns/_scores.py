@@ -121,13 +121,10 @@ def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
     """
     score, chance = np.asarray(score), np.asarray(chance)
     with np.errstate(divide="ignore", invalid="ignore"):
-        gain = _xlogy(score, score / chance) + _xlogy(1 - score, (1 - score) / (1 - chance))
-    return np.where(np.isnan(score), np.nan, np.where(score > chance, gain, 0.0))
-
-
-def _corrected(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Returns the score corrected for chance; NaN where the template covers all visible keys."""
-    return ratio(score - chance, 1 - chance)
+        parts = [
+            np.where(x > 0, x * np.log2(x / y), 0.0) for x, y in ((score, chance), (1 - score, 1 - chance))
+        ]
+    return np.where(np.isnan(score), np.nan, np.where(score > chance, sum(parts), 0.0))
 
 
 def _sums(pattern: Tensor, seen: Tensor, marked: Tensor, query_mask: Tensor) -> np.ndarray:
@@ -171,12 +168,12 @@ def _frame(
     score, chance = ratio(mass, queries), ratio(by_chance, queries)
     score_resamples, chance_resamples = resampled
     columns: dict[str, np.ndarray] = {"score": score, "chance": chance, "effect": score - chance}
-    columns |= {"corrected": _corrected(score, chance), "bits": bits(score, chance)}
+    columns |= {"corrected": ratio(score - chance, 1 - chance), "bits": bits(score, chance)}
     columns["queries"] = queries.astype(int)
     for name, values in (
         ("score", score_resamples),
         ("effect", score_resamples - chance_resamples),
-        ("corrected", _corrected(score_resamples, chance_resamples)),
+        ("corrected", ratio(score_resamples - chance_resamples, 1 - chance_resamples)),
     ):
         bounds = interval(values.reshape(len(values), -1), LEVEL)
         for end, bound in zip(("low", "high"), bounds, strict=True):
@@ -193,11 +190,6 @@ def _frame(
 
 _KEYS = ("layer", "head", "template")
 _ORDER = (*bounded("score"), "chance", *bounded("effect"), *bounded("corrected"), "bits", "queries")
-
-
-def _xlogy(x: Any, y: Any) -> Any:
-    """Returns x · log2(y), 0 where x is 0."""
-    return np.where(x > 0, x * np.log2(np.where(x > 0, y, 1.0)), 0.0)
 
 
 OTHER, UNCLEAR = "other", "unclear"

@@ -212,14 +212,12 @@ class Entries:
         used: boolean [batch pos], true where an entry is fitted or scored.
         fit: indices of the examples to fit, ascending.
         held_out: indices of the examples to score, which are all others.
-        fold: [batch], the cross-validation fold of each example of `fit`; −1 for the others.
         splits: name -> boolean [batch pos], "all" first; each split has scores of its own.
     """
 
     used: Tensor
     fit: Tensor
     held_out: Tensor
-    fold: Tensor
     splits: Mapping[str, Tensor]
 
     @property
@@ -229,25 +227,16 @@ class Entries:
 
 
 def parse_entries(
-    prompts: Prompts, positions: Any, splits: Any, test: Any, folds: int, seed: int, per_position: bool
+    prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int, per_position: bool
 ) -> Entries:
-    """Reads the entries of a probe; `folds` is 0 without cross-validation.
-
-    Held-out examples and folds depend only on the seed and the number of examples.
-    """
+    """Reads the entries of a probe; held-out examples depend only on the seed and the number of examples."""
     batch, pos = prompts.shape[:2]
-    generator = torch.Generator().manual_seed(seed)
-    held_out = _parse_test(test, batch, generator)
-    is_held_out = torch.zeros(batch, dtype=torch.bool)
-    is_held_out[held_out] = True
-    fit = (~is_held_out).nonzero().flatten()
-    if len(held_out) < 2 or len(fit) < max(2, folds):
+    held_out = _parse_test(test, batch, torch.Generator().manual_seed(seed))
+    fit = torch.arange(batch)[~torch.isin(torch.arange(batch), held_out)]
+    if len(held_out) < 2 or len(fit) < 2:
         raise CircuitsError(
-            f"probe: {len(fit)} examples to fit and {len(held_out)} held out; it takes 2 to score, and "
-            f"{max(2, folds)} to fit" + (f" in {folds} folds" if folds else "")
+            f"probe: {len(fit)} examples to fit and {len(held_out)} held out; it takes 2 to score, and 2 to fit"
         )
-    fold = torch.full((batch,), -1)
-    fold[fit] = 0 if not folds else (torch.randperm(len(fit), generator=generator) % folds)
     used = prompts.in_order(_parse_used(positions, prompts) & prompts.real) & prompts.reached
     all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_parse_splits(splits, batch, pos)}
     all_splits = {name: prompts.in_order(split) for name, split in all_splits.items()}
@@ -257,7 +246,7 @@ def parse_entries(
         if unused or not bool(positions_used.any()):
             where = f" at position {unused[0]}" if unused else ""
             raise CircuitsError(f"probe: positions= selects nothing{where} in the {part} examples")
-    return Entries(used, fit, held_out, fold, all_splits)
+    return Entries(used, fit, held_out, all_splits)
 
 
 def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import intervene
-from circuits.interventions.base import Intervention
 from circuits.model.edit_state import running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import read_prompts, refuse_padding
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.probe._inputs import Entries, ProbeSite, Target, parse_entries, parse_sites, parse_targets
-from circuits.probe._result import LinearMap, Probe, ProbeResult, pooled, score, tabulate
+from circuits.probe._result import LinearMap, Probe, ProbeResult, Scored, pooled, score, tabulate
 from circuits.validate import answers_former_names, is_whole, read_seed
 
 _EPS = torch.finfo(torch.float64).eps
@@ -45,11 +42,9 @@ def linear(
     splits: Any = None,
     test: Any = 0.25,
     intercept: bool = False,
-    ridge: float | Sequence[float] | None = None,
-    folds: int = 5,
+    ridge: float | None = None,
     untrained: Any = None,
     shuffles: int = 1,
-    interventions: Intervention | Iterable[Intervention] = (),
     batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
@@ -67,55 +62,48 @@ def linear(
         splits: name -> boolean mask [batch pos], scored on its own beside "all"; fits use all entries.
         test: the held-out examples: a fraction or number (drawn by `seed`), a mask [batch], indices or a slice.
         intercept: whether to fit an intercept, which is not penalised.
-        ridge: a penalty, Σ(y − xw)² + ridge·|w|²; or several, of which cross-validation chooses one; None: none.
-        folds: folds of the cross-validation, of whole examples.
-        untrained: a model of the same architecture, whose probes are a control; interventions do not act on it.
+        ridge: a penalty, Σ(y − xw)² + ridge·|w|²; None: none.
+        untrained: a model of the same architecture, whose probes are a control; open blocks of `model` do not edit it.
         shuffles: how often targets are exchanged between examples, for the control of that name.
-        interventions: edits in force in `model`, in addition to those of open blocks.
         batch_size: examples in a forward, by default as in `sweep`.
-        seed: of the held-out examples, folds, shuffles and bootstrap.
+        seed: of the held-out examples, shuffles and bootstrap.
         draws: bootstrap resamples of the held-out examples.
 
-    Source: Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled control is that of Hewitt & Liang 2019.
+    Inside `intervene` the edits are in force. Source: Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled
+    control is that of Hewitt & Liang 2019.
     """
-    surface, fit = HookedModel.of(model), _Fit.read(intercept, ridge, folds, seed, draws, shuffles)
+    for name, value, least in (("draws", draws, 1), ("shuffles", shuffles, 0)):
+        if not is_whole(value, least):
+            raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
+    if ridge is not None and (
+        isinstance(ridge, bool) or not isinstance(ridge, int | float) or not ridge >= 0
+    ):
+        raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
+    surface, seed = HookedModel.of(model), read_seed(seed, "probe")
     prompts = read_prompts(surface, tokens, "probe")
-    entries = parse_entries(prompts, positions, splits, test, fit.folds, fit.seed, per_position)
+    entries = parse_entries(prompts, positions, splits, test, seed, per_position)
     at = sites, heads, entries.positions if per_position else None
-    probing = _Probing(
-        prompts, entries, parse_sites(surface, *at), parse_targets(targets, kind, prompts), fit
-    )
-    with intervene(model, *([interventions] if isinstance(interventions, Intervention) else interventions)):
-        probes, size = probing.run(surface, batch_size, shuffled=True)
+    chosen, named = parse_sites(surface, *at), parse_targets(targets, kind, prompts)
+    probing = _Probing(prompts, entries, chosen, named, bool(intercept), float(ridge or 0))
+    drawn = np.random.SeedSequence([seed, 3]).generate_state(int(shuffles), np.uint64) >> 1
+    groups = [entries.fit, entries.held_out]
+    shuffled = [[target.shuffled(groups, int(one)) for target in named] for one in drawn]
+    probes, size = probing.run(surface, batch_size, shuffled)
     if untrained is not None:
-        probes = probing.beside_untrained(probes, HookedModel.of(untrained), at, size)
-    return probing.result(probes, surface, size)
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Settings of a fit. ridges: one penalty, or several from which cross-validation chooses for each target."""
-
-    intercept: bool
-    ridges: tuple[float, ...]
-    folds: int
-    seed: int
-    draws: int
-    shuffles: int
-
-    @classmethod
-    def read(cls, intercept: Any, ridge: Any, folds: Any, seed: Any, draws: Any, shuffles: Any) -> _Fit:
-        for name, value, least in (("folds", folds, 2), ("draws", draws, 1), ("shuffles", shuffles, 0)):
-            if not is_whole(value, least):
-                raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
-        ridges = np.atleast_1d(np.asarray(0.0 if ridge is None else ridge))
-        if ridges.dtype.kind not in "iuf" or ridges.ndim > 1 or not len(ridges) or not (ridges >= 0).all():
-            raise CircuitsError(
-                f"probe: ridge={ridge!r}; give a penalty from 0, several to choose from, or None"
-            )
-        folds = int(folds) if len(ridges) > 1 else 0
-        seed = read_seed(seed, "probe")
-        return cls(bool(intercept), tuple(map(float, ridges)), folds, seed, int(draws), int(shuffles))
+        control = HookedModel.of(untrained)
+        if parse_sites(control, *at) != chosen:
+            raise CircuitsError("probe: the untrained model has not the sites of the model")
+        others, _ = probing.run(control, size, [])
+        probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "draws": int(draws),
+        "shuffles": int(shuffles),
+        "batch_size": size,
+    }
+    settings |= {"intercept": probing.intercept, "ridge": probing.ridge, **surface.settings}
+    table = tabulate(probes, len(entries.held_out), len(entries.fit), seed, int(draws))
+    return ProbeResult(table, {(one.site.label, one.target): one.fitted for one in probes}, settings)
 
 
 @dataclass(frozen=True)
@@ -126,9 +114,12 @@ class _Probing:
     entries: Entries
     sites: Sequence[ProbeSite]
     targets: Sequence[Target]
-    fit: _Fit
+    intercept: bool
+    ridge: float
 
-    def run(self, surface: HookedModel, batch_size: int | None, *, shuffled: bool) -> tuple[list[Probe], int]:
+    def run(
+        self, surface: HookedModel, batch_size: int | None, shuffled: list[list[Target]]
+    ) -> tuple[list[Probe], int]:
         """Returns the probe of each target at each site, and how many examples were in a forward."""
         surface.check_prompts(self.prompts, "probe: tokens")
         refuse_padding(surface, self.prompts, self.entries.used, "probe")
@@ -137,69 +128,32 @@ class _Probing:
         size = rows_in_a_forward(surface, self.prompts.shape[1], batch_size, "probe", kept=kept)
         return within_memory(size, partial(self._fitted, surface, shuffled))
 
-    def beside_untrained(
-        self, probes: list[Probe], control: HookedModel, at: tuple[Any, ...], size: int
-    ) -> list[Probe]:
-        """Returns the probes with their scores on an untrained model."""
-        if parse_sites(control, *at) != tuple(self.sites):
-            raise CircuitsError("probe: the untrained model has not the sites of the model")
-        others, _ = self.run(control, size, shuffled=False)
-        return [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
-
-    def _fitted(self, surface: HookedModel, shuffled: bool, size: int) -> tuple[list[Probe], int]:
-        shuffles = self._shuffles() if shuffled else []
-        examples = torch.arange(len(self.prompts))
+    def _fitted(
+        self, surface: HookedModel, shuffled: list[list[Target]], size: int
+    ) -> tuple[list[Probe], int]:
+        examples, entries = torch.arange(len(self.prompts)), self.entries
         probes: dict[ProbeSite, list[Probe]] = {}
-        for site, vectors in activations(surface, self.prompts, self.entries, self.sites, size):
-            chosen = self.entries.used[:, site.positions]
-            fold = self.entries.fold[:, None].expand(chosen.shape)[chosen]
-            x, kept = vectors.double(), (fold >= 0).to(vectors.device)
-            fits = _SiteFits(x[kept], fold[fold >= 0], self.fit, torch.finfo(vectors.dtype).eps)
-            held_out = self.entries.used[self.entries.held_out][:, site.positions]
+        for site, vectors in activations(surface, self.prompts, entries, self.sites, size):
+            chosen, x = entries.used[:, site.positions], vectors.double()
+            fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
+            here = fitted.to(x.device)
+            regression = Regression(x[here], self.intercept, torch.finfo(vectors.dtype).eps)
+            held_out = entries.used[entries.held_out][:, site.positions]
             counts = {
-                name: int((mask[self.entries.held_out][:, site.positions] & held_out).sum())
-                for name, mask in self.entries.splits.items()
+                name: int((mask[entries.held_out][:, site.positions] & held_out).sum())
+                for name, mask in entries.splits.items()
             }
             probes[site] = []
-            for target, *controls in zip(self.targets, *shuffles, strict=True):
-                maps = [
-                    fits.fit(one.take(examples, site.positions, chosen)[fold >= 0], one.width)
-                    for one in (target, *controls)
-                ]
-                scored = [
-                    score(fitted, x[~kept], one, site, self.entries)
-                    for (fitted, _), one in zip(maps, (target, *controls), strict=True)
-                ]
-                probes[site].append(Probe(site, target.name, *maps[0], counts, scored[0], pooled(scored[1:])))
+            for target, *controls in zip(self.targets, *shuffled, strict=True):
+                maps: list[LinearMap] = []
+                scored: list[Scored] = []
+                for one in (target, *controls):
+                    y = one.take(examples, site.positions, chosen)[fitted].to(x.device)
+                    weight, bias = regression.solve(y, one.width, self.ridge)
+                    maps.append(LinearMap(weight.cpu(), bias.cpu(), self.ridge, regression.rank))
+                    scored.append(score(maps[-1], x[~here], one, site, entries))
+                probes[site].append(Probe(site, target.name, maps[0], counts, scored[0], pooled(scored[1:])))
         return [one for site in self.sites for one in probes[site]], size
-
-    def _shuffles(self) -> list[list[Target]]:
-        """Returns the targets exchanged between examples, all of them once for each shuffle."""
-        drawn = np.random.SeedSequence([self.fit.seed, 3]).generate_state(self.fit.shuffles, np.uint64) >> 1
-        groups = [self.entries.fit, self.entries.held_out]
-        return [[target.shuffled(groups, int(seed)) for target in self.targets] for seed in drawn]
-
-    def result(self, probes: list[Probe], surface: HookedModel, size: int) -> ProbeResult:
-        fit, entries = self.fit, self.entries
-        errors = [
-            {"place": one.site.label, "target": one.target, "ridge": ridge, "mse": error}
-            for one in probes
-            for ridge, error in zip(fit.ridges, one.errors, strict=True)
-            if fit.folds
-        ]
-        settings: dict[str, Any] = {
-            "seed": fit.seed,
-            "draws": fit.draws,
-            "shuffles": fit.shuffles,
-            "batch_size": size,
-        }
-        settings |= {"intercept": fit.intercept, "ridge": list(fit.ridges), "folds": fit.folds}
-        return ProbeResult(
-            tabulate(probes, len(entries.held_out), len(entries.fit), fit.seed, fit.draws),
-            {(one.site.label, one.target): one.fitted for one in probes},
-            pd.DataFrame(errors, columns=["place", "target", "ridge", "mse"]),
-            settings | surface.settings,
-        )
 
 
 def activations(
@@ -242,39 +196,6 @@ def _vectors(site: ProbeSite, seen: dict[str, Tensor], prompts: Prompts, used: T
     if not bool(x.isfinite().all()):
         raise CircuitsError(f"probe: {site.hook} is not finite everywhere; masked scores are not")
     return x
-
-
-class _SiteFits:
-    """The fits at one site, to any target.
-
-    Args:
-        x: features of the entries to fit, [entry d] float64.
-        fold: the cross-validation fold of each entry.
-        eps: the relative precision in which the features came.
-    """
-
-    def __init__(self, x: Tensor, fold: Tensor, settings: _Fit, eps: float) -> None:
-        self._x, self._fold, self._ridges = x, fold.to(x.device), settings.ridges
-        self._all = Regression(x, settings.intercept, eps)
-        self._without = [
-            Regression(x[self._fold != number], settings.intercept, eps) for number in range(settings.folds)
-        ]
-
-    def fit(self, y: Tensor, width: int) -> tuple[LinearMap, tuple[float, ...]]:
-        """Returns the map to a target, and the mean squared error over the folds of each penalty, the least of which
-        is taken.
-        """
-        y = y.to(self._x.device)
-        errors = torch.zeros(len(self._ridges), dtype=torch.float64)
-        for number, regression in enumerate(self._without):
-            left_out = self._fold == number
-            for index, ridge in enumerate(self._ridges):
-                fitted = regression.solve(y[~left_out], width, ridge)
-                errors[index] += _squared_error(self._x[left_out], y[left_out], *fitted).cpu()
-        ridge = self._ridges[int(errors.argmin())]
-        weight, bias = self._all.solve(y, width, ridge)
-        linear_map = LinearMap(weight.cpu(), bias.cpu(), ridge, self._all.rank)
-        return linear_map, tuple((errors / (width * len(y))).tolist())
 
 
 class Regression:
@@ -346,11 +267,3 @@ class Regression:
 def _mean(x: Tensor) -> Tensor:
     """Returns the mean over entries, from the first one on: that of equal numbers is that number, without rounding."""
     return x[:1].sum(0) + (x - x[:1]).mean(0)
-
-
-def _squared_error(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns Σ(y − xw − b)² over entries and columns, of numbers [entry column] or classes [entry]."""
-    predicted = x @ weight + bias
-    if y.ndim == 2:
-        return (y - predicted).square().sum()
-    return predicted.square().sum() - 2 * predicted.gather(1, y[:, None]).sum() + len(y)

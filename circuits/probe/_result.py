@@ -67,13 +67,11 @@ class ProbeResult:
             control, or no entry.
         weights: (place, target) -> `LinearMap`; places are "resid_post.2", "z.1.3" (head 3), "resid_post.2@4" (position
             4).
-        errors: the cross-validated mean squared error of each of several penalties: place, target, ridge, mse.
-        settings: seed, folds, draws and so on.
+        settings: seed, draws and so on.
     """
 
     frame: pd.DataFrame
     weights: Mapping[tuple[str, str], LinearMap]
-    errors: pd.DataFrame
     settings: Mapping[str, Any]
 
     def __repr__(self) -> str:
@@ -156,14 +154,12 @@ class Probe:
     """The probe of one target at one site, its scores and those of its controls; None where there is no such control.
 
     Attributes:
-        errors: the cross-validated error of each penalty.
         entries: by split, the number of held-out entries.
     """
 
     site: ProbeSite
     target: str
     fitted: LinearMap
-    errors: tuple[float, ...]
     entries: Mapping[str, int]
     value: Scored
     shuffled: Scored | None = None

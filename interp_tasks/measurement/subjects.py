@@ -43,7 +43,7 @@ ARCHITECTURE = (
 GONE = {
     "queries": "it is positions= now",
     "each_position": "circuits.probe.linear has per_position=",
-    **dict.fromkeys(("intercept", "ridge", "folds", "shuffles"), "circuits.probe.linear has it"),
+    **dict.fromkeys(("intercept", "ridge", "shuffles"), "circuits.probe.linear has it"),
     **dict.fromkeys(("heads", "positions"), "of probe, circuits.probe.linear has it"),
     "keys": "rule= chooses key frequencies",
     "answers": "all of the task's are measured",
