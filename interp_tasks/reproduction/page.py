@@ -143,13 +143,23 @@ def headlines(
             yield claim, [each for each in of_claim if each["verdict"] != "not run"] or of_claim
 
 
-def headlines_markdown(paper: Paper, outcomes: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a table of what the paper stands on; nothing where no headline was asked for."""
+def headlines_markdown(
+    paper: Paper,
+    outcomes: Sequence[Mapping[str, Any]],
+    published_size: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """Returns a table of what the paper stands on; nothing where no headline was asked for.
+
+    Args:
+        published_size: by claim, the outcome on the published configuration, for a column of its own.
+    """
+    head = ["finding", "published", "ours", "seeds", "95% interval", "verdict", "untrained"]
+    head[2:2] = ["published size (runs)"] if published_size else []
     lines = []
     for claim, shown in headlines(paper, outcomes):
         for row in shown:
             condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
-            cells = (
+            cells = [
                 markdown_cell(claim.says) + condition,
                 markdown_cell(claim.published) or "–",
                 with_median(row),
@@ -157,10 +167,12 @@ def headlines_markdown(paper: Paper, outcomes: Sequence[Mapping[str, Any]]) -> s
                 interval_text(row),
                 verdict(row),
                 controls(row),
-            )
+            ]
+            if published_size:
+                there = published_size.get(claim.id)
+                cells[2:2] = [f"{with_median(there)} ({seeds(there)})" if there else "–"]
             lines.append(f"| {' | '.join(cells)} |")
-    head = "| finding | published | ours | seeds | 95% interval | verdict | untrained |"
-    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *lines]) if lines else ""
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines]) if lines else ""
 
 
 def verdict(row: Mapping[str, Any]) -> str:
