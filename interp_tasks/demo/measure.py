@@ -1,73 +1,42 @@
-"""The main job on the shipped models: uniform attention before and after each learned abruptly.
-
-What is said of the published claims follows from their rules, in ``interp_tasks/published/matrix_completion.toml``.
-"""
+"""The main job on the shipped models: uniform attention before and after each learned abruptly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.measurement.head_edits import HeadEdit
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Run, find_runs, read_one
-from interp_tasks.measurement.runner import Measured, measure, run_sweep
-from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, Progress, subjects
+from interp_tasks.measurement.result import Result, join
+from interp_tasks.measurement.run_logs import Run, read_runs, task_of_run
+from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Progress, subjects
 from interp_tasks.pages import number, percent, with_interval
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from interp_tasks.published import Claim
-
     Array = NDArray[np.floating]
 
 MATRIX_RUN = "zoo:matrix-completion-7x7"
 MODULAR_RUN = "zoo:modular-addition-113"
-
-#: The edits of each model, all of them in every head: (mode, keys). The paper on matrix completion says uniform
-#: attention; its released code replaces a map by its mean over the batch.
-MATRIX_EDITS: tuple[tuple[str, tuple[int, ...] | None], ...] = (("uniform", None), ("mean_pattern", None))
-MODULAR_EDITS = (*MATRIX_EDITS, ("uniform", (0, 1)))
-#: What the table calls the last of them.
+#: What the table calls uniform attention over the two numbers of a sum alone.
 OPERANDS = "uniform(keys=0,1)"
-
-#: The published claims, by their names in the paper's file, and what they say of the error.
-CLAIMS = {
-    "uniform-before-hidden": "hardly changes",
-    "uniform-before-observed": "stays small",
-    "uniform-after-hidden": "goes back to the error of guessing 0",
-    "uniform-after-observed": "stays small",
-}
-#: Shares of the accuracy above chance that count as kept, and as lost.
-KEPT, LOST = 0.9, 0.5
-#: What the table calls all heads.
-ALL = "all"
-#: Whether the rule of a claim holds, in words.
-VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
+#: The error at the blanks before and after uniform attention, by Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1.
+PUBLISHED = {"pre": "0.2236 -> 0.2236", "post": "0.0128 -> 0.2183"}
+#: When the marks of a table are.
+WHEN = {"pre": "before", "post": "after"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A shipped run with its log, its task's settings, and what the edits do before and after its drop.
+    """A shipped run with its log and task, and what the edits of all heads do before and after its drop."""
 
-    Attributes:
-        unedited: mark -> metric -> row of the unedited model on the same examples, with an interval of its own.
-    """
-
-    title: str
     log: Run
-    config: dict[str, Any]
+    task: Any
+    width: int
     result: Result
-    unedited: Mapping[str, Mapping[str, Mapping[str, Any]]]
-
-    @property
-    def edits(self) -> list[str]:
-        return list(dict.fromkeys(self.result.frame["intervention"]))
 
     def row(self, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
         """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
@@ -78,230 +47,43 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Demo:
-    """Both models: what uniform attention does to each, and what their pages' pictures show.
-
-    Attributes:
-        mirrored: the share of right answers of :func:`right_by_mirror` before the rise.
-    """
-
-    matrices: Outcome
-    filled: Filled
-    sums: Outcome
-    answered: Answered
-    ring: Ring
-    mirrored: tuple[float, float]
-
-    def results(self) -> list[Result]:
-        return [self.matrices.result, self.sums.result]
-
-
-def check_runs() -> None:
-    """Refuse, before slow work, a demo whose checkpoints are not there."""
-    for run in (MATRIX_RUN, MODULAR_RUN):
-        for mark in ("pre", "post"):
-            resolve(f"{run}@{mark}")
-
-
-def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
-    """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
-    total = sum(len(resolve(f"{run}@all")) for run in (MATRIX_RUN, MODULAR_RUN))
-    reported: list[str] = []
-
-    def report(name: str) -> None:
-        if progress is not None:
-            progress(len(reported), total, name)
-        reported.append(name)
-
-    filled = fill_in(MATRIX_RUN, samples, seed, report)
-    answered, ring = answer(MODULAR_RUN, samples, seed, report)
-    matrices = measured_outcome("Matrix completion", MATRIX_RUN, MATRIX_EDITS, samples, seed)
-    sums = measured_outcome("Modular addition", MODULAR_RUN, MODULAR_EDITS, samples, seed)
-    return Demo(matrices, filled, sums, answered, ring, right_by_mirror(f"{MODULAR_RUN}@pre"))
-
-
-def measured_outcome(title: str, run: str, edits: Any, samples: int, seed: int) -> Outcome:
-    """Returns what edits of all heads do before and after a run's drop, as ``interp-run ablation`` measures it."""
-    readings = [HeadEdit.parse(mode, keys) for mode, keys in edits]
-    unedited: dict[str, dict[str, dict[str, Any]]] = {}
-
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        from circuits import heads
-        from circuits import run as run_model
-        from interp_tasks.measurement.paired import paired
-
-        assert subject.task is not None
-        assert subject.batch is not None
-        metrics = subject.task.metrics(run_model(subject.model, subject.tokens), subject.batch)
-        mark = str(subject.labels["ref"]).rpartition("@")[2]
-        unedited[mark] = {row["metric"]: row for row in paired(metrics, None, subject.seed)}
-        every = {ALL: heads("all", subject.model)}
-        variants = {edit.name: edit.on(subject, every)[ALL] for edit in readings}
-        measured = run_sweep(subject, variants, {name: name for name in variants})
-        return replace(measured, frame=measured.frame.assign(variant=ALL))
-
-    config = {"heads": [ALL], "edits": [edit.describe() for edit in readings]}
-    options: Options = {"samples": samples, "seed": seed}
-    result = measure("ablation", [f"{run}@pre", f"{run}@post"], options, measure_checkpoint, config=config)
-    ((name, path),) = find_runs(run).items()
-    task = read_meta(resolve(f"{run}@post")[0].path)["task"]["config"]
-    return Outcome(title, read_one(name, path), task, result, unedited)
-
-
-def guessing(config: dict[str, Any]) -> float:
-    """Returns the variance of an entry, the error of guessing 0.
-
-    Entries are sums of r products of two uniforms on [-scale, scale], whose variance is scale² / 3 each.
-    """
-    return float(config["rank"] * config["scale"] ** 4 / 9)
-
-
-def judged_claims(outcome: Outcome) -> list[dict[str, str]]:
-    """Returns the claims of Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1, on this model, each by its rule."""
-    from interp_tasks.published import read_paper
-
-    claims = {claim.id: claim for claim in read_paper("matrix-completion").claim}
-    return [
-        judged(claims[claim], what, outcome, name) for name in outcome.edits for claim, what in CLAIMS.items()
-    ]
-
-
-def judged(claim: Claim, what: str, outcome: Outcome, name: str) -> dict[str, str]:
-    """Returns one claim: our numbers, the published ones, and whether the whole interval keeps the rule."""
-    mark, metric, guess = claim.where["ref"], claim.where["metric"], guessing(outcome.config)
-    row = outcome.row(mark, metric, name)
-    kind = "effect" if claim.column == "effect" else "value"
-    share, low, high = (row[column] / guess for column in (claim.column, f"{kind}_ci_low", f"{kind}_ci_high"))
-    return {
-        "claim": f"{'before' if mark == 'pre' else 'after'} the drop {metric} {what}",
-        "edit": name,
-        "published": claim.published,
-        "ours": f"{number(row['baseline'])} -> {ours(row, number)}",
-        "rule": f"{claim.column} {claim.holds} of the variance {number(guess)}",
-        "judged": f"{claim.column} / variance: {with_interval(number(share), low, high)}",
-        "verdict": VERDICTS[claim.holds.contains_between(low, high)],
-    }
-
-
-def reading(outcome: Outcome) -> str:
-    """Returns a sentence on the accuracy that uniform attention leaves; nothing is published on these edits."""
-    chance = 1 / outcome.config["p"]
-    plain = outcome.row("post", "accuracy")["baseline"]
-    if plain < 0.5:
-        return "It has not learned the task, so there is nothing for an ablation to take away."
-    left = {name: outcome.row("post", "accuracy", name)["value"] for name in ("uniform", OPERANDS)}
-    share = (left[OPERANDS] - chance) / (plain - chance)
-    if share >= KEPT:
-        meaning = "so this model does not need its heads to weigh the two numbers differently"
-    elif share < LOST:
-        meaning = (
-            "so this model needs its heads to weigh the two numbers differently, head by head or sum by sum"
-        )
-    else:
-        meaning = "so part of what it does rests on heads that weigh the two numbers differently"
-    return (
-        f"With uniform attention in every head, {left['uniform']:.1%} of the sums are right instead of {plain:.1%}; "
-        f"with attention uniform over the two numbers alone, {left[OPERANDS]:.1%}, {meaning}."
-    )
-
-
-#: Matrices, and sums (the first of the sample), that the page shows.
-SHOWN = 8
-
-
-@dataclass(frozen=True)
-class Filled:
-    """Matrices and their completions.
+class Completed:
+    """A matrix and its completions, the one whose error after training is the median.
 
     Attributes:
         steps: of the checkpoints.
-        truth, hidden: the matrices and where they are blank, ``[matrix row column]``.
-        trained, uniform: outputs ``[checkpoint matrix row column]``, as they are and with uniform
-            attention in all heads.
+        truth, hidden: the matrix and where it is blank, ``[row column]``.
+        outputs: of each checkpoint as it is and with uniform attention in all heads, ``[checkpoint 2 row column]``.
     """
 
     steps: Sequence[int]
-    truth: NDArray[np.floating]
+    truth: Array
     hidden: NDArray[np.bool_]
-    trained: NDArray[np.floating]
-    uniform: NDArray[np.floating]
+    outputs: Array
 
-    def error(self, outputs: NDArray[np.floating], checkpoint: int, matrix: int) -> float:
-        """Returns the mean squared error at the blanks of one matrix, NaN where there is none."""
-        blank = self.hidden[matrix]
-        if not blank.any():
-            return float("nan")
-        return float(((outputs[checkpoint, matrix] - self.truth[matrix]) ** 2)[blank].mean())
-
-
-def spread(errors: NDArray[np.floating]) -> list[int]:
-    """Returns which matrices are shown: evenly spaced by rank of their errors, from the median on.
-
-    After the largest of these errors comes the smallest; a matrix without an error, as it has no blanks, counts as
-    one of the largest.
-    """
-    import numpy as np
-
-    count = min(SHOWN, len(errors))
-    ranked = np.argsort(errors, kind="stable")
-    spaced = [int(ranked[part * len(errors) // count]) for part in range(count)]
-    return [*spaced[count // 2 :], *spaced[: count // 2]]
-
-
-def fill_in(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> Filled:
-    """Returns completions of some matrices of a sample, chosen by the last checkpoint's errors, by every checkpoint."""
-    import numpy as np
-
-    from circuits import ablate
-    from circuits import run as run_model
-
-    examples = Examples(samples=samples, seed=seed)
-    (last,) = subjects(f"{run}@last", examples)
-    assert last.task is not None
-    assert last.batch is not None
-    sums, counts = last.task.metrics(run_model(last.model, last.tokens), last.batch)["mse_masked"]
-    shown = spread((sums / counts).double().numpy())
-    trained, uniform, steps = [], [], []
-    subject: LoadedCheckpoint | None = None
-    for subject in subjects(f"{run}@all", examples):
-        tell(subject.name)
-        tokens = subject.tokens[shown]
-        steps.append(subject.checkpoint.step)
-        trained.append(run_model(subject.model, tokens)[..., 0].double().numpy())
-        uniform.append(run_model(subject.model, tokens, ablate.uniform("all"))[..., 0].double().numpy())
-    assert subject is not None
-    assert subject.batch is not None
-    shape = tuple(len(axis.values) for axis in subject.task.grid_axes()) if subject.task is not None else ()
-    batch = subject.batch[shown]
-    truth, hidden = batch.targets.double().numpy(), batch.extras["hidden"].numpy()
-    return Filled(
-        steps,
-        truth.reshape(-1, *shape),
-        hidden.reshape(-1, *shape),
-        np.stack(trained).reshape(len(steps), -1, *shape),
-        np.stack(uniform).reshape(len(steps), -1, *shape),
-    )
+    def error(self, checkpoint: int, edit: int) -> float:
+        """Returns the mean squared error at the blanks, NaN where there is none."""
+        errors = ((self.outputs[checkpoint, edit] - self.truth) ** 2)[self.hidden]
+        return float(errors.mean()) if errors.size else float("nan")
 
 
 @dataclass(frozen=True)
-class Answered:
-    """Sums and their answers.
+class Added:
+    """A sum and its answers.
 
     Attributes:
         steps: of the checkpoints.
-        operands: ``[sum 2]``.
-        right: the answers, ``[sum]``.
-        answers: of each checkpoint, as it is and with uniform attention in all heads: ``[checkpoint 2 sum]``.
-        looks: attention from the last position ``[checkpoint 2 sum head key]``.
-        modulus: what the sums are taken by.
+        operands: the two numbers.
+        right: their sum modulo ``modulus``.
+        answers: of each checkpoint as it is and with uniform attention in all heads, ``[checkpoint 2]``.
+        looks: attention from the last position ``[checkpoint 2 head key]``.
     """
 
     steps: Sequence[int]
-    operands: NDArray[np.integer]
-    right: NDArray[np.integer]
+    operands: Sequence[int]
+    right: int
     answers: NDArray[np.integer]
     looks: Array
-    modulus: int
 
 
 @dataclass(frozen=True)
@@ -321,8 +103,83 @@ class Ring:
     phases: Sequence[float]
 
 
-def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tuple[Answered, Ring]:
-    """Returns the answers of every checkpoint of a run to the first sums of a sample, and the ring of its digits."""
+@dataclass(frozen=True)
+class Demo:
+    """Both models: what uniform attention does to each, and what their pictures show."""
+
+    matrices: Outcome
+    completed: Completed
+    sums: Outcome
+    added: Added
+    ring: Ring
+
+
+def check_runs() -> None:
+    """Refuse, before slow work, a demo whose checkpoints are not there."""
+    for run in (MATRIX_RUN, MODULAR_RUN):
+        for mark in WHEN:
+            resolve(f"{run}@{mark}")
+
+
+def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
+    """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
+    total = sum(len(resolve(f"{run}@all")) for run in (MATRIX_RUN, MODULAR_RUN))
+    done = 0
+
+    def checkpoints(run: str) -> Iterator[LoadedCheckpoint]:
+        nonlocal done
+        for subject in subjects(f"{run}@all", Examples(samples=samples, seed=seed)):
+            if progress is not None:
+                progress(done, total, subject.name)
+            done += 1
+            yield subject
+
+    completed = complete(MATRIX_RUN, samples, seed, checkpoints)
+    added, ring = add(checkpoints(MODULAR_RUN))
+    matrices = measured(MATRIX_RUN, [None], samples, seed)
+    return Demo(matrices, completed, measured(MODULAR_RUN, [None, (0, 1)], samples, seed), added, ring)
+
+
+def measured(run: str, keys: Sequence[Sequence[int] | None], samples: int, seed: int) -> Outcome:
+    """Returns what uniform attention in all heads does before and after a run's drop, over all keys or over some."""
+    from interp_tasks import experiments
+
+    refs = [f"{run}@{mark}" for mark in WHEN]
+    results = [experiments.ablation(refs, keys=some, samples=samples, seed=seed) for some in keys]
+    (log,) = read_runs(run)
+    width = read_meta(resolve(refs[-1])[0].path)["model"]["d_model"]
+    return Outcome(log, task_of_run(log), width, join(results))
+
+
+def complete(
+    run: str, samples: int, seed: int, checkpoints: Callable[[str], Iterator[LoadedCheckpoint]]
+) -> Completed:
+    """Returns what every checkpoint of a run completes a matrix to, the one of median error after training."""
+    import numpy as np
+
+    from circuits import ablate
+    from circuits import run as run_model
+
+    (last,) = subjects(f"{run}@last", Examples(samples=samples, seed=seed))
+    task, batch = last.task, last.batch
+    assert task is not None
+    assert batch is not None
+    sums, counts = task.metrics(run_model(last.model, last.tokens), batch)["mse_masked"]
+    # A matrix without blanks has no error, and counts as one of the largest.
+    ranked = np.argsort((sums / counts).double().numpy(), kind="stable")
+    median = batch[[int(ranked[len(ranked) // 2])]]
+    shape = tuple(len(axis.values) for axis in task.grid_axes())
+    steps, outputs = [], []
+    for subject in checkpoints(run):
+        steps.append(subject.checkpoint.step)
+        passes = [run_model(subject.model, median.tokens, *edits) for edits in ((), (ablate.uniform("all"),))]
+        outputs.append([each[0, :, 0].double().numpy().reshape(shape) for each in passes])
+    truth, hidden = median.targets.double().numpy(), median.extras["hidden"].numpy()
+    return Completed(steps, truth.reshape(shape), hidden.reshape(shape), np.array(outputs))
+
+
+def add(checkpoints: Iterator[LoadedCheckpoint]) -> tuple[Added, Ring]:
+    """Returns what checkpoints answer to the first sum of a sample, and the ring of their digits."""
     import numpy as np
 
     from circuits import ablate
@@ -330,50 +187,21 @@ def answer(run: str, samples: int, seed: int, tell: Callable[[str], None]) -> tu
     from interp_tasks.measurement.embeddings import Tables, tables_of
 
     answers, looks, steps, tables = [], [], [], []
-    subject: LoadedCheckpoint | None = None
-    for subject in subjects(f"{run}@all", Examples(samples=samples, seed=seed)):
-        tell(subject.name)
-        task = subject.task
-        assert task is not None
+    operands, right = [], 0
+    for subject in checkpoints:
+        assert subject.task is not None
+        assert subject.batch is not None
+        sum_ = subject.batch[:1]
+        operands, right = sum_.extras["operands"][0].tolist(), int(sum_.targets[0])
         steps.append(subject.checkpoint.step)
-        tables.append(tables_of(task, Tables.of(subject.model))[0].rows)
+        tables.append(tables_of(subject.task, Tables.of(subject.model))[0].rows)
         passes = [
-            run_model(subject.model, subject.tokens[:SHOWN], *edits, cache=["pattern.0"])
+            run_model(subject.model, sum_.tokens, *edits, cache=["pattern.0"])
             for edits in ((), (ablate.uniform("all"),))
         ]
-        digits = len(tables[-1])
-        answers.append([output[:, -1, :digits].argmax(-1).numpy() for output, _ in passes])
-        looks.append([kept["pattern.0"][:, :, -1].double().numpy() for _, kept in passes])
-    assert subject is not None
-    assert subject.batch is not None
-    answered = Answered(
-        steps,
-        subject.batch.extras["operands"][:SHOWN].numpy(),
-        subject.batch.targets[:SHOWN].numpy(),
-        np.array(answers),
-        np.array(looks),
-        len(tables[-1]),
-    )
-    return answered, ring_of(tables)
-
-
-def right_by_mirror(ref: str) -> tuple[float, float]:
-    """Returns how many untrained sums are right with attention uniform over both numbers, by whether b + a was trained.
-
-    Equal weights do away with the order of the numbers, so that a model answers a + b as it does b + a.
-    """
-    from circuits import ablate
-    from circuits import run as run_model
-
-    (subject,) = subjects(ref, Examples())
-    task = subject.task
-    assert task is not None
-    batch = task.sample(None, split="test")
-    trained = {(a, b) for a, b in task.sample(None, split="train").extras["operands"].tolist()}
-    output = run_model(subject.model, batch.tokens, ablate.uniform("all", keys=(0, 1)))
-    right = output[:, -1].argmax(-1) == batch.targets
-    mirrored = right.new_tensor([(b, a) in trained for a, b in batch.extras["operands"].tolist()])
-    return float(right[mirrored].double().mean()), float(right[~mirrored].double().mean())
+        answers.append([int(output[0, -1, : len(tables[-1])].argmax()) for output, _ in passes])
+        looks.append([kept["pattern.0"][0, :, -1].double().numpy() for _, kept in passes])
+    return Added(steps, operands, right, np.array(answers), np.array(looks)), ring_of(tables)
 
 
 def ring_of(tables: Sequence[Array]) -> Ring:
@@ -395,76 +223,59 @@ def ring_of(tables: Sequence[Array]) -> Ring:
     return Ring(frequency, points, shares, [frequency * digit % digits / digits for digit in range(digits)])
 
 
-#: Characters of a curve, lowest first, and how many of them it takes.
-BLOCKS, CURVE = "▁▂▃▄▅▆▇█", 24
+def guessing(outcome: Outcome) -> float:
+    """Returns the error of answering 0 at every blank: the variance of an entry, the plateau by theory."""
+    return float(outcome.task.plateau_levels()["mse_masked"])
 
 
 def summary(found: Demo) -> list[str]:
-    """Returns the lines."""
-    return [*matrix_lines(found.matrices), *sum_lines(found.sums)]
-
-
-def matrix_lines(outcome: Outcome) -> list[str]:
-    """Returns the lines about matrix completion: the error over training, as trained, edited, and published."""
-    from interp_tasks.published import read_paper
-
-    published = {claim.id: claim.published for claim in read_paper("matrix-completion").claim}
-    texts = [
-        published[f"uniform-{when}-hidden"].removeprefix("L_mask ").partition(",")[0]
-        for when in ("before", "after")
-    ]
-    count = outcome.row("post", "mse_masked")["n"]
-    return [
-        f"Matrix completion (Gopalani et al. 2024): error at the blanks of {count} matrices",
-        history(outcome, "mse_masked", f"{number(guessing(outcome.config))} is guessing 0"),
+    """Returns ten lines: both models over training, as trained and edited, and what is published."""
+    outcome, sums = found.matrices, found.sums
+    matrices, answers = (
+        one.row("post", metric)["n"] for one, metric in ((outcome, "mse_masked"), (sums, "accuracy"))
+    )
+    lines = [
+        f"Matrix completion (Gopalani et al. 2024): error at the blanks of {matrices} matrices",
+        history(outcome, f"{number(guessing(outcome))} is guessing 0"),
         line("", "as trained", "uniform attention", "published"),
-        *(
-            moment(outcome, mark, "mse_masked", number, [text])
-            for mark, text in zip(("pre", "post"), texts, strict=True)
-        ),
-    ]
-
-
-def sum_lines(outcome: Outcome) -> list[str]:
-    count, modulus = outcome.row("post", "accuracy")["n"], outcome.config["p"]
-    return [
-        f"Modular addition (Nanda et al. 2023): right answers to {count} sums mod {modulus}",
-        history(outcome, "accuracy", f"chance is {1 / modulus:.1%}"),
+        *(moment(outcome.row(mark, "mse_masked"), mark, number, PUBLISHED[mark]) for mark in WHEN),
+        f"Modular addition (Nanda et al. 2023): right answers to {answers} sums mod {sums.task.p}",
+        history(sums, f"chance is {1 / sums.task.p:.1%}"),
         line("", "as trained", "uniform attention", "over the numbers only"),
-        *(
-            moment(
-                outcome, mark, "accuracy", percent, [ours(outcome.row(mark, "accuracy", OPERANDS), percent)]
-            )
-            for mark in ("pre", "post")
-        ),
     ]
+    for mark in WHEN:
+        more = edited(sums.row(mark, "accuracy", OPERANDS), percent)
+        lines.append(moment(sums.row(mark, "accuracy"), mark, percent, more))
+    return lines
 
 
-def moment(outcome: Outcome, mark: str, metric: str, shown: Any, more: Sequence[str]) -> str:
-    row = outcome.row(mark, metric)
-    when = f"{'before' if mark == 'pre' else 'after'}, step {row['step']:,}"
-    return line(when, shown(row["baseline"]), ours(row, shown), *more)
+def moment(row: dict[str, Any], mark: str, shown: Callable[[float], str], more: str) -> str:
+    when = f"{WHEN[mark]}, step {row['step']:,}"
+    return line(when, shown(row["baseline"]), edited(row, shown), more)
 
 
-def line(when: str, *cells: str) -> str:
-    trained, edited, more = cells
+def line(when: str, trained: str, edited: str, more: str) -> str:
     return f"  {when:<19}{trained:<12}{edited:<25}{more}".rstrip()
 
 
-def ours(row: dict[str, Any], shown: Any) -> str:
+def edited(row: dict[str, Any], shown: Callable[[float], str]) -> str:
     ends = (percent,) if shown is percent else ()
     return with_interval(shown(row["value"]), row["value_ci_low"], row["value_ci_high"], *ends)
 
 
-def history(outcome: Outcome, metric: str, says: str) -> str:
-    """Returns a metric over training as a row of blocks, and where its drop begins."""
-    curve = outcome.log.curve(metric)
-    largest = max(curve.values)
+#: Characters of a curve, lowest first, and how many of them it takes.
+BLOCKS, PLACES = "▁▂▃▄▅▆▇█", 24
+
+
+def history(outcome: Outcome, says: str) -> str:
+    """Returns the drop metric over training as a row of blocks, and where its drop begins."""
+    import numpy as np
+
+    curve = outcome.log.curve(outcome.log.drop_metric)
     last = curve.steps[-1]
     # At each place the last value logged until there.
-    logged = list(zip(curve.steps, curve.values, strict=True))
-    ends = [last * (place + 1) / CURVE for place in range(CURVE)]
-    heights = [[value for step, value in logged if step <= end][-1] for end in ends]
-    blocks = "".join(BLOCKS[round(height / largest * (len(BLOCKS) - 1))] for height in heights)
+    ends = np.searchsorted(curve.steps, last * np.arange(1, PLACES + 1) / PLACES, side="right") - 1
+    heights = curve.values[ends] / curve.values.max() * (len(BLOCKS) - 1)
+    blocks = "".join(BLOCKS[round(height)] for height in heights.tolist())
     moves = "" if curve.drop is None else f", turns at {curve.drop.onset:,}"
     return f"  {says:<20} {blocks} {last:,} steps{moves}"

@@ -4,9 +4,9 @@ from interp_tasks.disk import (
     check_writable_file,
     check_writable_folder,
 )
-from interp_tasks.pages.numbers import number, p_value, percent, signed, with_interval
+from interp_tasks.pages.numbers import number, p_value, percent, signed, three_digits, with_interval
 from interp_tasks.pages.page import Page, is_page, versions
-from interp_tasks.pages.sections import Column, Figure, Fold, Section, Table, Text, stepped
+from interp_tasks.pages.sections import Column, Figure, Fold, Section, Table, Text, step_labels, stepped
 
 __all__ = [
     "Column",
@@ -23,7 +23,9 @@ __all__ = [
     "p_value",
     "percent",
     "signed",
+    "step_labels",
     "stepped",
+    "three_digits",
     "versions",
     "with_interval",
 ]

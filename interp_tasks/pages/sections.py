@@ -193,6 +193,12 @@ class Figure:
         )
 
 
+def step_labels(steps: Sequence[int], marks: Mapping[str, int]) -> list[str]:
+    """Returns what a slider says at each step, with the marks that lie there: ``step 4,000 (pre, onset)``."""
+    at = {step: ", ".join(name for name, marked in marks.items() if marked == step) for step in steps}
+    return [f"step {step:,}" + (f" ({at[step]})" if at[step] else "") for step in steps]
+
+
 #: What of a trace changes with the slider, and pixels of the slider above the panels.
 MOVED, SLIDER = ("x", "y", "z", "text", "customdata"), 80
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.run_logs import plateau_levels
-from interp_tasks.pages import signed, stepped
+from interp_tasks.pages import signed, step_labels, stepped
 from interp_tasks.report.snapshots import ALL, MODES, Snapshot, View, shown_metrics
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from tasks import Task
 
+    Figure = plotly.graph_objects.Figure
+
 #: The share of all effects of single heads that have a colour of their own: a few checkpoints of an untrained model
 #: would take up the scale alone.
 STRONGEST = 0.96
@@ -22,32 +24,28 @@ STRONGEST = 0.96
 MOST_NUMBERS = 1_500_000
 
 
-def training_figure(views: Sequence[View]) -> plotly.graph_objects.Figure | None:
+def training_figure(views: Sequence[View]) -> Figure | None:
     """Draws the logged metrics over training, losses above accuracies, with the drops shaded; None without a log."""
     from circuits.figures.layout import draw
     from circuits.figures.panels import DASHES, Series, curve
 
     logged = [view for view in views if view.source.run is not None and view.source.curve is not None]
-    if not logged:
-        return None
-    first = logged[0].source.run
-    assert first is not None
-    metrics = shown_metrics(first.logged(), first.drop_metric)
     panels = []
     for are_shares in (False, True):
         series: dict[str, Series] = {}
-        chosen = [metric for metric in metrics if ("accuracy" in metric) == are_shares]
         for view, dash in zip(logged, DASHES, strict=False):
-            for metric in chosen:
-                series |= metric_series(view, metric, metrics.index(metric), dash, len(logged) > 1)
+            assert view.source.run is not None
+            metrics = shown_metrics(view.source.run.logged(), view.source.run.drop_metric)
+            for look, metric in enumerate(metrics):
+                if ("accuracy" in metric) == are_shares:
+                    series |= metric_series(view, metric, look, dash, len(logged) > 1)
         if not series:
             continue
         drops = [view.source.curve.drop for view in logged if view.source.curve and view.source.curve.drop]
         shaded = [{"x0": drop.onset, "x1": drop.end} for drop in drops]
-        values = [value for one in series.values() for value in one.y if value is not None]
-        name = chosen[0] if len(chosen) == 1 else "share of right answers" if are_shares else "metric"
-        panels.append(curve(series, y=name, log_y=is_log(chosen[0], values), lines=shaded, height=220))
-    return draw(panels)
+        name = "share of right answers" if are_shares else "metric"
+        panels.append(curve(series, y=name, log_y=is_log(name, series), lines=shaded, height=220))
+    return draw(panels) if panels else None
 
 
 def metric_series(view: View, metric: str, look: int, dash: str, several: bool) -> dict[str, Any]:
@@ -60,52 +58,51 @@ def metric_series(view: View, metric: str, look: int, dash: str, several: bool) 
     if not values:
         return {}
     name = f"{metric}, {view.name}" if several else metric
-    line: dict[str, Any] = {"mode": "lines", "line": {"dash": dash}}
-    series = {name: Series(steps, values, style=line, look=look)}
+    series = {name: Series(steps, values, style={"mode": "lines", "line": {"dash": dash}}, look=look)}
+    hidden: dict[str, Any] = {"mode": "lines", "showlegend": False}
     batch_steps, batch = run.points(metric, "train")
     if batch and not several:
-        faint = {"mode": "lines", "opacity": 0.5, "showlegend": False, "line": {"width": 1.1}}
         # A logarithm has no place for 0.
         known = [value if value > 0 else None for value in batch]
+        faint = hidden | {"opacity": 0.5, "line": {"width": 1.1}}
         series[f"{metric}, train"] = Series(batch_steps, known, style=faint, look=look)
     if (level := plateau_levels(run).get(metric, 0.0)) > 0:
-        dotted = {"mode": "lines", "showlegend": False, "line": {"dash": "dot", "width": 1.2}}
-        ends = [0, run.last_step]
+        dotted, ends = hidden | {"line": {"dash": "dot", "width": 1.2}}, [0, run.last_step]
         series[f"{name}, plateau by theory"] = Series(ends, [level, level], style=dotted, look=look)
     return series
 
 
-def is_log(metric: str, values: Sequence[float]) -> bool:
+def is_log(name: str, series: dict[str, Any]) -> bool:
     """Returns whether an axis is logarithmic: where values span a power of ten and are no shares."""
-    known = [value for value in values if value == value]
-    return "accuracy" not in metric and bool(known) and min(known) > 0 and max(known) >= 10 * min(known)
+    known = [value for one in series.values() for value in one.y if value is not None and value == value]
+    is_share = "accuracy" in name or name.startswith("share")
+    return not is_share and bool(known) and min(known) > 0 and max(known) >= 10 * min(known)
 
 
-def ablation_figure(views: Sequence[View]) -> plotly.graph_objects.Figure:
+def ablation_figure(views: Sequence[View]) -> Figure:
     """Draws each metric over checkpoints, unedited and with all heads edited, with 95% bands."""
     from circuits.figures.layout import draw
-    from circuits.figures.panels import Series, curve, of_rows
+    from circuits.figures.panels import curve, of_rows
 
     panels = []
     for view in views:
         unedited, effects = view.unedited(), view.effects()
         together = effects[effects["variant"] == ALL]
         for metric in view.metrics:
-            lines = {"unedited": unedited[unedited["metric"] == metric]}
             rows = together[together["metric"] == metric]
+            lines = {"unedited": unedited[unedited["metric"] == metric]}
             lines |= {mode: rows[rows["intervention"] == mode] for mode in MODES}
-            series: dict[str, Series] = {
+            series = {
                 name: of_rows(part.sort_values("step"), "step", look=look)
                 for look, (name, part) in enumerate(lines.items())
                 if len(part)
             }
-            log = is_log(metric, [value for one in series.values() for value in one.y if value is not None])
             title = view.name if len(views) > 1 else ""
-            panels.append(curve(series, title, y=metric, log_y=log, height=220))
+            panels.append(curve(series, title, y=metric, log_y=is_log(metric, series), height=220))
     return draw(panels)
 
 
-def effects_figure(view: View, ends: dict[str, float]) -> plotly.graph_objects.Figure:
+def effects_figure(view: View, ends: dict[str, float]) -> Figure:
     """Draws the effect of every head under each edit, layer by head, with a slider over the checkpoints.
 
     Args:
@@ -114,7 +111,7 @@ def effects_figure(view: View, ends: dict[str, float]) -> plotly.graph_objects.F
     from circuits.figures.layout import draw
     from circuits.figures.panels import heat
 
-    def at(snapshot: Snapshot) -> plotly.graph_objects.Figure:
+    def at(snapshot: Snapshot) -> Figure:
         panels = []
         for metric in view.metrics:
             for mode in MODES:
@@ -142,53 +139,36 @@ def largest_effects(views: Sequence[View]) -> dict[str, float]:
     import pandas
 
     rows = pandas.concat([view.effects() for view in views], ignore_index=True)
-    rows = rows[rows["head"].notna()]
-    rows = rows.assign(size=rows["effect"].abs())
+    sizes = rows[rows["head"].notna()].set_index("metric")["effect"].abs().groupby(level=0)
     return {
-        str(metric): float(part["size"].quantile(STRONGEST)) or float(part["size"].max()) or 1.0
-        for metric, part in rows.groupby("metric")
+        str(metric): float(part.quantile(STRONGEST)) or float(part.max()) or 1.0 for metric, part in sizes
     }
 
 
-def attention_figure(view: View) -> plotly.graph_objects.Figure:
+def attention_figure(view: View) -> Figure:
     """Draws the mean attention map of every head, with a slider over the checkpoints."""
+    import numpy as np
     import torch
 
     from circuits.figures import results
 
-    most = max(2, MOST_NUMBERS // view.snapshots[0].maps.size)
-    snapshots = evenly(view.snapshots, most)
-    maps = [torch.as_tensor(snapshot.maps) for snapshot in snapshots]
-    largest = max(map(results.largest_choice, maps))
-    layers, _, length, _ = view.snapshots[0].maps.shape
+    count, most = len(view.snapshots), max(2, MOST_NUMBERS // view.snapshots[0].maps.size)
+    places = np.linspace(0, count - 1, min(count, most)).round().astype(int)
+    snapshots = [view.snapshots[place] for place in places]
+    largest = max(results.largest_choice(torch.as_tensor(each.maps)) for each in snapshots)
+    layers, _, length, _ = snapshots[0].maps.shape
     labels = position_labels(view.task, length)
 
-    def at(snapshot: Snapshot) -> plotly.graph_objects.Figure:
+    def at(snapshot: Snapshot) -> Figure:
         mean = torch.as_tensor(snapshot.maps)
         return results.attention_figure(mean, range(layers), labels, {}, "", largest)
 
     return over_checkpoints(view, snapshots, at)
 
 
-def evenly(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
-    """Returns at most so many snapshots, the first and the last among them."""
-    last = len(snapshots) - 1
-    if last < most:
-        return list(snapshots)
-    return [snapshots[round(at * last / (most - 1))] for at in range(most)]
-
-
-def over_checkpoints(
-    view: View, snapshots: Sequence[Snapshot], at: Callable[[Snapshot], Any]
-) -> plotly.graph_objects.Figure:
+def over_checkpoints(view: View, snapshots: Sequence[Snapshot], at: Callable[[Snapshot], Any]) -> Figure:
     """Returns a figure of each snapshot behind a slider, which names the marks around the drop."""
-    marks: dict[int, list[str]] = {}
-    for mark, step in view.source.marks.items():
-        marks.setdefault(step, []).append(mark)
-    labels = [
-        f"step {each.step:,}" + (f" ({', '.join(marks[each.step])})" if each.step in marks else "")
-        for each in snapshots
-    ]
+    labels = step_labels([each.step for each in snapshots], view.source.marks)
     return stepped(dict(zip(labels, map(at, snapshots), strict=True)))
 
 
@@ -199,7 +179,6 @@ def position_labels(task: Task | None, length: int) -> list[str]:
     axes: Sequence[Any] = () if task is None else task.grid_axes()
     grid = [len(axis.values) for axis in axes if axis.position is None]
     if grid and int(np.prod(grid)) == length:
-        cells: np.ndarray = np.indices(grid).reshape(len(grid), -1).T
-        return ["(" + ",".join(map(str, cell)) + ")" for cell in cells]
+        return ["(" + ",".join(map(str, cell)) + ")" for cell in np.ndindex(*grid)]
     names = {axis.position: axis.name for axis in axes if axis.position is not None}
     return [f"{at} ({names[at]})" if at in names else str(at) for at in range(length)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs
+from interp_tasks.measurement.subjects import Examples, Options, resolve_refs
 from interp_tasks.measurement.table import effect_text, read_p, tests, value_text
 from interp_tasks.pages import Column, Figure, Fold, Page, Section, Table, Text, p_value, versions
 from interp_tasks.report.headlines import change, headline_rows, sentences, settings_table, subject_line
@@ -60,19 +59,17 @@ class Report:
             sections.append(Text("\n\n".join(missing), "" if training is not None else "Training"))
         sections.append(Fold("Task, model, settings and main numbers", [settings_table(views)]))
         caption = f"Each metric with its 95% interval, over the same {counted(views)} at every checkpoint."
-        sections.append(
-            Figure(figures.ablation_figure(views), "All heads edited at once, over training", caption)
-        )
+        edited = figures.ablation_figure(views)
+        sections.append(Figure(edited, "All heads edited at once, over training", caption))
         ends = figures.largest_effects(views)
+        of = {view.name: f", {view.name}" if several else "" for view in views}
         for view in views:
-            of = f", {view.name}" if several else ""
             effects = figures.effects_figure(view, ends)
-            sections.append(Figure(effects, f"Effect of each head alone{of}", EFFECTS.format(counted(views))))
+            heading = f"Effect of each head alone{of[view.name]}"
+            sections.append(Figure(effects, heading, EFFECTS.format(counted(views))))
         for view in views:
-            of = f", {view.name}" if several else ""
-            sections.append(
-                Figure(figures.attention_figure(view), f"Attention{of}", ATTENTION.format(counted(views)))
-            )
+            maps = figures.attention_figure(view)
+            sections.append(Figure(maps, f"Attention{of[view.name]}", ATTENTION.format(counted(views))))
         sections += [effects_table(self.effects(), views), metrics_table(views)]
         return Page(title or f"Report on {names}", sections, self.config, self.versions)
 
@@ -169,12 +166,16 @@ def report(run: str, compare: str | None = None, **options: Unpack[Options]) -> 
         UserError, TaskError, CircuitsError: in one line.
     """
     sources = check_report(run, compare, options)
-    total = sum(len(source.checkpoints) for source in sources)
+    total, progress = sum(len(source.checkpoints) for source in sources), options.get("progress")
     views: list[View] = []
     before = 0
     for source in sources:
-        progress = offset_progress(options.get("progress"), before, total)
-        views += measured_views(source, options, progress)
+
+        def shown(done: int, _: int, text: str, before: int = before) -> None:
+            if progress is not None:
+                progress(before + done, total, text)
+
+        views += measured_views(source, options, shown)
         before += len(source.checkpoints)
     config = {"run": run, "compare": compare, **Examples.of(options).describe()}
     config["checkpoints"] = [source.refs for source in sources]
@@ -182,12 +183,3 @@ def report(run: str, compare: str | None = None, **options: Unpack[Options]) -> 
         source.name: dict(source.run.config) for source in sources if source.run is not None
     }
     return Report(views, config)
-
-
-def offset_progress(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Returns a callback that counts from ``before`` of ``total`` checkpoints."""
-    return None if progress is None else partial(_report_offset, progress, before, total)
-
-
-def _report_offset(progress: Progress, before: int, total: int, done: int, _: int, text: str) -> None:
-    progress(before + done, total, text)
