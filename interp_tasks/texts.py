@@ -44,27 +44,6 @@ def one_line(message: str) -> str:
     return brief(re.sub(r"\S+", lambda word: brief(word[0]), printable(flat(message))), LONGEST)
 
 
-def without_secrets(text: str, of: str = "") -> str:
-    """Returns a text whose URLs have neither a password nor values of a query.
-
-    Args:
-        of: a URL; where its secrets stand by themselves, they are left out too.
-    """
-    from urllib.parse import unquote_plus
-
-    def public(match: re.Match[str]) -> str:
-        place, question, query = match[2].partition("?")
-        user, at, host = place.rpartition("@")
-        user = re.sub(":.*", ":***", user)
-        return match[1] + user + at + host + question + re.sub(r"=[^&,;:\s]*", "=***", query)
-
-    place, _, query = of.partition("://")[2].partition("?")
-    for secret in (place.rpartition("@")[0].partition(":")[2], *re.findall(r"=([^&]*)", query)):
-        for form in filter(None, {secret, unquote_plus(secret)}):
-            text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", text)
-    return re.sub(r"([A-Za-z][\w+.-]*://)([^\s'\"]+)", public, text)
-
-
 def flat(text: str) -> str:
     """Returns a text in one line, with a blank for every run of white space."""
     return " ".join(text.split())

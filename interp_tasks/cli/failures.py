@@ -16,7 +16,7 @@ import typer
 
 from interp_tasks.cli.terminal import silence, to_stderr
 from interp_tasks.errors import Stopped, UserError
-from interp_tasks.texts import one_line, without_secrets
+from interp_tasks.texts import one_line
 
 USAGE = 2
 INTERRUPTED = 130
@@ -153,8 +153,8 @@ def user_errors() -> tuple[type[Exception], ...]:
 def refuse(message: str, debug: bool) -> None:
     """Prints one line on stderr."""
     if debug:
-        to_stderr(without_secrets(traceback.format_exc().rstrip()))
-    to_stderr(f"interp-run: {one_line(without_secrets(message))}")
+        to_stderr(traceback.format_exc().rstrip())
+    to_stderr(f"interp-run: {one_line(message)}")
 
 
 def usage_message(error: Any) -> str:

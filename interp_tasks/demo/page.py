@@ -272,15 +272,15 @@ def bars_figure(
             f"{when} {turn(outcome)}<br>step {row['step']:,}"
             for when, row in zip(WHEN.values(), rows["uniform"], strict=True)
         ]
-        drawn = {TRAINED: [[row["baseline"] for row in rows["uniform"]]]}
+        drawn: dict[str, list[Any]] = {TRAINED: [[row["baseline"] for row in rows["uniform"]], None, None]}
         drawn |= {
             names[name]: [[row[key] for row in of_edit] for key in ("value", "value_ci_low", "value_ci_high")]
             for name, of_edit in rows.items()
         }
         style: dict[str, Any] = {"textposition": "outside", "cliponaxis": False}
         series = {
-            name: Series(moments, *columns, style={**style, "text": [*map(shown, columns[0])]})
-            for name, columns in drawn.items()
+            name: Series(moments, values, low, high, style={**style, "text": [*map(shown, values)]})
+            for name, (values, low, high) in drawn.items()
         }
         lines, label = ([{"y": level}], axis) if not panels else ([], "")
         panels.append(bars(series, title, y=label, lines=lines, width=240))

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tasks import Task
 
-    Figure = plotly.graph_objects.Figure
-
 #: The share of all effects of single heads that have a colour of their own: a few checkpoints of an untrained model
 #: would take up the scale alone.
 STRONGEST = 0.96
@@ -24,7 +22,7 @@ STRONGEST = 0.96
 MOST_NUMBERS = 1_500_000
 
 
-def training_figure(views: Sequence[View]) -> Figure | None:
+def training_figure(views: Sequence[View]) -> plotly.graph_objects.Figure | None:
     """Draws the logged metrics over training, losses above accuracies, with the drops shaded; None without a log."""
     from circuits.figures.layout import draw
     from circuits.figures.panels import DASHES, Series, curve
@@ -79,7 +77,7 @@ def is_log(name: str, series: dict[str, Any]) -> bool:
     return not is_share and bool(known) and min(known) > 0 and max(known) >= 10 * min(known)
 
 
-def ablation_figure(views: Sequence[View]) -> Figure:
+def ablation_figure(views: Sequence[View]) -> plotly.graph_objects.Figure:
     """Draws each metric over checkpoints, unedited and with all heads edited, with 95% bands."""
     from circuits.figures.layout import draw
     from circuits.figures.panels import curve, of_rows
@@ -102,7 +100,7 @@ def ablation_figure(views: Sequence[View]) -> Figure:
     return draw(panels)
 
 
-def effects_figure(view: View, ends: dict[str, float]) -> Figure:
+def effects_figure(view: View, ends: dict[str, float]) -> plotly.graph_objects.Figure:
     """Draws the effect of every head under each edit, layer by head, with a slider over the checkpoints.
 
     Args:
@@ -111,7 +109,7 @@ def effects_figure(view: View, ends: dict[str, float]) -> Figure:
     from circuits.figures.layout import draw
     from circuits.figures.panels import heat
 
-    def at(snapshot: Snapshot) -> Figure:
+    def at(snapshot: Snapshot) -> plotly.graph_objects.Figure:
         panels = []
         for metric in view.metrics:
             for mode in MODES:
@@ -145,7 +143,7 @@ def largest_effects(views: Sequence[View]) -> dict[str, float]:
     }
 
 
-def attention_figure(view: View) -> Figure:
+def attention_figure(view: View) -> plotly.graph_objects.Figure:
     """Draws the mean attention map of every head, with a slider over the checkpoints."""
     import numpy as np
     import torch
@@ -159,14 +157,16 @@ def attention_figure(view: View) -> Figure:
     layers, _, length, _ = snapshots[0].maps.shape
     labels = position_labels(view.task, length)
 
-    def at(snapshot: Snapshot) -> Figure:
+    def at(snapshot: Snapshot) -> plotly.graph_objects.Figure:
         mean = torch.as_tensor(snapshot.maps)
         return results.attention_figure(mean, range(layers), labels, {}, "", largest)
 
     return over_checkpoints(view, snapshots, at)
 
 
-def over_checkpoints(view: View, snapshots: Sequence[Snapshot], at: Callable[[Snapshot], Any]) -> Figure:
+def over_checkpoints(
+    view: View, snapshots: Sequence[Snapshot], at: Callable[[Snapshot], Any]
+) -> plotly.graph_objects.Figure:
     """Returns a figure of each snapshot behind a slider, which names the marks around the drop."""
     labels = step_labels([each.step for each in snapshots], view.source.marks)
     return stepped(dict(zip(labels, map(at, snapshots), strict=True)))

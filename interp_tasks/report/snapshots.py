@@ -74,7 +74,8 @@ def read_source(ref: str) -> Source:
     for file in (RUN_FILE, METRICS_FILE):
         if not log_file(path, file).is_file():
             return Source(name, checkpoints, missing=(f"No {file}: no training curve, no drop.",))
-    run, curve, marks, missing = read_one(name, path), None, {}, ()
+    run, curve, marks = read_one(name, path), None, {}
+    missing: tuple[str, ...] = ()
     try:
         curve = run.curve(run.drop_metric)
         marks = find_marks(path, name)

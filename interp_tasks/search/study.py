@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 import torch
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,9 +24,8 @@ from interp_tasks.devices import check_device
 from interp_tasks.disk import atomic_write, lock_of, write_together
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.measurement.subjects import Progress
-from interp_tasks.pages import Column, Figure, Page, Table, Text, versions
+from interp_tasks.pages import Figure, Page, Table, Text, versions
 from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, Values, ends
-from interp_tasks.texts import without_secrets
 from interp_tasks.training.config import Resolved
 from interp_tasks.training.forward import HookedForward
 from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train
@@ -52,23 +51,22 @@ def search(
     *,
     out: str | Path,
     trials: int = 10,
-    storage: str | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> SearchResult:
     """Trains runs until the search has so many trials, those of earlier calls and of other processes counted.
 
-    Trials that a killed process left are taken up where their runs stopped. Processes with the same ``out`` and
-    ``storage`` share the work. What trial number n tries depends on the seed, n and the trials told before, so a
-    search that was killed goes on to the same end.
+    Trials that a killed process left are taken up where their runs stopped. Processes on one machine with the same
+    ``out`` share the work. What trial number n tries depends on the seed, n and the trials told before, so a search
+    that was killed goes on to the same end.
 
     Args:
-        out: the folder of the search: a run folder per trial, ``trials.csv``, ``trials.json``, ``search.html``.
-        storage: URL of a database as Optuna takes it; ``None``: ``sqlite:///OUT/search.db``.
+        out: the folder of the search: a run folder per trial, ``trials.csv``, ``trials.json``, ``search.html``, and
+            ``search.db``, which Optuna's own tools open.
 
     Raises:
-        UserError: in one line, for settings that cannot be, for a folder or storage that holds another search, and
-            for what stops a run other than divergence; such a trial is taken up again by the next call.
+        UserError: in one line, for settings that cannot be, for a folder that holds another search, and for what stops
+            a run other than divergence; such a trial is taken up again by the next call.
     """
     if trials < 1:
         raise UserError(f"--trials {trials}: at least 1")
@@ -77,27 +75,25 @@ def search(
     check_free(out, "search")
     key, direction = checked(plan, device)
     identity = json.loads(json.dumps(plan.identity(key, direction)))
-    if (out / "search.json").exists():
-        check_same(str(out), read_json(out / "search.json", "what is searched"), identity)
-    url = storage or f"sqlite:///{out / 'search.db'}"
+    file = out / "search.json"
+    if file.exists():
+        check_same(out, read_json(file, "what is searched"), identity)
     with warnings.catch_warnings():
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
-        try:
-            with ExitStack() as stack:
-                with held(out, "search"):
-                    study = stack.enter_context(opened(url, identity))
-                    atomic_write(out / "search.json", json.dumps(identity, indent=1) + "\n")
-                while (dealt := next_trial(study, plan, out, trials)) is not None:
-                    trial, lock = dealt
-                    with lock:
-                        told = counted(progress, trial.number, trials)
-                        carry_out(plan, study, trial, out, key, device, told)
-                with held(out, "search"):
-                    result = SearchResult.of(study, identity, out)
-                    result.write(out, study)
-        except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
-            raise unusable(url, error) from None
+        with ExitStack() as stack:
+            with held(out, "search"):
+                study = stack.enter_context(opened(out / "search.db", direction))
+                check_same(out, study.user_attrs.get("search", identity), identity)
+                study.set_user_attr("search", identity)
+                atomic_write(file, json.dumps(identity, indent=1) + "\n")
+            while (dealt := next_trial(study, plan, out, trials)) is not None:
+                trial, lock = dealt
+                with lock:
+                    carry_out(plan, study, trial, out, key, device, trials, progress)
+            with held(out, "search"):
+                result = SearchResult.of(study, identity, out)
+                result.write(out, study)
     return result
 
 
@@ -124,44 +120,40 @@ def held(out: Path, name: str) -> BaseFileLock:
     return lock_of(out / ".locks" / name)
 
 
+def check_same(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    # Up to 0.2 a search had a name.
+    if found := differences({name: stored[name] for name in stored if name != "name"}, identity):
+        raise UserError(f"{out} holds another search ({listed(found)}): choose another --out")
+
+
 @contextmanager
-def opened(url: str, identity: Mapping[str, Any]) -> Iterator[optuna.Study]:
+def opened(file: Path, direction: Direction) -> Iterator[optuna.Study]:
     """Opens the study of a search, or begins it; its connections are closed at the end.
 
     Raises:
-        UserError: for a storage that cannot be opened, or that holds another search.
+        UserError: for a database that cannot be opened or read.
     """
-    refused = (ImportError, ValueError, optuna.exceptions.OptunaError, SQLAlchemyError)
-    try:
-        waiting = {"connect_args": {"timeout": WAIT}} if url.startswith("sqlite") else None
-        storage = optuna.storages.RDBStorage(url, engine_kwargs=waiting)
-        study = optuna.create_study(
-            study_name=STUDY,
-            storage=storage,
-            load_if_exists=True,
-            direction=identity["objective"]["direction"],
+
+    def unusable(error: Exception) -> UserError:
+        cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
+        return UserError(
+            f"{file} cannot be used: {' '.join(str(cause).split())[:200] or type(cause).__name__}"
         )
-    except refused as error:
-        raise unusable(url, error) from None
+
     try:
-        check_same(f"--storage {without_secrets(url)}", study.user_attrs.get("search", identity), identity)
-        study.set_user_attr("search", dict(identity))
+        waiting = {"connect_args": {"timeout": WAIT}}
+        storage = optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs=waiting)
+        how: dict[str, Any] = {"storage": storage, "load_if_exists": True, "direction": direction}
+        study = optuna.create_study(study_name=STUDY, **how)
+    except (ValueError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+        raise unusable(error) from None
+    try:
         yield study
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        raise unusable(error) from None
     finally:
         storage.remove_session()
         storage.engine.dispose()
-
-
-def unusable(url: str, error: Exception) -> UserError:
-    cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
-    reason = without_secrets(" ".join(str(cause).split()), of=url)[:200] or type(cause).__name__
-    return UserError(f"--storage {without_secrets(url)} cannot be used: {reason}")
-
-
-def check_same(place: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    # Up to 0.2 a search had a name.
-    if found := differences({name: stored[name] for name in stored if name != "name"}, identity):
-        raise UserError(f"{place} holds another search ({listed(found)}): choose another --out or --storage")
 
 
 def next_trial(study: optuna.Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, BaseFileLock] | None:
@@ -198,19 +190,18 @@ def run_name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-def counted(progress: Progress | None, number: int, trials: int) -> Progress:
-    def tell(step: int, steps: int, text: str) -> None:
-        if progress is not None:
-            progress(step, steps, f"trial {number + 1} of {trials}  {text}")
-
-    return tell
-
-
 # ---- One trial
 
 
 def carry_out(
-    plan: Plan, study: optuna.Study, trial: Trial, out: Path, key: str, device: str, progress: Progress
+    plan: Plan,
+    study: optuna.Study,
+    trial: Trial,
+    out: Path,
+    key: str,
+    device: str,
+    trials: int,
+    progress: Progress | None,
 ) -> None:
     """Trains the run of a trial, from where it was if it was interrupted, and tells the study.
 
@@ -219,8 +210,9 @@ def carry_out(
     error leaves the trial to the next call.
     """
     params = {name: suggest(trial, name, values) for name, values in plan.vary.items()}
-    twin = tried(study, trial, params)
-    if twin is not None:
+    told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    twins = (other for other in told if other.params == params and "same_as" not in other.user_attrs)
+    if (twin := next(twins, None)) is not None:
         trial.set_user_attr("same_as", twin.number)
         study.tell(trial, twin.value)
         return
@@ -228,8 +220,8 @@ def carry_out(
 
     def logged(step: int, steps: int, line: Mapping[str, Any]) -> None:
         value = line.get("validation", {}).get(key)
-        if value is not None:
-            progress(step, steps, f"{key} {value:.4g}  {run}")
+        if progress is not None and value is not None:
+            progress(step, steps, f"trial {trial.number + 1} of {trials}  {key} {value:.4g}  {run}")
 
     def end(state: TrialState, reason: str) -> None:
         trial.set_user_attr("reason", " ".join(reason.split()))
@@ -258,18 +250,9 @@ def suggest(trial: Trial, key: str, values: Values) -> Scalar:
         chosen: Scalar = trial.suggest_categorical(key, values)
         return chosen
     whole = all(type(number) is int for name, number in values.items() if name != "log")
-    options: dict[str, Any] = {name: values[name] for name in ("log", "step") if name in values}
     draw: Any = trial.suggest_int if whole else trial.suggest_float
-    drawn: Scalar = draw(key, values["low"], values["high"], **options)
+    drawn: Scalar = draw(key, **values)
     return drawn
-
-
-def tried(study: optuna.Study, trial: Trial, params: Mapping[str, Any]) -> FrozenTrial | None:
-    """Returns a finished trial with the same settings, and a run of its own."""
-    for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        if other.number != trial.number and other.params == params and "same_as" not in other.user_attrs:
-            return other
-    return None
 
 
 def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
@@ -341,18 +324,16 @@ class SearchResult:
         trials = []
         for trial in study.get_trials(deepcopy=False):
             same_as = trial.user_attrs.get("same_as")
-            complete = trial.state is TrialState.COMPLETE
-            trials.append(
-                {
-                    "trial": trial.number,
-                    "state": {TrialState.FAIL: "failed"}.get(trial.state, trial.state.name.lower()),
-                    "value": trial.value if complete else None,
-                    "params": {key: trial.params[key] for key in identity["space"] if key in trial.params},
-                    "run": str(out / run_name(trial.number if same_as is None else same_as)),
-                    "same_as": same_as,
-                    "reason": trial.user_attrs.get("reason"),
-                }
-            )
+            row = {
+                "trial": trial.number,
+                "state": {TrialState.FAIL: "failed"}.get(trial.state, trial.state.name.lower()),
+                "value": trial.value if trial.state is TrialState.COMPLETE else None,
+                "params": {key: trial.params[key] for key in identity["space"] if key in trial.params},
+                "run": str(out / run_name(trial.number if same_as is None else same_as)),
+                "same_as": same_as,
+                "reason": trial.user_attrs.get("reason"),
+            }
+            trials.append(row)
         values = [trial["value"] for trial in trials if trial["value"] is not None]
         shares: dict[str, float] = {}
         if len(values) >= MIN_TRIALS and len({*values}) > 1:
@@ -365,8 +346,8 @@ class SearchResult:
     @property
     def ranked(self) -> list[Mapping[str, Any]]:
         """Complete trials, the best first; of equal ones the earlier."""
-        sign = -1 if self.identity["objective"]["direction"] == "maximize" else 1
         complete = [trial for trial in self.trials if trial["value"] is not None]
+        sign = -1 if self.identity["objective"]["direction"] == "maximize" else 1
         return sorted(complete, key=lambda trial: sign * trial["value"])
 
     @property
@@ -384,11 +365,11 @@ class SearchResult:
 
     def to_json(self) -> str:
         content = {
-            "search": dict(self.identity),
+            "search": self.identity,
             "best": self.best,
-            "importances": dict(self.importances),
-            "trials": list(self.trials),
-            "versions": dict(self.versions),
+            "importances": self.importances,
+            "trials": self.trials,
+            "versions": self.versions,
         }
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -411,20 +392,14 @@ class SearchResult:
             picture = plot_param_importances(study, evaluator=fanova(self.identity))
             sections.append(Figure(picture, "Importance", "Few trials tell little."))
         if self.ranked:
-            sections.append(Figure(plot_optimization_history(study), "Course of the search", ""))
-            sections.append(Figure(plot_slice(study), "The objective against every setting", ""))
-        frame = self.frame()
-        columns = [Column(name, name) for name in frame.columns]
-        sections.append(Table(frame, "Trials", "The best first.", columns, name="trials"))
+            sections.append(Figure(plot_optimization_history(study), "Course of the search"))
+            sections.append(Figure(plot_slice(study), "The objective against every setting"))
+        sections.append(Table(self.frame(), "Trials", "The best first.", name="trials"))
         title = f"Search: {self.identity['task']}, {self.identity['preset']}"
         return Page(title, sections, self.identity, self.versions)
 
     def write(self, folder: Path, study: optuna.Study) -> list[Path]:
         """Writes ``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
-        return write_together(
-            {
-                folder / "trials.csv": self.to_csv(),
-                folder / "trials.json": self.to_json(),
-                folder / "search.html": self.page(study).html(),
-            }
-        )
+        page = self.page(study).html()
+        contents = {"trials.csv": self.to_csv(), "trials.json": self.to_json(), "search.html": page}
+        return write_together({folder / name: content for name, content in contents.items()})

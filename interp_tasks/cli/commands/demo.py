@@ -50,4 +50,4 @@ def show(found: Demo, format: str) -> None:
         for line in summary(found):
             write_line(line)
     else:
-        print_as(join(found.results()), format)
+        print_as(join([found.matrices.result, found.sums.result]), format)

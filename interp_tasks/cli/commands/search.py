@@ -72,12 +72,7 @@ def search(
     trials: Annotated[
         int, typer.Option("--trials", metavar="N", help="Trials in all, those of earlier calls included.")
     ] = 10,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            "--storage", metavar="URL", help="Database of the trials.", show_default="sqlite:///OUT/search.db"
-        ),
-    ] = None,
+    storage: Annotated[str | None, typer.Option("--storage", hidden=True)] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="OUT", help="Folder.", show_default="runs/search-TASK-PRESET"),
@@ -91,6 +86,10 @@ def search(
     OUT/search.html shows both.
     """
     check_choice("--format", format, FORMATS)
+    if storage is not None:
+        raise UserError(
+            "--storage is gone: the trials are in OUT/search.db, which several processes may share"
+        )
     if not 1 <= trials <= MOST_TRIALS:
         raise UserError(f"--trials {trials}: from 1 to {MOST_TRIALS}")
     plan, folder = searched.plan(recipe), out or Path("runs") / f"search-{recipe.task}-{recipe.preset}"
@@ -99,9 +98,7 @@ def search(
     from interp_tasks.search.study import search
 
     with progress_line(recipe.quiet) as progress:
-        result = search(
-            plan, out=folder, trials=trials, storage=storage, device=recipe.device, progress=progress
-        )
+        result = search(plan, out=folder, trials=trials, device=recipe.device, progress=progress)
     if format == "table":
         print_found(result)
     else:

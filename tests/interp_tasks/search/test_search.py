@@ -6,12 +6,9 @@ import csv
 import io
 import json
 import os
-import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -30,8 +27,6 @@ from interp_tasks.search import Plan, make_plan, search
 from interp_tasks.search import study as study_module
 from interp_tasks.search.plan import parse_vary, shipped_spaces
 from interp_tasks.search.study import built, value_of
-from interp_tasks.texts import without_secrets
-from interp_tasks.training.records import command
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
 VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")
@@ -317,43 +312,29 @@ def test_a_combination_that_cannot_be_built_fails_alone(fake: FakeTrainer, tmp_p
     assert {trial["state"] for trial in found.trials} == {"complete", "failed"}
 
 
-# ---- Storage
+# ---- Another search, a damaged one
 
 
 def test_another_search_is_refused_and_nothing_lost(fake: FakeTrainer, tmp_path: Path) -> None:
-    out, url = tmp_path / "one", f"sqlite:///{tmp_path / 'shared.db'}"
-    first = search(plan(), out=out, trials=2, storage=url)
+    first = search(plan(), out=tmp_path, trials=2)
     others = {
         r"space\.train\.weight_decay: .* there": plan("train.weight_decay=1,2", VARY[1]),
         r"objective\.metric: 'loss' there, 'accuracy' asked for": plan(objective="accuracy"),
         r"settings\.task\.p: 5 there, 7 asked for": plan(settings={"task.p": "7"}),
         r"sampler\.seed: 42 there, 1 asked for": plan(seed=1),
-        r"task: 'modular-addition' there, 'miiii' asked for": make_plan("miiii", vary=VARY),
     }
     for complaint, other in others.items():
-        with pytest.raises(UserError, match=rf"one holds another search \(.*{complaint}"):
-            search(other, out=out, trials=3, storage=url)
-        with pytest.raises(UserError, match=rf"shared\.db holds another search \(.*{complaint}"):
-            search(other, out=tmp_path / "two", trials=3, storage=url)
+        with pytest.raises(UserError, match=rf"holds another search \(.*{complaint}"):
+            search(other, out=tmp_path, trials=3)
     assert fake.runs == ["trial-0000", "trial-0001"]
-    assert settled(search(plan(), out=out, trials=2, storage=url)) == settled(first)
+    assert settled(search(plan(), out=tmp_path, trials=2)) == settled(first)
 
 
-@pytest.mark.parametrize(
-    ("url", "public"),
-    [
-        ("postgresql://me:s3cret@host/db", "postgresql://me:***@host/db"),
-        ("postgresql://me:s3@cret/s@host/db", "postgresql://me:***@host/db"),
-        ("postgresql://host/db?user=u&password=s3cret", "postgresql://host/db?user=***&password=***"),
-        ("sqlite:///a.db", "sqlite:///a.db"),
-    ],
-)
-def test_secrets_of_urls_are_not_written_down(monkeypatch: pytest.MonkeyPatch, url: str, public: str) -> None:
-    assert without_secrets(f"in {url}: no") == f"in {public}: no"
-    monkeypatch.setattr(sys, "argv", ["interp-run", "runs", "search", "miiii", f"--storage={url}"])
-    assert command().replace("'", "") == f"interp-run runs search miiii --storage={public}"
-    secret = url.partition("me:")[2].rpartition("@")[0] or url.rpartition("password=")[2]
-    assert secret == url or secret not in str(study_module.unusable(url, ValueError(f"'{secret}' is wrong")))
+def test_a_damaged_database_is_one_line(fake: FakeTrainer, tmp_path: Path) -> None:
+    search(plan(), out=tmp_path, trials=1)
+    (tmp_path / "search.db").write_bytes(b"no database")
+    with pytest.raises(UserError, match=r"search\.db cannot be used: file is not a database$"):
+        search(plan(), out=tmp_path, trials=2)
 
 
 # ---- Processes
@@ -420,85 +401,6 @@ def test_processes_share_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
     workers = [[file.name for file in (tmp_path / f"trial-{n:04d}").glob("trained-by-*")] for n in range(6)]
     assert [len(names) for names in workers] == [1] * 6
     assert {name for (name,) in workers} == {f"trained-by-{child}" for child in children}
-
-
-# ---- PostgreSQL
-
-
-@pytest.fixture
-def postgres(postgres_server: str, request: pytest.FixtureRequest) -> str:
-    """The URL of a database of the test's own."""
-    import psycopg
-
-    name = f"t{abs(hash(request.node.name))}"
-    with psycopg.connect(user="postgres", host=postgres_server, autocommit=True) as connection:
-        connection.execute(f"create database {name}")  # type: ignore[arg-type]  # the name is our own
-    return f"postgresql+psycopg://postgres@/{name}?host={postgres_server}"
-
-
-@pytest.fixture(scope="module")
-def postgres_server() -> Iterator[str]:
-    """The folder of the socket of a server that is started here, without a port, and ends with the tests."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    places = [shutil.which("initdb"), *map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
-    programs = next((Path(place).parent for place in places if place is not None), None)
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    # It refuses to run as root.
-    user = "postgres" if os.getuid() == 0 else None
-    # The path of a socket has at most 107 characters.
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
-    if user is not None:
-        shutil.chown(folder, user)
-
-    def call(program: str, *arguments: str) -> None:
-        line = [str(programs / program), "-D", str(folder / "data"), *arguments]
-        # Output to a file: a server that keeps a pipe open is waited for.
-        with (folder.parent / f"{folder.name}.log").open("a") as log:
-            subprocess.run(line, check=True, stdout=log, stderr=log, user=user, cwd="/", timeout=120)
-
-    try:
-        call("initdb", "--no-sync", "--auth=trust", "--username=postgres")
-        options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
-        call("pg_ctl", "-w", "-o", options, "start")
-        try:
-            yield str(folder)
-        finally:
-            call("pg_ctl", "-w", "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder.parent / f"{folder.name}.log").unlink(missing_ok=True)
-
-
-def test_workers_share_a_search_on_postgresql_and_one_is_killed(
-    postgres: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Three processes; one dies in its first trial. The others take that up, and all ends as on SQLite alone."""
-    fake = FakeTrainer(monkeypatch)
-    alone = search(plan(), out=tmp_path / "alone", trials=8)
-    first = tmp_path / "killed"
-
-    def work(out: Path) -> None:
-        with (out / "begun").open("a") as file:
-            file.write("x")
-        try:
-            first.touch(exist_ok=False)
-        except FileExistsError:
-            time.sleep(0.1)
-        else:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    fake.before = work
-    out = tmp_path / "shared"
-    children = [forked(lambda: search(plan(), out=out, trials=8, storage=postgres)) for _ in range(3)]
-    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-    assert codes == [-signal.SIGKILL, 0, 0]
-    fake.runs.clear()
-    found = search(plan(), out=out, trials=8, storage=postgres)
-    assert fake.runs == []
-    assert settled(found) == settled(alone)
-    begun = sorted(len((out / f"trial-{number:04d}" / "begun").read_text()) for number in range(8))
-    assert begun == [1] * 7 + [2]
 
 
 # ---- The command
