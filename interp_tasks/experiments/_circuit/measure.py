@@ -10,7 +10,6 @@ member with its ``effect``: exact where ``engine`` says so, else the estimate.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +137,10 @@ def circuit(
     """
     search = Search(source, metric, kind, method, rank, faithfulness, random, curve)
     if keep is not None:
-        kept = read_circuit(Path(keep))
+        from circuits import circuit as circuits
+
+        check_file(Path(keep), "--keep")
+        kept = circuits.read(keep)
         search = replace(search, kind=kept.kind, keep=kept)
     examples = Examples.of(options)
     refs = resolve_refs(refs, examples)
@@ -183,24 +185,6 @@ def find_circuits(refs: Sequence[ResolvedCheckpoint], search: Search, options: O
         "metrics": {ref: each.metric for ref, each in found.items()},
     }
     return replace(result, notes=notes(found, search), data=data)
-
-
-def read_circuit(file: Path) -> Circuit:
-    """Returns the circuit of a file.
-
-    Raises:
-        UserError, CircuitsError: for a file that cannot be read, or holds none.
-    """
-    check_file(file, "--keep")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        content = None
-    if not isinstance(content, dict) or "members" not in content:
-        raise UserError(f"--keep {file} is no circuit; give a file that circuit --write has written")
-    from circuits import circuit as circuits
-
-    return circuits.read(file)
 
 
 def notes(found: Mapping[str, FoundCircuit], search: Search) -> tuple[str, ...]:

@@ -219,11 +219,6 @@ class FoundCircuit:
     rows: list[Row] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
-    def value(self, metric: str, column: str = "value") -> float:
-        """Returns a number of the circuit's own rows, NaN where there is none."""
-        found = (row for row in self.rows if row["variant"] == CIRCUIT and row["metric"] == metric)
-        return float(next(found, {}).get(column, float("nan")))
-
 
 @contextmanager
 def gap_in_table() -> Iterator[None]:

@@ -1,11 +1,11 @@
 """Neurons and attention weights as functions on the grid of inputs: images, spectra, variance explained.
 
-By ``variant``: ``neuron 0`` (of heads ``0.1 to a``), the chosen ones; ``cluster 14``, the neurons of one frequency
-together; ``in clusters``; ``all neurons``. Variance explained of several neurons is of their variance in sum. The
-``baseline`` of "pairs of frequencies for half of the variance" is that number after one relabelling of the digits. Of
-three checkpoints of one run or more also the published count of active frequencies, which needs them all: above mean
-+ 1 or 2 standard deviations, for the chosen neurons and as a mean over all, and as a control ``without size``; the
-step at which it peaks, beside the end of the run's drop; and the last count over the largest.
+By ``variant``: ``neuron 0`` (of heads ``0.1 to a``), the chosen ones; ``in clusters``; ``all neurons``. Variance
+explained of several neurons is of their variance in sum. The ``baseline`` of "pairs of frequencies for half of the
+variance" is that number after one relabelling of the digits. Of three checkpoints of one run or more also the
+published count of active frequencies, which needs them all: above mean + 1 or 2 standard deviations, for the chosen
+neurons and as a mean over all, and as a control ``without size``; the step at which it peaks, beside the end of the
+run's drop; and the last count over the largest.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ COUNT, CLUSTERS, CLUSTERED = "neurons", "clusters", "share of neurons in cluster
 #: The published counts of active frequencies, and the control.
 KINDS = (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd, without size")
 #: Variants that are about no single neuron.
-ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
+ALL, IN_CLUSTERS = "all neurons", "in clusters"
 #: Metric -> title of its column and format of its numbers.
 SHOWN: Mapping[str, tuple[str, str]] = {
     COUNT: ("neurons", ".0f"),
@@ -297,13 +297,12 @@ def one_feature(measures: MeasuredFeatures, at: int) -> Iterator[Row]:
 
 
 def together(measures: MeasuredFeatures) -> dict[str, list[Row]]:
-    """Returns rows of the neurons of each cluster, of all clusters, of all neurons that vary, by variant."""
+    """Returns rows of the neurons of all clusters, and of all that vary, by variant."""
     import torch
 
     clusters, varying = measures.clusters, measures.clusters.best >= 0
     inside = clusters.assigned >= 0
-    groups = {f"{CLUSTER}{label}": clusters.neurons(label) for label in clusters.sizes}
-    groups |= {IN_CLUSTERS: inside.nonzero().flatten(), ALL: varying.nonzero().flatten()}
+    groups = {IN_CLUSTERS: inside.nonzero().flatten(), ALL: varying.nonzero().flatten()}
     rows: dict[str, list[Row]] = {}
     for variant, members in groups.items():
         weights = measures.spectrum.variance[members]
@@ -327,9 +326,7 @@ def row(metric: str, value: Any, baseline: Any = None) -> Row:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row per checkpoint, tensor and variant, a column for each metric; over training none of a cluster."""
-    if frame["ref"].nunique() >= MIN_CHECKPOINTS:
-        frame = frame[~frame["variant"].str.startswith(CLUSTER)]
+    """Returns a row per checkpoint, tensor and variant, a column for each metric."""
 
     def cells(row: Row) -> Row:
         value = row["value"]

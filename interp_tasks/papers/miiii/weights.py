@@ -7,7 +7,8 @@ inputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,23 +38,18 @@ from interp_tasks.measurement.subjects import (
 )
 from interp_tasks.measurement.table import Row, filled, numbers, value_text
 from interp_tasks.measurement.untrained import untrained as untrained_model
-from interp_tasks.pages import Column, Figure, number, p_value, with_interval
+from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from interp_tasks.checkpoints import ResolvedCheckpoint
     from interp_tasks.measurement.embeddings import Array
     from interp_tasks.papers.miiii.singular import Relabelled, Singular
     from tasks import Task
 
-#: Of a row: variant, intervention, metric.
-Key = tuple[str, str, str]
-#: How many untrained models stand beside a checkpoint, and the share of them that their range holds.
-MODELS, RANGE = 20, 0.95
-#: How ``intervention`` begins where the row is of the untrained models.
-BESIDE = "untrained: "
+#: How many untrained models stand beside a checkpoint.
+MODELS = 20
 #: Random orders of the digits: of the checkpoint's table, and of each untrained one's.
 ORDERS, UNTRAINED_ORDERS = 999, 199
 #: Dimensions that the published similarity of positions is over: the first ones.
@@ -61,7 +57,7 @@ PUBLISHED_DIMENSIONS = 37
 PEARSON, COSINE = "Pearson correlation", "cosine similarity"
 #: What ``intervention`` says of a row.
 VALUES, LEADING, SPECTRUM = "singular values", "leading singular vectors", "spectrum"
-PERIODIC, NORM = "periodic share", "norm"
+PERIODIC = "periodic share"
 ABOVE_MEAN, ABOVE_RELABELLED = "frequencies above mean + 1 sd", "frequencies above relabelled digits"
 CONTROL = typer.Option(
     "--control", metavar="REF", help="A model to compare with, such as one of shuffled answers. Repeat."
@@ -87,8 +83,7 @@ def weights(
     Args:
         refs: one or several REFs.
         control: REFs of models to compare them with, such as one trained on shuffled answers: rows of their own.
-        untrained: compare with ``MODELS`` untrained models of the architecture: ``baseline`` is their mean, and a row
-            more has it with the range of 95% of them.
+        untrained: compare with ``MODELS`` untrained models of the architecture: ``baseline`` is their mean.
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples, random
             orders and untrained models.
 
@@ -99,7 +94,9 @@ def weights(
     examples = Examples.of(options)
     examined = resolve_refs(refs, examples)
     controls = resolve_refs(control, examples) if control else []
-    check_control(examined, controls)
+    for each in controls:
+        if each.path in {one.path for one in examined}:
+            raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
     measures = Measures(untrained)
     config = {"control": [one.label for one in controls], "untrained": untrained}
     result = measure("weights", [*examined, *controls], options, measures.measured, config=config)
@@ -113,7 +110,7 @@ class MeasuredTable:
     """The measures of one token table: its singular values, and its frequencies where the rows stand in an order."""
 
     table: Table
-    numbers: Mapping[Key, float]
+    numbers: Mapping[tuple[str, str, str], float]
     singular: Singular
     frequencies: Relabelled | None = None
 
@@ -124,7 +121,7 @@ class MeasuredTable:
         from interp_tasks.papers.miiii.singular import Singular, periodic, relabelled
 
         singular = Singular.of(table.rows)
-        numbers: dict[Key, float] = {
+        numbers: dict[tuple[str, str, str], float] = {
             (table.label, VALUES, f"vectors for {share:.0%} of S"): float(singular.needed(share))
             for share in (0.5, 0.9)
         }
@@ -137,19 +134,6 @@ class MeasuredTable:
         numbers[table.label, SPECTRUM, ABOVE_MEAN] = float(len(published.keys))
         numbers[table.label, SPECTRUM, ABOVE_RELABELLED] = float(frequencies.significant.sum())
         return cls(table, numbers, singular, frequencies)
-
-    def frequency_rows(self) -> Iterator[Row]:
-        """Yields a row for each frequency that is above relabelled digits."""
-        if self.frequencies is None:
-            return
-        common = {"intervention": self.table.label, "site": "embed", "n": len(self.table.rows)}
-        for index in self.frequencies.significant.nonzero()[0]:
-            row = {**common, "variant": f"frequency {index + 1}", "metric": NORM, "engine": "exact"}
-            numbers = {
-                "value": float(self.frequencies.norms[index]),
-                "p_adjusted": float(self.frequencies.p_values[index]),
-            }
-            yield row | numbers
 
 
 @dataclass
@@ -171,12 +155,13 @@ class Measures:
             own = MeasuredTable.of(table, ORDERS, subject.seed)
             untrained = [MeasuredTable.of(each[index], UNTRAINED_ORDERS, subject.seed) for each in beside]
             common = {"site": "embed", "n": len(table.rows)}
-            for key, value in own.numbers.items():
-                rows += rows_with_untrained(key, value, [each.numbers[key] for each in untrained], common)
-            rows += own.frequency_rows()
+            for (variant, about, metric), value in own.numbers.items():
+                baseline = mean_of(each.numbers[variant, about, metric] for each in untrained)
+                row = {"variant": variant, "intervention": about, "metric": metric}
+                rows.append({**row, **common, **numbers(value, baseline=baseline)})
             panels += table_panels(own, untrained)
         self.panels[str(subject.labels["ref"])] = panels
-        return [{"split": WEIGHTS, **row} for row in rows]
+        return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
     def others(self, subject: LoadedCheckpoint) -> list[Tables]:
         """Returns the tables of untrained models, the same for all checkpoints of a run and architecture."""
@@ -202,21 +187,13 @@ def notes(controls: Sequence[str], untrained: bool, ordered: bool) -> Iterator[s
         )
         yield (
             f"{ABOVE_RELABELLED}: a norm that no frequency of the same rows in random order reaches with probability "
-            f"0.95 ({ORDERS} orders); p adj. of a frequency is that test's. {ABOVE_MEAN}: the published rule, over "
-            "all frequencies with 0; about a sixth of any noise is above it."
+            f"0.95 ({ORDERS} orders). {ABOVE_MEAN}: the published rule, over all frequencies with 0; about a sixth of "
+            "any noise is above it."
         )
     else:
         yield "No spectrum: the task has no grid of inputs (grid_axes) whose values would put tokens in an order."
     if untrained:
-        yield f"untrained: mean of {MODELS} untrained models of the architecture, with the range of 95% of them."
-
-
-def check_control(refs: Sequence[ResolvedCheckpoint], controls: Sequence[ResolvedCheckpoint]) -> None:
-    """Refuses a control that is the checkpoint itself."""
-    named = {each.path for each in refs}
-    for each in controls:
-        if each.path in named:
-            raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
+        yield f"untrained: mean of {MODELS} untrained models of the architecture."
 
 
 def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: int) -> Iterator[Row]:
@@ -229,7 +206,6 @@ def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: in
     controls = [each.positions for each in others if each.positions is not None]
     places = sorted({axis.position for axis in task.grid_axes() if axis.position is not None}) or [0, 1]
     for pair in itertools.combinations([place for place in places if place < len(table)], 2):
-        name = f"positions {pair[0]} and {pair[1]}"
         for dimensions in dict.fromkeys([table.shape[1], PUBLISHED_DIMENSIONS]):
             if dimensions > table.shape[1]:
                 continue
@@ -237,29 +213,20 @@ def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: in
             plain = np.ones((1, dimensions))
             untrained = [similarities(each, pair, dimensions, plain) for each in controls]
             for metric, values in similarities(table, pair, dimensions, resamples(dimensions, seed)).items():
-                low, high = interval(values[1:])
-                row = {"site": "pos_embed", "n": dimensions, "value_ci_low": low, "value_ci_high": high}
-                baseline = [float(each[metric][0]) for each in untrained]
-                yield from rows_with_untrained((name, about, metric), float(values[0]), baseline, row)
+                row = {
+                    "variant": f"positions {pair[0]} and {pair[1]}",
+                    "intervention": about,
+                    "metric": metric,
+                }
+                baseline = mean_of(float(each[metric][0]) for each in untrained)
+                of_value = numbers(values[0], interval(values[1:]), baseline)
+                yield {**row, "site": "pos_embed", "n": dimensions, **of_value}
 
 
-def rows_with_untrained(
-    key: Key, value: float, baseline: Sequence[float], more: Mapping[str, Any]
-) -> Iterator[Row]:
-    """Yields a row, and below it one of the untrained models where there are any."""
-    import numpy as np
-
-    variant, about, metric = key
-    row: Row = {"variant": variant, "intervention": about, "metric": metric, "engine": "exact"}
-    if not baseline:
-        yield {**row, **more, **numbers(value)}
-        return
-    middle = float(np.mean(baseline))
-    yield {**row, **more, **numbers(value, baseline=middle)}
-    ends = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
-    # No run trained these.
-    other = {"intervention": BESIDE + about, "site": more["site"], "n": len(baseline), "n_runs": 0}
-    yield {**row, **other, **numbers(middle, ends)}
+def mean_of(values: Iterable[float]) -> float | None:
+    """Returns the mean; ``None`` of no values."""
+    several = list(values)
+    return math.fsum(several) / len(several) if several else None
 
 
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:
@@ -275,37 +242,16 @@ def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: 
     return {PEARSON: correlation(one, other, weights), COSINE: cosine}
 
 
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Makes columns, ``beside low`` and ``beside high``, of the rows of untrained models."""
-    of_others = frame["intervention"].str.startswith(BESIDE)
-    keys = ["ref", "variant", "intervention", "metric"]
-    ranges = frame[of_others].assign(intervention=frame["intervention"].str.removeprefix(BESIDE))
-    ranges = ranges[[*keys, "value_ci_low", "value_ci_high"]].rename(
-        columns={"value_ci_low": "beside low", "value_ci_high": "beside high"}
-    )
-    return frame[~of_others].merge(ranges, on=keys, how="left")
-
-
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Returns the columns of ``view_rows``."""
-    columns = [
+    """Returns the columns that people see."""
+    untrained = [Column("untrained", "baseline", filled("baseline", number))]
+    return [
         Column("of", "variant"),
         Column("part", "intervention"),
         Column("metric", "metric"),
         Column("value [95% CI]", "value", value_text),
+        *(untrained if frame["baseline"].notna().any() else []),
     ]
-    if frame["baseline"].notna().any():
-        columns.append(Column("untrained [95% range]", "baseline", beside_text))
-    if frame["p_adjusted"].notna().any():
-        columns.append(Column("p adj.", "p_adjusted", filled("p_adjusted", p_value)))
-    return columns
-
-
-def beside_text(row: Mapping[str, Any]) -> str:
-    baseline = row["baseline"]
-    return (
-        "" if baseline != baseline else with_interval(number(baseline), row["beside low"], row["beside high"])
-    )
 
 
 def table_panels(own: MeasuredTable, untrained: Sequence[MeasuredTable]) -> Iterator[Panel]:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import Head, patterns
+from circuits import patterns
 from circuits.interventions.replacements import derangement
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import attention
@@ -164,23 +164,3 @@ def test_a_checkpoint_without_a_task(call, models, bare):
     code, out, _ = call("attention", *options)
     assert code == 0
     assert "moved by" not in out.lower()
-
-
-# --- the shipped models
-
-
-@pytest.fixture(scope="module")
-def completion():
-    return attention(["zoo:matrix-completion-4x4@pre", "zoo:matrix-completion-4x4@post"])
-
-
-def test_heads_of_the_shipped_model_get_their_classes_with_the_drop(completion):
-    before, after = completion.data["classes"].values()
-    assert set(before.groups) == {"other"}
-    assert Head(0, 0) in after.groups["row"]
-    assert len(after.groups["mask_ignore"]) >= 4
-    frame = completion.frame[completion.frame["step"] == completion.frame["step"].max()]
-    row = frame[(frame["variant"] == "0.0") & (frame["metric"] == f"{MOVED}mask")].iloc[0]
-    assert row["value_ci_high"] < 0.1, "the row head of layer 0 does not look at the mask"
-    moved = frame[(frame["layer"] > 0) & (frame["metric"] == f"{MOVED}mask")]
-    assert (moved["value_ci_low"] > 0.3).all(), "all later heads do"

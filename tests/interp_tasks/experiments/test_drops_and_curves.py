@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -17,6 +16,7 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments._drops import plateau_until, view_columns, view_rows
 from interp_tasks.measurement.run_logs import read_runs
+from tests.interp_tasks.logs import write_run
 
 STEPS = range(0, 4001, 50)
 TASK = {"name": "matrix-completion", "n": 4, "rank": 1, "grid_max": 1.2, "grid_step": 0.05}
@@ -27,30 +27,15 @@ def sigmoid(at, power=12, high=1 / 9, low=0.01):
     return [low + (high - low) / (1 + (step / at) ** power) for step in STEPS]
 
 
-def write(path, metrics, train=None, **settings):
-    """A run folder whose log says what it is given: metric -> values; ``train``: of the batch trained on."""
-    (path / "checkpoints" / "00004000").mkdir(parents=True)
-    (path / "checkpoints" / "00004000" / "meta.json").write_text("{}")
-    config = {
-        "task": TASK,
-        "model": {"d_model": 64},
-        "train": {"seed": 0, "eval_samples": 512, "steps": 4000},
-    }
+def write(path, metrics, **settings):
+    """A run whose log has these metrics -> values at ``STEPS``; settings are ``model__d_model=32``, ``task__n=5``."""
+    config = {"task": TASK, "model": {"d_model": 64}, "train_config": {}}
     for key, value in settings.items():
         section, name = key.split("__")
+        section = "train_config" if section == "train" else section
         config[section] = {**config[section], name: value}
-    described = {"format": 1, "config": config, "drop_metric": {"name": "mse_masked", "direction": "down"}}
-    (path / "run.json").write_text(json.dumps(described))
-    lines = [
-        {
-            "step": step,
-            "validation": {name: values[index] for name, values in metrics.items()},
-            **({"train": {name: values[index] for name, values in train.items()}} if train else {}),
-        }
-        for index, step in enumerate(STEPS)
-    ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
+    validation = {name: dict(zip(STEPS, values, strict=True)) for name, values in metrics.items()}
+    return write_run(path, validation, drop="mse_masked", **config)
 
 
 def values(result, run, variant="mse_masked"):

@@ -35,12 +35,6 @@ CASES = {
         lambda: e.attention(ADDITION, samples=N),
         lambda result: [one.mean for one in result.data["maps"].values()],
     ),
-    "fourier": (
-        lambda: e.fourier(ADDITION, samples=N),
-        lambda result: [
-            100 * one.spectrum.total().bands(one.by).share for one in result.data["spectra"].values()
-        ],
-    ),
     "embeddings": (
         lambda: e.embeddings(MATRIX[1], untrained=False),
         lambda result: [one["norm"] for tables in result.data["tables"].values() for one in tables],
@@ -53,12 +47,6 @@ CASES = {
     "baseline": (lambda: e.baseline(MATRIX[1], samples=N), lambda result: [result.frame["baseline"]]),
     "influence": (lambda: e.influence(MATRIX[1], samples=2), value),
     "prime_order": (lambda: e.prime_order("zoo:miiii-113-small"), value),
-    "neurons": (
-        lambda: e.neurons(ADDITION, [0], draws=1),
-        lambda result: [
-            image.values for of_ref in result.data["images"].values() for image in of_ref.values()
-        ],
-    ),
     "data": (
         lambda: e.data("modular-addition", {"p": 7}),
         lambda result: result.data["maps"].values(),

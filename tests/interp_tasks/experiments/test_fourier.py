@@ -157,23 +157,3 @@ def test_in_several_passes_as_in_one(folders, periodic, monkeypatch):
     other = [experiments.fourier(folder, samples=20).frame for folder in (folders[0], periodic[1])]
     for left, right in zip(one, other, strict=True):
         np.testing.assert_allclose(left["value"], right["value"], rtol=1e-5, atol=1e-9)
-
-
-def test_multiplication_is_a_sum_of_exponents(tmp_path):
-    """A neuron that is a function of the product has only products of one frequency with itself."""
-    task = tasks.get("modular-multiplication", p=7)
-    axes = task.grid_axes()
-    grid = fourier.Grid.of_inputs(
-        task.input_grid().tokens, {axis.name: axis.position for axis in axes}, [axis.values for axis in axes]
-    )
-    assert grid.sizes == (6, 6)
-    tokens = task.input_grid().tokens
-    outputs = torch.eye(7, dtype=torch.float64)[tokens[:, 0] * tokens[:, 1] % 7]
-    found = fourier.spectrum(outputs, grid)
-    assert float(found.bands().total().share.sum()) == pytest.approx(1)
-    assert float(found.power[1, 2].sum()) == pytest.approx(0, abs=1e-20)
-    model = task.build_model(0, task.Model(d_model=16, n_heads=1, d_mlp=20))
-    frame = experiments.fourier(str(save_checkpoint(tmp_path / "c", model, task))).frame
-    assert frame.loc[(frame["site"] == "embed"), "variant"].tolist()[1:] == [
-        f"frequency {k}" for k in (1, 2, 3)
-    ]

@@ -28,6 +28,7 @@ REFUSED = [
     ("attention", "matrix", {"threshold": 2.0}, "--threshold 2: above 0"),
     ("attention", "matrix", {"templates": "rows"}, "rows"),
     ("attention", "modular", {"mask": "rows"}, "not hidden by a mask"),
+    ("attention", "matrix", {"mask": "diagonal"}, "mask 'diagonal': write rows, columns, or 3 rows of 3"),
     ("circuit", "matrix", {"method": "best"}, "--method 'best': choose gradient, integrated or exact"),
     ("circuit", "matrix", {"faithfulness": 1.5}, "--faithfulness 1.5: above 0 and at most 1"),
     ("circuit", "matrix", {"samples": 3}, "3 examples: one half finds the circuit"),

@@ -4,7 +4,7 @@ import pytest
 
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.experiments import patch, transplant
+from interp_tasks.experiments import transplant
 
 N, SEED = 16, 3
 SHARED = {"samples": N, "seed": SEED}
@@ -61,8 +61,3 @@ def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, cap
     )
     trace = result.plot().data[0]
     assert list(trace.x) == ["256", "10000"]
-
-
-def test_each_layer_at_the_site_of_one_layer(folders):
-    frame = patch(folders[0], "negated", "z.1", "each-layer", **SHARED).frame
-    assert set(frame["variant"]) == {"layer 1"}

@@ -12,7 +12,6 @@ from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, attention, heads, patch
 from interp_tasks.measurement.head_classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
 from interp_tasks.measurement.subjects import Examples, subjects
-from tasks import TaskError
 
 N, SEED = 24, 3
 POST = "zoo:matrix-completion-4x4@post"
@@ -36,17 +35,6 @@ def test_one_mask_for_all_examples(task, models, folders, mask):
     free = attention(folders[0], samples=N, seed=SEED)
     assert (abs(found["value"] - scored(free)["value"][found.index]) > 1e-3).any()
     assert result.config["mask"] == mask
-
-
-def test_masks_that_there_are_not(folders, capsys):
-    with pytest.raises(TaskError, match=r"mask 'diagonal': write rows, columns, or 3 rows of 3"):
-        attention(folders[0], mask="diagonal", samples=4)
-    with pytest.raises(UserError, match="are not hidden by a mask"):
-        attention("zoo:modular-addition-113@post", mask="rows", samples=4)
-    assert main(["attention", "--ckpt", folders[0], "--mask", "...,...", "--samples", "4", "--quiet"]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    assert main(["attention", "--ckpt", folders[0], "--mask", "rows", "--samples", "4", "--quiet"]) == 0
-    assert "mask rows" in capsys.readouterr().out
 
 
 def test_what_follows_is_what_circuits_says(task, models, folders):

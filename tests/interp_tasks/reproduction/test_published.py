@@ -40,7 +40,15 @@ def test_every_paper_reads_and_names_what_there_is(name):
     found = read_paper(name)
     for study in found.study:
         assert callable(getattr(experiments, study.experiment)), study.id
+    assert {claim.study for claim in found.claim} == {study.id for study in found.study}
+    assert {run.role for run in found.run} <= {
+        role for study in found.study for role in (study.role, study.shuffled)
+    }
+    described = {}
     for run in found.run:
+        # Runs of one name lie in one folder, whatever scale or role they are for.
+        what = (run.task, run.train_preset, run.settings, run.seeds)
+        assert described.setdefault(run.name, what) == what, run.name
         settings = {key: as_typed(value) for key, value in run.settings.items()}
         resolve_config(run.task, run.train_preset, settings)
     for claim in found.claim:
@@ -58,15 +66,6 @@ def test_what_is_published_is_said_and_headlines_stand_alone(name):
     for claim in read_paper(name).claim:
         assert claim.published or claim.source == "not published", claim.id
         assert not (claim.headline and re.match(r"(So|It|They|Nor|That|These)\b", claim.says)), claim.id
-
-
-@pytest.mark.parametrize("name", papers())
-def test_runs_of_one_name_are_one_run(name):
-    """They lie in one folder, whatever scale or role they are for."""
-    described = {}
-    for run in read_paper(name).run:
-        what = (run.task, run.train_preset, run.settings, run.seeds)
-        assert described.setdefault(run.name, what) == what, run.name
 
 
 def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
@@ -184,20 +183,6 @@ def test_published_numbers_lie_where_their_rule_says(name):
     assert numbers >= 8
 
 
-def test_every_study_has_a_claim():
-    for name in papers():
-        found = read_paper(name)
-        judged = {claim.study for claim in found.claim}
-        assert judged == {study.id for study in found.study}, name
-
-
-def test_every_run_is_read_by_a_study():
-    for name in papers():
-        found = read_paper(name)
-        read = {role for study in found.study for role in (study.role, study.shuffled)}
-        assert {run.role for run in found.run} <= read, name
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -219,11 +204,6 @@ def test_a_paper_that_contradicts_itself_is_refused_in_one_line(content, said):
         parse_paper(content, "small.toml")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_an_unknown_paper_is_refused():
-    with pytest.raises(UserError, match="no paper 'other': choose"):
-        read_paper("other")
 
 
 def test_a_reason_alone_is_of_every_scale_but_the_papers():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from interp_tasks.experiments import COLUMNS, generalisation
 from interp_tasks.measurement.crossings import reached
 from interp_tasks.papers.grokfast.generalisation import share_in_order, view_rows
+from tests.interp_tasks.logs import write_run
 
 STEPS = range(0, 1001, 100)
 
@@ -20,24 +20,7 @@ def ramp(at, until=1000):
 
 
 def write(path, validation, train=None, seed=0):
-    """A run whose log says what it is given: metric -> step -> value."""
-    steps = sorted({step for values in validation.values() for step in values})
-    last = path / "checkpoints" / f"{steps[-1]:08d}"
-    last.mkdir(parents=True)
-    (last / "meta.json").write_text("{}")
-    config = {"task": {"name": "miiii"}, "train": {"seed": seed, "eval_samples": 512, "steps": steps[-1]}}
-    described = {"format": 1, "config": config, "drop_metric": {"name": "loss", "direction": "down"}}
-    (path / "run.json").write_text(json.dumps(described))
-    lines = [
-        {
-            "step": step,
-            "validation": {name: values[step] for name, values in validation.items()},
-            **({"train": {name: values[step] for name, values in train.items()}} if train else {}),
-        }
-        for step in steps
-    ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
+    return write_run(path, validation, train, task={"name": "miiii"}, train_config={"seed": seed})
 
 
 def row(result, run, variant, metric, split="validation"):

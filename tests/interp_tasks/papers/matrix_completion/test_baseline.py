@@ -184,34 +184,3 @@ def test_intervals_are_those_of_the_bootstrap():
     assert (row["effect_ci_low"], row["effect_ci_high"]) == pytest.approx((low[0], high[0]))
     low, high = interval(ratio(drawn[:, :1], drawn[:, 1:]), 0.95)
     assert (row["ratio_ci_low"], row["ratio_ci_high"]) == pytest.approx((low[0], high[0]))
-
-
-COMMANDS = {
-    "baseline": ["--variant", "p_mask 0.30"],
-    "ood": ["--vary", "entries"],
-    "copying": [],
-    "algorithm": ["--method", "zero", "--method", "rank-1 ratio"],
-}
-
-
-def test_a_method_is_solved_once_for_all_models_that_see_the_same_examples(models, task, tmp_path):
-    """Several seeds of a model are looked at one by one; other examples, and other data, are solved anew."""
-    refs = [str(save_checkpoint(tmp_path / str(at), models[at], task, step=at)) for at in (0, 1)]
-    solved = []
-
-    class Counted(type(task)):
-        def baselines(self):
-            return {"half": lambda batch: (solved.append(len(batch)), batch.targets[..., None] / 2)[1]}
-
-        def variations(self):
-            return {"p_mask": {"as it is": self}}
-
-    counted = Counted(**task.model_dump())
-    first, second = (baseline(ref, task=counted, samples=8).frame for ref in refs)
-    assert solved == [8]
-    assert first["baseline"].tolist() == second["baseline"].tolist()
-    assert first["value"].tolist() != second["value"].tolist()
-    baseline(refs[0], task=counted, samples=8, seed=1)
-    baseline(refs[0], task=counted, samples=9)
-    baseline(refs[0], task=Counted(**{**task.model_dump(), "p_mask": 0.5}), samples=8)
-    assert solved == [8, 8, 9, 8]

@@ -149,18 +149,6 @@ def test_an_arrangement_made_by_hand_is_found(made, task):
     assert len(embeddings(made, 0.5, untrained=False).data["tables"][made][0]) == 11
 
 
-def test_rows_that_no_example_uses_stay_as_they_were_drawn(task, tmp_path):
-    """Why ``token_values`` are the rows to look at: training moves them, and no others but MASK's."""
-    from interp_tasks import load_checkpoint, train
-
-    config = {"steps": 30, "batch_size": 64, "optimizer": "adam", "eval_samples": 8}
-    small = {"n_layers": 1, "n_heads": 2, "d_model": 8}
-    run = train(task, out=tmp_path / "run", settings=small, config=config)
-    first, last = (load_checkpoint(f"{run}@{step}").model.W_E for step in (0, 30))
-    moved = (first != last).any(1).nonzero().flatten().tolist()
-    assert set(moved) == set(task.token_values())
-
-
 def test_alignment_is_measured_against_the_last_checkpoint_of_the_run(task, tmp_path):
     from interp_tasks import train
     from interp_tasks.training.config import TrainConfig

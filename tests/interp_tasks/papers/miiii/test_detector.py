@@ -9,7 +9,7 @@ import torch
 import tasks
 from interp_tasks import save_checkpoint
 from interp_tasks.experiments import COLUMNS, detector
-from interp_tasks.papers.miiii.detector import primes_among, scores
+from interp_tasks.papers.miiii.detector import scores
 from tasks.modular_arithmetic import is_prime, primes_below
 
 P = 11
@@ -18,11 +18,6 @@ MODULI = np.array(primes_below(P))
 
 def table(n, said):
     return {row["metric"]: row for row in scores(n, said, MODULI, 0)}
-
-
-def test_the_sieve_is_trial_division():
-    assert primes_among(np.arange(500)).tolist() == [is_prime(n) for n in range(500)]
-    assert primes_among(np.arange(113**2)).sum() == 1523
 
 
 def test_right_remainders_find_one_and_the_primes_from_p_on():
@@ -88,14 +83,6 @@ def test_every_split_of_a_checkpoint(checkpoint):
     recalls = found[found["metric"] == "recall for rough numbers"]
     assert (recalls["value"] == 0).all()
     assert (recalls["effect"] == -1).all()
-
-
-def test_a_number_is_what_its_remainders_are_of():
-    for digits in ("low-first", "high-first"):
-        task = tasks.get("miiii", p=7, digits=digits)
-        grid = task.input_grid()
-        assert torch.equal(task.numbers(grid)[:, None] % torch.tensor(task.moduli), grid.targets)
-        assert sorted(task.numbers(grid).tolist()) == list(range(49))
 
 
 def test_intervals_are_those_of_a_bootstrap_over_numbers():

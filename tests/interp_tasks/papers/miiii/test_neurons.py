@@ -120,11 +120,9 @@ def test_clusters_and_all_neurons_against_numpy(folder, model, addition):
             explained[:, neuron] = [block(power, k)[1] / power.sum() for k in range(1, 6)]
     inside = explained.max(0) > 0.85
     for k in (2, 4):
-        members = inside & (explained.argmax(0) == k - 1)
-        assert members.any()
-        assert of(result, f"cluster {k}", "neurons") == members.sum()
-        pooled = (explained.max(0) * variance)[members].sum() / variance[members].sum()
-        assert of(result, f"cluster {k}", "variance explained, degree 2") == pytest.approx(pooled)
+        assert (inside & (explained.argmax(0) == k - 1)).any()
+    pooled = (explained.max(0) * variance)[inside].sum() / variance[inside].sum()
+    assert of(result, "in clusters", "variance explained, degree 2") == pytest.approx(pooled)
     assert of(result, "in clusters", "clusters") == len(set(explained.argmax(0)[inside]))
     assert of(result, "in clusters", "share of neurons in clusters") == pytest.approx(inside.mean())
     varying = variance > 1e-12
@@ -138,13 +136,6 @@ def test_pairs_of_frequencies_for_half_of_the_variance():
     assert pairs_for_half(share[..., None]).tolist() == [2]
     assert pairs_for_half(torch.tensor([[0.0, 0.6], [0.2, 0.2]])[..., None]).tolist() == [1]
     assert pairs_for_half(torch.zeros(2, 2, 1)).isnan().all()
-
-
-def test_pairs_are_fewer_than_with_relabelled_digits(folder):
-    result = experiments.neurons(folder)
-    assert of(result, "all neurons", "pairs of frequencies for half of the variance") < of(
-        result, "all neurons", "pairs of frequencies for half of the variance", "baseline"
-    )
 
 
 def test_attention_against_numpy(folder, model, addition):

@@ -118,17 +118,6 @@ def test_shares_are_those_of_least_squares_on_waves(task, found):
     assert less == pytest.approx(1 - (1 - together) * (P - 1) / (P - 7), abs=1e-6)
 
 
-def test_shuffled_digits_explain_what_chance_does(found):
-    frame = found["apart"][2].frame
-    cells = P * P
-    for q in (3, 5):
-        control = value(frame, f"mod_{q}", "share of variance", "answer: mlp_post.0", "baseline")
-        assert control == pytest.approx((q - 1) / (cells - 1), abs=0.005)
-        real = value(frame, f"mod_{q}", "share of variance", "answer: mlp_post.0")
-        assert real > 10 * control
-    assert set(frame.loc[frame["intervention"] == "answer: mlp_post.0", "split"]) == {"grid"}
-
-
 def test_neurons_of_separate_circuits_serve_one_prime_each(found):
     frame = found["apart"][2].frame
     assert value(frame, "all answers", "neurons serving several", "neurons: mlp_post.0") == 0
