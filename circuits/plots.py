@@ -72,7 +72,6 @@ def heads(
     column: str | None = None,
     title: str | None = None,
     unit: str | None = None,
-    layers: Sequence[int] | None = None,
 ) -> Any:
     """Returns a plotly figure with a heatmap, layers down and heads across, for each metric and checkpoint.
 
@@ -87,7 +86,6 @@ def heads(
         metric: these only.
         column: the column drawn (default: `effect` where there is one, else `value`).
         unit: what the colours mean (default: the column).
-        layers: names of an array's rows, where they do not count from 0.
     """
     table = getattr(values, "frame", values)
     if isinstance(table, pd.DataFrame):
@@ -95,7 +93,7 @@ def heads(
         maps = _maps_of_table(table, metric, column)
     else:
         arrays = values if isinstance(values, Mapping) else {"": values}
-        maps = {str(name): _map_of_array(array, layers) for name, array in arrays.items()}
+        maps = {str(name): _map_of_array(array) for name, array in arrays.items()}
     if not maps:
         raise CircuitsError("plots.heads: there is nothing to draw")
     # The colours of an array among several are called by its name.
@@ -130,13 +128,11 @@ def _maps_of_table(
     return {"<br>".join(map(str, name)): by_head(part, column) for name, part in parts}
 
 
-def _map_of_array(values: Any, layers: Sequence[int] | None) -> pd.DataFrame:
+def _map_of_array(values: Any) -> pd.DataFrame:
     array = _read_numbers(values, "plots.heads")
-    if array.ndim != 2 or not array.size or (layers is not None and len(layers) != len(array)):
-        raise CircuitsError(
-            f"plots.heads: an array [layer head] is needed, and layers= names each row; got {list(array.shape)}"
-        )
-    return pd.DataFrame(array, index=None if layers is None else list(layers))
+    if array.ndim != 2 or not array.size:
+        raise CircuitsError(f"plots.heads: an array [layer head] is needed; got {list(array.shape)}")
+    return pd.DataFrame(array)
 
 
 def spectrum(
@@ -167,8 +163,6 @@ def curve(
     y: str = "value",
     *,
     by: str | Sequence[str] | None = None,
-    low: str | None = "auto",
-    high: str | None = "auto",
     log_x: bool = False,
     log_y: bool = False,
     title: str | None = None,
@@ -183,14 +177,12 @@ def curve(
 
     Args:
         data: a table, with a series per value of the columns `by`, in order of `x`, or of the rows where that is text.
+            Its bounds are the columns `Y_ci_low` and `Y_ci_high`, where there are some, such as value_ci_low for value.
             Or name -> y, (x, y) or (x, y, low, high); where y is [run x], the line is the median over runs, and the
             band goes from the smallest run to the largest.
-        low: the column of a table that bounds y from below. "auto": `Y_ci_low`, where there is one, such as
-            value_ci_low for value. None: no band.
-        high: that which bounds it from above, likewise.
     """
     if isinstance(data, pd.DataFrame):
-        series = _curves_of_table(data, x, y, by, low, high)
+        series = _curves_of_table(data, x, y, by)
     elif isinstance(data, Mapping):
         named = by_text(data, "plots.curve", "curves")
         series = {name: _curve_of_arrays(name, values) for name, values in named.items()}
@@ -206,7 +198,7 @@ def curve(
 
 
 def _curves_of_table(
-    table: pd.DataFrame, x: str, y: str, by: str | Sequence[str] | None, low: str | None, high: str | None
+    table: pd.DataFrame, x: str, y: str, by: str | Sequence[str] | None
 ) -> dict[str, Series]:
     """Returns the series of a table by name, told apart by the columns `by`."""
     columns = [] if by is None else [by] if isinstance(by, str) else list(by)
@@ -215,7 +207,6 @@ def _curves_of_table(
     # As text, step 100 comes before step 16.
     if not pd.api.types.is_string_dtype(table[x]):
         rows = rows.sort_values(x, kind="stable")
-    bounds = [f"{y}_ci_{end}" if name == "auto" else name for name, end in ((low, "low"), (high, "high"))]
     series: dict[str, Series] = {}
     for names, part in rows.groupby(columns, sort=False, dropna=False) if columns else [((y,), rows)]:
         name = ", ".join(map(str, names))
@@ -223,9 +214,7 @@ def _curves_of_table(
             raise CircuitsError(
                 f"plots.curve: {name!r} has several rows at one {x}; say with by= which columns tell its series apart"
             )
-        known = {*bounds} <= {*part} and not part[bounds].isna().any(axis=None)
-        ends = [part[bound].to_numpy(dtype=float) for bound in bounds] if known else []
-        series[name] = Series(part[x].to_numpy(), part[y].to_numpy(dtype=float), *ends)
+        series[name] = panels.of_rows(part, x, y)
     return series
 
 

@@ -58,11 +58,8 @@ class CircuitEdit(Intervention):
         return tuple(steps.sender(node, at) for node, at in cut_nodes if at != NOWHERE)
 
     def describe(self) -> dict[str, Any]:
-        circuit: dict[str, Any] = {
-            "kind": self.circuit.kind,
-            "size": len(self.circuit),
-            "sha256": self.circuit.sha256,
-        }
+        circuit: dict[str, Any] = {"kind": self.circuit.kind, "size": len(self.circuit)}
+        circuit["sha256"] = self.circuit.sha256
         if len(self.circuit) <= _LISTED:
             circuit["members"] = list(self.circuit)
         return {"intervention": self.title, "circuit": circuit, **self.replacement.describe()}
@@ -90,12 +87,8 @@ class _Steps:
         """Finds where each member is cut: everywhere but there if it is kept, else there."""
         self._label, self._surface, self._replacement = label, surface, replacement
         # Of many thousand members nearly all are there at all positions, or at none.
-        self._cut_where = (
-            {member: NOWHERE if at == EVERYWHERE else at.inverse for member, at in where.items()}
-            if keep
-            else where
-        )
-        self._cut_elsewhere = EVERYWHERE if keep else NOWHERE
+        inverse = {member: NOWHERE if at == EVERYWHERE else at.inverse for member, at in where.items()}
+        self._cut_where, self._cut_elsewhere = (inverse, EVERYWHERE) if keep else (where, NOWHERE)
         self._senders: dict[tuple[Node, Where], ActivationEdit] = {}
         self._replacements: dict[frozenset[int], Replacement] = {}
 
@@ -138,11 +131,8 @@ class _Steps:
                     heads_by_where.setdefault(at, []).append(head)
             for at, heads in heads_by_where.items():
                 named = tuple(head for head in heads if head is not None) or None
-                cuts.append(
-                    EdgePatch(
-                        self._label, self.sender(node, at), Receiver(hook, kind, number, named, grouped)
-                    )
-                )
+                receiver = Receiver(hook, kind, number, named, grouped)
+                cuts.append(EdgePatch(self._label, self.sender(node, at), receiver))
         return cuts
 
 
@@ -165,12 +155,8 @@ class Elsewhere(Replacement):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         axis, positions = context.write.kind.query_axis, tuple(sorted(self.positions))
         kept = select_positions(positions, current.shape[axis], context.write.label, context.mask)
-        rows = kept[None] if kept.ndim == 1 else kept
-        return torch.where(
-            broadcast_mask(rows.to(current.device), axis, current.ndim),
-            current,
-            self.inner.value(current, context),
-        )
+        mask = broadcast_mask(torch.atleast_2d(kept).to(current.device), axis, current.ndim)
+        return torch.where(mask, current, self.inner.value(current, context))
 
     def describe(self) -> dict[str, Any]:
         return {**self.inner.describe(), "all but positions": sorted(self.positions)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -100,16 +100,11 @@ class _Run:
     def at(self, columns: Tensor) -> _Run:
         """Returns the same at some columns, [example position]."""
 
-        def picked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: taken(x, columns, 1) for name, x in tensors.items()}
-
-        return replace(
-            self,
-            output=taken(self.output, columns, 1),
-            streams=picked(self.streams),
-            last=taken(self.last, columns, 1),
-            parts=picked(self.parts),
+        streams, parts = (
+            {name: taken(x, columns, 1) for name, x in named.items()} for named in (self.streams, self.parts)
         )
+        output, last = (taken(x, columns, 1) for x in (self.output, self.last))
+        return _Run(self.rows, output, streams, last, parts)
 
 
 def _runs(surface: HookedModel, prompts: Prompts, edited: bool, size: int) -> Iterator[_Run]:
@@ -131,16 +126,14 @@ def _final_norm(surface: HookedModel) -> str:
 
 def _read_out(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], positions: Any) -> Lens:
     """Returns the output, the streams and their parts at the positions that are kept."""
-    at = parse_positions(positions, "lens, positions")
+    at, columns = parse_positions(positions, "lens, positions"), None
     if isinstance(at, Snapshot):
         raise CircuitsError(
             "lens, positions: without a metric they are whole numbers, the same in every example"
         )
-    columns = None
     if at is not None:
-        select_positions(
-            at, prompts.shape[1], "lens, positions", prompts.real
-        )  # refuses those that are not there
+        # Refuses those that are not there.
+        select_positions(at, prompts.shape[1], "lens, positions", prompts.real)
         columns = columns_of(at, prompts.real)
     model_read_out: ReadOut | None = None
     kept: list[_Run] = []
@@ -178,9 +171,7 @@ def _of_stream(read_out: ReadOut, last: Tensor, output: Tensor, stream: Tensor) 
 
 def _attributed(surface: HookedModel, runs: Iterator[_Run], metric: Metric, size: int) -> DirectAttribution:
     """Returns the share that each component has in the metric of each example."""
-    shares: list[dict[str, Tensor]] = []
-    totals: list[Tensor] = []
-    counts: list[Tensor] = []
+    found: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
     read_out: ReadOut | None = None
     for one in runs:
         total, count, gradient = _gradient(metric.at(one.rows), one.output)
@@ -191,16 +182,10 @@ def _attributed(surface: HookedModel, runs: Iterator[_Run], metric: Metric, size
             if read_out is None:
                 read_out = ReadOut.of(surface, one.last, one.output, _final_norm(surface))
             read_out.check(one.last, one.output)
-        shares.append(_shares(one, read_out, gradient, total))
-        totals.append(total)
-        counts.append(count)
-    return DirectAttribution(
-        _joined(shares),
-        torch.cat(totals),
-        torch.cat(counts),
-        metric.name,
-        {"batch_size": size, **surface.settings},
-    )
+        found.append((_shares(one, read_out, gradient, total), total, count))
+    shares, totals, counts = zip(*found, strict=True)
+    settings = {"batch_size": size, **surface.settings}
+    return DirectAttribution(_joined(shares), torch.cat(totals), torch.cat(counts), metric.name, settings)
 
 
 def _gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,9 +223,8 @@ def _shares(one: _Run, read_out: ReadOut | None, gradient: Tensor, total: Tensor
     direction = (norm.centre(gradient @ weight.T * norm.gain) / scale).double()
     shares = {name: (part.double() * direction).sum((1, 2)).cpu() for name, part in one.parts.items()}
     terms = torch.where(gradient == 0, 0.0, gradient.double() * output.double())
-    shares["constant"] = (
-        torch.where(gradient == 0, 0.0, gradient.double() * constant.double()).sum((1, 2)).cpu()
-    )
+    biases = torch.where(gradient == 0, 0.0, gradient.double() * constant.double())
+    shares["constant"] = biases.sum((1, 2)).cpu()
     rest = total - terms.sum((1, 2)).cpu()
     if bool((rest.abs() > _LINEAR * terms.abs().sum((1, 2)).cpu()).any()):
         shares["nonlinear"] = rest

@@ -129,15 +129,24 @@ def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
     found = find_input(receiver.strip()) if isinstance(receiver, str) else None
     if found is not None and found.layer is None:
         return (None,)
-    if found is not None and found.head is not None:
-        return (read_place(found.site, found.node, caller),)
     if found is not None:
-        return (read_place(f"{found.site}.{found.layer}", None, caller),)
+        site = found.site if found.head is not None else f"{found.site}.{found.layer}"
+        return (read_place(site, None if found.head is None else found.node, caller),)
     if _is_pair(receiver):
         return (read_place(receiver[0], receiver[1], caller),)
     if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
         return (read_place(receiver, None, caller),)
-    return _inputs(_parse_heads(receiver, caller))
+    try:
+        chosen = parse_heads(receiver)
+    except CircuitsError as error:
+        raise CircuitsError(f"{caller}: {error}") from error
+    # What heads read (q, k and v), and groups (k and v).
+    groups = tuple(one for one in chosen.heads or () if isinstance(one, KeyValueGroup))
+    if not groups:
+        return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
+    alone = tuple(one for one in chosen.heads or () if isinstance(one, Head))
+    places = [Place(Site(name), HeadSpec(chosen.text, alone)) for name in ("q", "k", "v") if alone]
+    return (*places, *(Place(Site(name), HeadSpec(chosen.text, groups)) for name in ("k", "v")))
 
 
 def _is_pair(given: Any) -> bool:
@@ -148,23 +157,6 @@ def _is_pair(given: Any) -> bool:
     if isinstance(site, str) and not looks_like_heads(site):
         site = Site.parse(site)
     return isinstance(site, Site) and site.kind.head_axis is not None
-
-
-def _parse_heads(spec: Any, caller: str) -> HeadSpec:
-    try:
-        return parse_heads(spec)
-    except CircuitsError as error:
-        raise CircuitsError(f"{caller}: {error}") from error
-
-
-def _inputs(chosen: HeadSpec) -> tuple[Place, ...]:
-    """Returns what heads read (q, k and v), and groups (k and v)."""
-    groups = tuple(one for one in chosen.heads or () if isinstance(one, KeyValueGroup))
-    if not groups:
-        return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
-    alone = tuple(one for one in chosen.heads or () if isinstance(one, Head))
-    places = [Place(Site(name), HeadSpec(chosen.text, alone)) for name in ("q", "k", "v") if alone]
-    return (*places, *(Place(Site(name), HeadSpec(chosen.text, groups)) for name in ("k", "v")))
 
 
 def _parse_source(
@@ -194,13 +186,10 @@ def _from_tensors(place: Place, source: Any, caller: str, at: Positions | None) 
     elif place.heads is not None and place.heads.heads is not None:
         hooks = [place.site.hook(layer) for layer in dict.fromkeys(head.layer for head in place.heads.heads)]
     else:
-        hooks = [name for name in names if _is_site(name, place.site)]
-    missing = [name for name in hooks if name not in names]
-    if missing or not hooks:
-        missing_name = missing[0] if missing else f"site {place.site}"
-        raise CircuitsError(
-            f"{caller}: the source has no {missing_name}; it has {', '.join(map(str, names))}"
-        )
+        hooks = [name for name in names if "hook_" in name and Site(name).name == place.site.name]
+    missing = [name for name in hooks if name not in names] or ([] if hooks else [f"site {place.site}"])
+    if missing:
+        raise CircuitsError(f"{caller}: the source has no {missing[0]}; it has {', '.join(map(str, names))}")
     values = {name: parse_activation(source[name], name, caller) for name in hooks}
     if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(
@@ -208,18 +197,11 @@ def _from_tensors(place: Place, source: Any, caller: str, at: Positions | None) 
             'take it from circuits.cache(model, tokens, ["scores"])'
         )
     mask = source.mask if isinstance(source, Activations) else None
-    return FromTensors(
-        tuple((name, Snapshot(value)) for name, value in values.items()),
-        None if mask is None else Snapshot(mask),
-        at,
-    )
+    stored = tuple((name, Snapshot(value)) for name, value in values.items())
+    return FromTensors(stored, None if mask is None else Snapshot(mask), at)
 
 
 def _is_pattern(values: Tensor) -> bool:
     """Returns whether all rows are non-negative and sum to 1, or to 0 where no key is visible, as patterns do."""
     total = values.sum(-1)
     return bool((values >= 0).all() and ((total - 1).abs().lt(0.05) | total.eq(0)).all())
-
-
-def _is_site(name: str, site: Site) -> bool:
-    return "hook_" in name and Site(name).name == site.name

@@ -21,9 +21,9 @@ from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, s
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
-from circuits.sweeps.table import SweepResult, limits
+from circuits.sweeps.table import SweepResult, limits, read_resampling
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import is_whole, read_choice, read_seed
+from circuits.validate import is_whole, read_choice
 
 # The columns of a sweep that hold measurements.
 EXACT = ("value", *bounded("effect"), "p_value", "p_adjusted", "engine", "null_effect")
@@ -180,27 +180,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Counts:
-    """Settings of the statistics, and the number of rows that are measured exactly."""
+    """The number of rows that are measured exactly, how rows are ranked, and settings of the statistics."""
 
     exact: int | None  # None: all
-    seed: int
-    draws: int
-    flips: int
-    rank: str = "mean"  # or "size"
+    rank: str  # "mean" or "size"
+    resampling: Resampling
 
     @classmethod
     def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> Counts:
-        """Reads how many rows are measured, by how many draws and flips, and how they are ranked."""
         read_choice(rank, RANKS, caller, "rank")
         every = isinstance(exact, str) and exact == "all"
         if not every and not is_whole(exact, 1):
             raise CircuitsError(
                 f'{caller}: exact={exact!r}; give how many top rows to measure, exact=10, or exact="all"'
             )
-        if not (is_whole(draws, 1) and is_whole(flips, 1)):
-            raise CircuitsError(f"{caller}: draws and flips are positive numbers, got {draws} and {flips}")
-        measured = None if every else int(exact)
-        return cls(measured, read_seed(seed, caller), int(draws), int(flips), rank)
+        return cls(None if every else int(exact), rank, read_resampling(seed, draws, flips, caller))
 
 
 def parse_steps(steps: Any, caller: str) -> int:
@@ -226,13 +220,12 @@ def ranked(
     chosen = [
         candidates[at] for at in dict.fromkeys(i for t in tables.values() for i in t.index[: counts.exact])
     ]
-    resampling = Resampling(counts.seed, counts.draws, counts.flips)
     exact, measured = run_sweep(
         pair.surface,
         pair.base,
         {one.name: one.patch() for one in chosen},
         replace(pair.metric, default=unedited_metrics),
-        resampling,
+        counts.resampling,
         batch_size=pair.batch_size,
     )
     examples = {
@@ -246,10 +239,10 @@ def ranked(
     for metric, table in tables.items():
         effects = {one.name: examples[one.name, metric] for one in chosen}
         estimates = np.stack([one.estimates(metric) for one in chosen])
-        row = _rank_agreement(estimates, unedited[metric][1], list(effects.values()), counts)
+        row = _rank_agreement(estimates, unedited[metric][1], list(effects.values()), counts.resampling)
         agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
         table["effect_size"] = table["variant"].map({name: _effect_size(*x) for name, x in effects.items()})
-    settings |= pair.surface.settings | vars(resampling) | {"n": len(pair.base), "level": LEVEL}
+    settings |= pair.surface.settings | vars(counts.resampling) | {"n": len(pair.base), "level": LEVEL}
     frame = pd.concat(tables.values()).merge(
         exact.frame[["variant", "metric", *EXACT]], how="left", on=["variant", "metric"]
     )
@@ -273,9 +266,10 @@ def _estimate_table(
     shifts = np.stack([candidate.estimates(metric) for candidate in candidates])
     shared = np.broadcast_to(entries, shifts.shape)
     estimate = ratio(shifts.sum(1), shared.sum(1))
-    low, high = interval(bootstrap(shifts, shared, counts.seed, counts.draws), LEVEL)
-    if shifts.shape[1] < 2:
-        low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
+    resampling = counts.resampling
+    drawn = bootstrap(shifts, shared, resampling.seed, resampling.draws)
+    # Of one example there is no interval.
+    low, high = interval(drawn if shifts.shape[1] > 1 else np.full_like(drawn, np.nan), LEVEL)
     table = pd.DataFrame([candidate.description for candidate in candidates])
     table["metric"] = metric
     table["n"] = shifts.shape[1]
@@ -290,13 +284,12 @@ def _estimate_table(
 
 def _cancelled(metric: str, table: pd.DataFrame, rank: str) -> str | None:
     """Returns a note where effects of either sign cancel in the means over examples by which rows are ranked."""
-    whole = float(table["size"].sum())
-    kept = float(table["estimate"].abs().sum()) / whole if whole > 0 else 1.0
-    if rank == "size" or kept >= _KEPT:
+    means, whole = float(table["estimate"].abs().sum()), float(table["size"].sum())
+    if rank == "size" or means >= _KEPT * whole:
         return None
     return (
-        f"{metric}: signs differ between examples: means over them keep {kept:.0%} of the sizes of the estimated "
-        'effects; rank="size" ranks by mean sizes'
+        f"{metric}: signs differ between examples: means over them keep {means / whole:.0%} of the sizes of the "
+        'estimated effects; rank="size" ranks by mean sizes'
     )
 
 
@@ -312,7 +305,9 @@ def _effect_size(edited: np.ndarray, clean: np.ndarray) -> float:
     return float(ratio((np.nan_to_num(change) * entries).sum(keepdims=True), entries.sum(keepdims=True))[0])
 
 
-def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:
+def _rank_agreement(
+    estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], resampling: Resampling
+) -> Row:
     """Returns Spearman's rank correlation over rows, with an interval over examples.
 
     Args:
@@ -327,7 +322,8 @@ def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[
     if estimates.shape[1] > 1:
         # One seed gives the same resamples of examples for all three.
         estimate, after, before = (
-            bootstrap(part[0], part[1], counts.seed, counts.draws) for part in (estimated, edited, clean)
+            bootstrap(part[0], part[1], resampling.seed, resampling.draws)
+            for part in (estimated, edited, clean)
         )
         (low,), (high,) = interval(spearman(estimate, after - before)[:, None], LEVEL)
     return {"spearman": float(correlation), "spearman_ci_low": low, "spearman_ci_high": high}

@@ -113,7 +113,7 @@ def movement(
             (pairs.order[rows], control_mask),
         )
         for distances, (other_rows, queries) in zip(sums, pairings, strict=True):
-            for at, after, _ in pairs.other_patterns(other_rows):
+            for at, after, _ in pairs.other.patterns(other_rows):
                 distance = (after - before[at]).abs_().sum(-1) / 2
                 distances[at, :, rows] = (distance * queries.double()).sum(-1).T.cpu().numpy()
     return Movement(_table(pairs, "distance", *pairs.means(sums, compared)))
@@ -160,7 +160,7 @@ def follow(
     for rows, query_mask in pairs.chunks(batch_size):
         attended_before, attended_after = (
             [(pattern @ member).argmax(-1) for _, pattern, _ in patterns]
-            for patterns in (pairs.patterns(rows), pairs.other_patterns(rows))
+            for patterns in (pairs.patterns(rows), pairs.other.patterns(rows))
         )
         for follow_counts, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
             here, there = (

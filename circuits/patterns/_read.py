@@ -116,12 +116,8 @@ class PatternPass:
         """Yields for each layer its place among the layers, and these rows' patterns, in double precision, and keys
         that queries may see.
         """
-        return self._patterns(self.prompts, self.recorded, rows)
-
-    def _patterns(
-        self, prompts: Prompts, recorded: Recorded | None, rows: slice | Tensor
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        run = run_patterns(self.surface, prompts, rows, self.layers) if recorded is None else {}
+        recorded = self.recorded
+        run = run_patterns(self.surface, self.prompts, rows, self.layers) if recorded is None else {}
         for at, layer in enumerate(self.layers):
             pattern, seen = (
                 run.pop(layer) if recorded is None else (x[rows] for x in recorded.patterns[layer])
@@ -134,14 +130,12 @@ class PairedPass(PatternPass):
     """The inputs of passes over two inputs that are compared row by row, with a control that pairs other rows.
 
     Attributes:
-        other: the second input, in the layout of `prompts`.
-        other_recorded: its patterns, where they need no run.
+        other: the pass over the second input, in the layout of `prompts`.
         order: [batch], the row of the control's pair: a derangement drawn from `seed`.
         seed: also of the bootstrap, of `draws` resamples.
     """
 
-    other: Prompts
-    other_recorded: Recorded | None
+    other: PatternPass
     order: Tensor
     seed: int
     draws: int
@@ -167,19 +161,10 @@ class PairedPass(PatternPass):
         _check_pairs(first.prompts, second, caller)
         parse_layers(first.layers, first.surface, recorded, caller)
         laid_out = second.like(first.prompts)
-        return cls(
-            **vars(first),
-            other=laid_out,
-            # A record of another layout is of no use.
-            other_recorded=recorded if laid_out is second else None,
-            order=derangement(len(second), seed),
-            seed=seed,
-            draws=draws,
-        )
-
-    def other_patterns(self, rows: slice | Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yields the patterns of these rows of the second input, as `patterns` does."""
-        return self._patterns(self.other, self.other_recorded, rows)
+        # A record of another layout is of no use.
+        known = recorded if laid_out is second else None
+        paired = replace(first, prompts=laid_out, recorded=known)
+        return cls(**vars(first), other=paired, order=derangement(len(second), seed), seed=seed, draws=draws)
 
     def zeros(self) -> np.ndarray:
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
@@ -188,7 +173,7 @@ class PairedPass(PatternPass):
     @property
     def compared(self) -> Tensor:
         """The queries that count which a row and the other row of its control both have, bool [batch pos]."""
-        return self.selected & self.other.reached[self.order]
+        return self.selected & self.other.prompts.reached[self.order]
 
     def means(
         self, sums: np.ndarray, control: Tensor | None = None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, circuit, intervene, logit_difference, patch, prompts, run
+from circuits import CircuitsError, ablate, circuit, intervene, patch, run
 from circuits.circuit import _measurement
 from circuits.circuit._curve import _sizes
 from circuits.statistics import holm, sign_flip
@@ -265,26 +265,6 @@ def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens)
             np.testing.assert_allclose(pieces, whole, rtol=1e-6, atol=1e-9)
 
 
-def test_the_default_metric_is_the_margin_of_the_clean_runs_choice(model, tokens, other_tokens):
-    c, clean = circuit.edges(CHAIN), run(model, tokens)
-    asked = {"random": 0, "subsets": 0, "minimality": False, **FEW}
-    found = circuit.evaluate(model, c, tokens, other_tokens, **asked)
-    first = clean.topk(2, -1).indices
-
-    def margin(output):
-        two = output.gather(-1, first)
-        return float((two[..., 0] - two[..., 1]).mean())
-
-    assert found.baseline["metric"].tolist() == ["logit_diff"]
-    expected = [
-        margin(clean),
-        margin(run(model, other_tokens)),
-        margin(run(model, tokens, c.keep(other_tokens))),
-    ]
-    measured = [*found.baseline.loc[0, ["clean", "source"]], found.frame["value"][0]]
-    np.testing.assert_allclose(np.array(measured, float), expected)
-
-
 def test_one_example_has_no_interval_and_equal_runs_no_faithfulness(model, tokens, other_tokens):
     c = circuit.edges(CHAIN)
     asked = {"random": 1, "subsets": 1, **FEW}
@@ -391,55 +371,10 @@ def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model,
     np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
 
 
-def test_a_curve_over_twenty_sizes_takes_twenty_keeps_and_two_forwards(model, tokens, other_tokens, found):
-    forwards = []
-    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    result = circuit.curve(model, {"exact": found["exact"]}, tokens, other_tokens, metric, draws=20)
-    assert 12 <= len(result.frame) - 2 <= 20
-    assert len(forwards) == result.settings["forwards"] <= len(result.frame) - 2 + 2
-    forwards.clear()
-    # Circuits that two rankings share are run once.
-    same = {"one": found["exact"], "two": found["exact"].ranking()}
-    twice = circuit.curve(model, same, tokens, other_tokens, metric, sizes=range(1, 21), draws=20)
-    handle.remove()
-    assert len(twice.frame) == 2 * 22
-    assert len(forwards) == 20 + 2
-
-
 def test_a_share_that_is_a_whole_number_of_members_is_that_many():
     assert _sizes([share / 100 for share in range(1, 101)], 100) == list(range(1, 101))
     assert _sizes([0.58, 0.599], 50) == [29]
     assert _sizes([0.001], 50) == []
-
-
-def test_means_over_prompts_of_unequal_length(model, tokens):
-    """Each prompt alone, with means by hand over those that have a position."""
-    rows = [tokens[0, :4], tokens[1]]
-    reference = [tokens[2, :3], tokens[3], tokens[4]]
-    base, source = (prompts(model, [row.tolist() for row in given]) for given in (rows, reference))
-    each = [cache(model, row[None], ["embed", "pos_embed", "z", "mlp_out"]) for row in reference]
-    kept = circuit.edges(CHAIN)
-
-    def means(length):
-        at = lambda hook, p: torch.stack([one[hook][0, p] for one in each if one[hook].shape[1] > p]).mean(0)  # noqa: E731
-        return {hook: torch.stack([at(hook, p) for p in range(length)])[None] for hook in each[0]}
-
-    by_hand = [run(model, row[None], kept.keep(source=means(len(row))))[0, -1] for row in rows]
-    answer = logit_difference(3, 1)
-    found = circuit.evaluate(
-        model,
-        kept,
-        base,
-        source,
-        answer,
-        how="mean",
-        random=0,
-        subsets=0,
-        minimality=False,
-        draws=20,
-    )
-    expected = sum(float(one[3] - one[1]) for one in by_hand) / 2
-    assert found.frame["value"][0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_faults_are_one_line(model, tokens, other_tokens, untyped):

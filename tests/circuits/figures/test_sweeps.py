@@ -1,7 +1,5 @@
 """What a figure of a sweep holds: the numbers of its table, at the right places."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +7,6 @@ import torch
 
 from circuits import CircuitsError, ablate, grid, heads, patch, permute, sweep
 from circuits.figures import results
-from circuits.sweeps.table import COLUMNS
 
 
 def metric(output):
@@ -130,23 +127,3 @@ def test_draws_and_checkpoints_are_traces_of_their_own(model, tokens, make_model
         **FEW,
     )
     assert {trace.type for trace in both.plot().data} == {"scatter"}
-
-
-@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
-def test_files_hold_draws_and_checkpoints(model, tokens, tmp_path, kind):
-    variants = {"zero": ablate.zero("0.1"), "places": permute.draws(2)}
-    result = sweep(model, tokens, variants, metric=metric, checkpoints={"4000": model}, **FEW)
-    getattr(result, f"to_{kind}")(tmp_path / f"table.{kind}")
-    options = {"dtype": {"checkpoint": str}} if kind != "parquet" else {}
-    again = getattr(pd, f"read_{kind}")(tmp_path / f"table.{kind}", **options)
-    assert tuple(again.columns) == COLUMNS
-    expected = result.frame.astype(object).where(result.frame.notna(), None)
-    pd.testing.assert_frame_equal(
-        again.astype(object).where(again.notna(), None), expected, check_dtype=False
-    )
-    assert again["draw"].isna().sum() == 4
-    if kind == "json":
-        records = json.loads((tmp_path / "table.json").read_text())
-        assert records[0]["draw"] is None
-        assert records[0]["checkpoint"] == "4000"
-        assert records[-1]["draw"] == 1

@@ -224,17 +224,6 @@ def test_planted_frequencies_are_recovered():
     assert not bool(ties.frame["assigned"][0]), "the share must exceed the threshold"
 
 
-@pytest.mark.parametrize("rule", ["noise", "of-largest", "above-mean"])
-def test_key_frequencies_that_were_planted(rule):
-    period, keys = 113, (7, 30, 56)
-    x = torch.arange(period)[:, None]
-    angles = [2 * math.pi * k * x / period for k in keys]
-    weights = 0.1 * noise(period, 16) + sum(torch.cos(one + torch.arange(16)) for one in angles)
-    found = fourier.key_frequencies(fourier.spectrum(weights), rule)
-    assert (found.keys, tuple(found), len(found)) == (keys, keys, 3)
-    assert found.rule.startswith("key: ")
-
-
 def test_noise_has_key_frequencies_as_seldom_as_stated():
     """One feature is the case that the level is exact for; many different ones only make it rarer."""
     draws, level = 400, 0.2

@@ -372,27 +372,6 @@ def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, f
     assert value(plain, "mse", layer=1) != pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_batch_sizes_are_the_whole_batch(causal, inputs, hidden, batch_size):
-    targets = {"vector": noise(N, 6, 3) + inputs[..., None], "class": inputs % 3}
-    kwargs = {
-        "kind": {"class": "classification"},
-        "ridge": 0.1,
-        "intercept": True,
-        "positions": ~hidden,
-        "splits": {"first": torch.arange(6) < 2},
-        "draws": 50,
-    }
-    sites = ["resid_pre", "pos_embed", "mlp_pre.1"]
-    whole = probe.linear(causal, inputs, targets, sites, batch_size=N, **kwargs)
-    parts = probe.linear(causal, inputs, targets, sites, batch_size=batch_size, **kwargs)
-    numeric = whole.frame.select_dtypes("number").columns
-    left, right = (found.frame[numeric].to_numpy(dtype=float, na_value=np.nan) for found in (whole, parts))
-    assert np.allclose(left, right, rtol=1e-9, atol=1e-10, equal_nan=True)
-    for key, fitted in whole.weights.items():
-        assert torch.allclose(fitted.weight, parts.weights[key].weight, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("passes", [1, 2])
 def test_one_pass_whatever_is_asked_unless_activations_are_large(causal, inputs, monkeypatch, passes):
     runs = []
