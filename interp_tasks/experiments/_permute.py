@@ -6,7 +6,6 @@ how the draws differ.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from circuits.permute import PermutedPositions
 
 ALL = "all"
-WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
 DRAWS = typer.Option("--draws", metavar="N", help="Random permutations.")
 WHAT_OPTION = typer.Option(
     "--what",
@@ -59,7 +57,9 @@ def permute(
         UserError, TaskError, CircuitsError: in one line.
     """
     check_draws(draws)
-    chosen = parse_what(what)
+    chosen = [what] if isinstance(what, str) else list(dict.fromkeys(what))
+    if not chosen:
+        raise UserError(f"--what: write {ALL}, or of a grid rows, within-rows, middle-row, ...")
 
     def check(subject: LoadedCheckpoint) -> None:
         for name in chosen:
@@ -88,20 +88,6 @@ def permute(
         ),
         check=check,
     )
-
-
-def parse_what(what: str | Sequence[str]) -> list[str]:
-    """Returns the choices of ``--what``, without repeats; whether a grid has them shows only when there is a task.
-
-    Raises:
-        UserError: in one line.
-    """
-    given = [what] if isinstance(what, str) else list(what)
-    if not given or not all(WHAT.fullmatch(each) for each in given):
-        raise UserError(
-            f"--what {', '.join(given)!r}: write {ALL}, or of a grid rows, within-rows, middle-row, ..."
-        )
-    return list(dict.fromkeys(given))
 
 
 def maker(subject: LoadedCheckpoint, name: str) -> Callable[[int], PermutedPositions]:

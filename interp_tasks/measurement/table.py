@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
 from interp_tasks.measurement.options import unknown
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
@@ -205,11 +205,16 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
 
 def view_of(frame: pandas.DataFrame, name: str) -> Callable[..., Any] | None:
     """Returns ``view_rows`` or ``view_columns`` of the experiment that rows are of, where it has its own."""
-    known = EXPERIMENTS.get(frame["experiment"].iloc[0]) if frame["experiment"].nunique() == 1 else None
+    known = experiment_of(frame)
     return None if known is None else known.defined(name)
+
+
+def experiment_of(frame: pandas.DataFrame) -> Experiment | None:
+    """Returns the experiment that all rows are of."""
+    return EXPERIMENTS.get(frame["experiment"].iloc[0]) if frame["experiment"].nunique() == 1 else None
 
 
 def compares_metrics(frame: pandas.DataFrame) -> bool:
     """Tells whether people see one metric of these rows if they do not ask for more."""
-    known = EXPERIMENTS.get(frame["experiment"].iloc[0]) if frame["experiment"].nunique() == 1 else None
+    known = experiment_of(frame)
     return known is None or known.compares_metrics
