@@ -176,6 +176,7 @@ _RUN_FORM: dict[str, Callable[[Any], bool]] = {
     "published_drop": lambda value: isinstance(value, dict) and all(map(is_step, value.values())),
     "resumed": lambda value: isinstance(value, list),
     "peak_memory": _numbers,
+    "plateau_levels": _numbers,
 }
 
 

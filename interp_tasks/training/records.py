@@ -135,6 +135,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
         "preset": preset,
         **({"published_drop": dict(published)} if published else {}),
         "drop_metric": declared_drop(task),
+        "plateau_levels": dict(task.plateau_levels()),
         "seeds": {"train": config.seed},
         "versions": {
             "python": platform.python_version(),
@@ -168,7 +169,7 @@ def processor() -> str:
 
 
 def command() -> str:
-    """Returns the command line, without the secrets of URLs in it."""
+    """Returns the command line."""
     return shlex.join(["interp-run", *sys.argv[1:]])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -22,7 +21,6 @@ from interp_tasks.checkpoints import (
     read_run,
     stored_steps,
 )
-from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from tasks.hooked import construct
 
@@ -180,21 +178,6 @@ def test_what_is_not_finite_is_logged_as_null(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match=r"line\.what is a object"):
             run.log({"step": 1, "what": object()})
     assert read_metrics(tmp_path / "run") == [{"step": 0, "loss": None, "norms": [2.0, None]}]
-
-
-def test_a_file_that_cannot_be_replaced_keeps_its_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    atomic_write(tmp_path / "run.json", b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match="No space"):
-        atomic_write(tmp_path / "run.json", b"new")
-    assert (tmp_path / "run.json").read_bytes() == b"old"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_more_steps_extend_a_run(tmp_path: Path) -> None:

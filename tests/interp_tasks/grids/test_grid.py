@@ -500,13 +500,7 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     ("change", "options", "said"),
     [
         ("", ["--rate", "3"], "--rate is for --dry-run"),
-        ("", ["--executor", "mpi"], "--executor 'mpi'"),
         ("x = [", [], "is not TOML"),
-        (
-            '[[experiment]]\nname = "ablation"\nsettings = { sample = 3 }',
-            [],
-            "seeds.toml: experiment ablation: ",
-        ),
         ("", ["--out", "seeds.toml"], "is a file, not a folder"),
         ('[train.ship]\nname = "twice"', [], "seeds.toml: two runs ship as twice: write {seed}"),
     ],
