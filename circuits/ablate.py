@@ -101,10 +101,8 @@ def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positio
     """
     caller = "ablate.mean_pattern"
     places = read_heads(heads, "pattern", caller)
-    tokens, query_positions = (
-        read_given(reference, caller, "reference"),
-        parse_query_positions(positions, caller),
-    )
+    tokens = read_given(reference, caller, "reference")
+    query_positions = parse_query_positions(positions, caller)
     if read_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
         return Edit(caller, places, Mean(tokens), query_positions)
     if (
@@ -117,12 +115,8 @@ def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positio
             f'{caller}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of positions, '
             f"{list(query_positions.shape)}, does not fit"
         )
-    return Edit(
-        caller,
-        places,
-        EditedMean(tokens, name=caller, places=places, positions=query_positions),
-        query_positions,
-    )
+    replacement = EditedMean(tokens, name=caller, places=places, positions=query_positions)
+    return Edit(caller, places, replacement, query_positions)
 
 
 @answers_former_names
@@ -182,9 +176,8 @@ def resample(what: Any, source: Inputs, seed: int = 0, *, positions: Any = None)
     """
     caller = "ablate.resample"
     places, optional = read_what(what, caller)
-    return Edit(
-        caller, places, _resampled(source, seed, caller), parse_query_positions(positions, caller), optional
-    )
+    replacement = _resampled(source, seed, caller)
+    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
 
 
 @answers_former_names
@@ -255,13 +248,12 @@ def neurons(
             does).
     """
     caller = "ablate.neurons"
-    replacement = _replacement(how, reference, source, seed, caller)
-    layers = read_indices(layer, caller, "layer") or ()
-    if len(layers) != 1:
+    if not is_whole(layer, 0):
         raise CircuitsError(f"{caller}: layer={layer!r}; give one layer, counting from 0")
     if neurons is None:
         raise CircuitsError(f"{caller}: no neurons given")
-    place = read_place(Site("mlp_post", layers[0]), None, caller, neurons)
+    place = read_place(Site("mlp_post", int(layer)), None, caller, neurons)
+    replacement = _replacement(how, reference, source, seed, caller)
     return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
 
@@ -287,12 +279,12 @@ def features(
         seed: see `how`.
     """
     caller = "ablate.features"
-    replacement = _replacement(how, reference, source, seed, caller)
     if features is None:
         raise CircuitsError(f"{caller}: no features given")
     given = read_place(site, None, caller).site
     named = given if given.kind.unit == "feature" else f"features.{given}"
     place = read_place(named, None, caller, features=features)
+    replacement = _replacement(how, reference, source, seed, caller)
     return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
 
@@ -412,26 +404,20 @@ def each(
         raise CircuitsError(
             f"ablate.each: give a list of items, not {items!r}; heads(spec, model) makes one of heads"
         )
-    given = [(item, *grids.named("layer" if _is_number(item) else "", item)) for item in listed]
-    labels: set[str] = set()
-    for _, label, _ in given:
-        if label in labels:
+    made = []
+    for item in listed:
+        label, value = grids.named("layer" if is_whole(item) else "", item)
+        made.append((item, label, made_by(make, "ablate.each", (value,), arguments.items())))
+    of_layers = all(_layers(one) <= {int(item)} for item, _, one in made if is_whole(item))
+    interventions: dict[str, Intervention] = {}
+    for item, label, one in made:
+        label = label if of_layers or not is_whole(item) else str(item)
+        if label in interventions:
             raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
-        labels.add(label)
-    made = [made_by(make, "ablate.each", (value,), arguments.items()) for *_, value in given]
-    numbers = [(int(item), one) for (item, *_), one in zip(given, made, strict=True) if _is_number(item)]
-    are_layers = all(_layers(one) <= {number} for number, one in numbers)
-    interventions: dict[str, Intervention] = {
-        label if are_layers or not _is_number(item) else str(item): one
-        for (item, label, _), one in zip(given, made, strict=True)
-    }
+        interventions[label] = one
     if not interventions:
         raise CircuitsError("ablate.each: nothing to go over")
     return interventions
-
-
-def _is_number(item: Any) -> bool:
-    return isinstance(item, int | np.integer)
 
 
 def _layers(made: Intervention) -> set[int]:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver, Step, WeightEdit
 from circuits.interventions.clean_passes import Reference, References
-from circuits.interventions.edges.hooks import patched_edges, reinstall_hooks
+from circuits.interventions.edges import patched_edges, reinstall_hooks
 from circuits.interventions.forward_pass import ForwardPass, writer
-from circuits.interventions.paths import check_cuts
+from circuits.interventions.paths import check_edges
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import editing, exclusive, replaced, state_of
 from circuits.model.generation import unreached, watching
@@ -47,12 +47,12 @@ def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
                 )
             )
         plan += intervention.plan(surface)
-    if cuts := [step for step in plan if isinstance(step, EdgePatch)]:
+    if edges := [step for step in plan if isinstance(step, EdgePatch)]:
         if surface.spliced:
             raise CircuitsError(
-                f"{cuts[0].label}: paths are not supported while an autoencoder is spliced in"
+                f"{edges[0].label}: paths are not supported while an autoencoder is spliced in"
             )
-        check_cuts(cuts, surface)
+        check_edges(edges, surface)
     return tuple(plan)
 
 

@@ -1,6 +1,6 @@
 """Defines interventions: frozen values that name places and replacements, without a model.
 
-When a model is at hand, `Intervention.plan` turns it into `ActivationEdit`s, `WeightEdit`s and `Cut`s (of edges), which
+When a model is at hand, `Intervention.plan` turns it into `ActivationEdit`s, `WeightEdit`s and `EdgePatch`es, which
 `circuits.interventions.apply` carries out.
 """
 
@@ -204,7 +204,7 @@ class Receiver:
 class EdgePatch:
     """Edges from one sender to some receivers, which read the sender's replacement instead of its output in the run.
 
-    All cuts of a run act together (`cuts`).
+    All of a run act together (`circuits.interventions.edges`).
     """
 
     label: str

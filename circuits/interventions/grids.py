@@ -63,10 +63,10 @@ def in_line(given: Any) -> Iterable[Any] | None:
 def named(axis: str, item: Any) -> tuple[str, Any]:
     """Returns the name of an item in a table, and the item as `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
-        return repr(Snapshot(as_dense_tensor(item, f"{axis or 'item'}"))), item
+        return repr(Snapshot(as_dense_tensor(item, axis or "item"))), item
     if isinstance(item, Head | KeyValueGroup):
         return str(item), [item]
-    if _is_number(item) and axis:
+    if is_whole(item) and axis:
         return f"{_SINGULAR.get(axis, axis)} {item}", int(item)
     if isinstance(item, tuple | list) and item and all(_names_itself(axis, one) for one in item):
         # A group: "0.1+0.2", "q+k", "position 0+position 1".
@@ -74,13 +74,9 @@ def named(axis: str, item: Any) -> tuple[str, Any]:
     return str(item), item
 
 
-def _is_number(item: Any) -> bool:
-    return is_whole(item)
-
-
 def _names_itself(axis: str, item: Any) -> bool:
     """Tells whether an item has a name; a pair of numbers that stands for a head has none."""
-    return isinstance(item, Head | KeyValueGroup | str) or (_is_number(item) and axis in _SINGULAR)
+    return isinstance(item, Head | KeyValueGroup | str) or (is_whole(item) and axis in _SINGULAR)
 
 
 _SINGULAR = {

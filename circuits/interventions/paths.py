@@ -28,7 +28,7 @@ class Path(Intervention):
             raise ValueError("a path without receivers changes nothing")
 
     def plan(self, surface: HookedModel) -> tuple[EdgePatch, ...]:
-        """Returns a cut for each sender and receiver; refuses a receiver that is computed before the sender."""
+        """Returns an edge for each sender and receiver; refuses a receiver that is computed before the sender."""
         senders = self.sender.plan(surface)
         with prefixed(self.label):
             output = Place(Site("resid_post", surface.n_layers - 1))
@@ -141,44 +141,43 @@ def receivers_of(surface: HookedModel) -> dict[str, int]:
     return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if surface.parallel else RECEIVERS
 
 
-def check_cuts(cuts: Sequence[EdgePatch], surface: HookedModel) -> None:
-    """Refuses cuts that cannot be one edit: an edge that is cut twice, or different `through`."""
+def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
+    """Refuses edges that cannot be one edit: an edge that is patched twice, or different `through`."""
     receivers = receivers_of(surface)
     # Sorted, so that a stream comes before its readers.
-    cuts = sorted(cuts, key=lambda cut: order_of(cut.receiver.kind.name, cut.receiver.layer, receivers))
-    ways = list(dict.fromkeys(cut.through for cut in cuts))
+    edges = sorted(edges, key=lambda edge: order_of(edge.receiver.kind.name, edge.receiver.layer, receivers))
+    ways = list(dict.fromkeys(edge.through for edge in edges))
     if len(ways) > 1:
         raise CircuitsError(
-            f"{cuts[0].label}: the paths of one run have one through=, here there are {' and '.join(map(repr, ways))}"
+            f"{edges[0].label}: the paths of one run have one through=, here there are {' and '.join(map(repr, ways))}"
         )
-    # Cuts by (part of a sender, receiving hook), with their heads; and by part, the cuts whose receiver is a stream.
+    # Edges by (part of a sender, receiving hook), with their heads; and by part, the edges whose receiver is a stream.
     known: dict[tuple[object, ...], list[tuple[EdgePatch, frozenset[int | None]]]] = {}
     streams: dict[object, list[EdgePatch]] = {}
-    for cut in cuts:
-        if cut.sender.kind.name == "pos_embed" and "pos_embed" not in surface.embeddings:
+    for edge in edges:
+        if edge.sender.kind.name == "pos_embed" and "pos_embed" not in surface.embeddings:
             raise CircuitsError(
-                f"{cut.label}: pos_embed of this model is not added to the residual stream, but to what all queries "
+                f"{edge.label}: pos_embed of this model is not added to the residual stream, but to what all queries "
                 'and keys read; edit it with edit("pos_embed", ...)'
             )
-        order = order_of(cut.receiver.kind.name, cut.receiver.layer, receivers)
-        heads = frozenset(receiving_heads(cut.receiver, surface))
-        for part in _parts(cut.sender, surface):
-            places = known.setdefault((part, cut.receiver.hook), [])
-            others = [(other, heads & there) for other, there in places if not heads.isdisjoint(there)]
+        order = order_of(edge.receiver.kind.name, edge.receiver.layer, receivers)
+        heads = frozenset(receiving_heads(edge.receiver, surface))
+        for part in _parts(edge.sender, surface):
+            places = known.setdefault((part, edge.receiver.hook), [])
+            others = [other for other, there in places if not heads.isdisjoint(there)]
             # All later receivers read a stream that receives, so the sender reaches them through it.
-            for other in streams.get(part, ()):
-                if order_of("resid_post", other.receiver.layer, receivers) < order:
-                    others.append((other, heads))
-            for other, shared in others:
-                if not _disjoint(cut, other):
-                    raise CircuitsError(
-                        f"{cut.label}: the edge from {_sender_name(cut.sender)} to "
-                        f"{_receiver_name(cut.receiver, min(shared, key=lambda head: head or 0))} is cut twice; give "
-                        "each edge one source"
-                    )
-            places.append((cut, heads))
-            if cut.receiver.kind.name == "resid_post":
-                streams.setdefault(part, []).append(cut)
+            others += [
+                other
+                for other in streams.get(part, ())
+                if order_of("resid_post", other.receiver.layer, receivers) < order
+            ]
+            if twice := [other for other in others if not _disjoint(edge, other)]:
+                raise CircuitsError(
+                    f"{edge.label}: an edge is patched twice, by {twice[0].label} too; give each edge one source"
+                )
+            places.append((edge, heads))
+            if edge.receiver.kind.name == "resid_post":
+                streams.setdefault(part, []).append(edge)
 
 
 def _parts(sender: ActivationEdit, surface: HookedModel) -> list[tuple[str, int | None, int | None]]:
@@ -198,7 +197,7 @@ def receiving_heads(receiver: Receiver, surface: HookedModel) -> Iterable[int | 
 
 
 def _disjoint(one: EdgePatch, other: EdgePatch) -> bool:
-    """Tells whether two cuts of an edge are sure to be at different positions."""
+    """Tells whether two edges of an edge are sure to be at different positions."""
     first, second = one.sender.positions, other.sender.positions
     if isinstance(first, tuple) and isinstance(second, tuple):
         # The length is unknown without a run, so a negative position may be any of the others.
@@ -207,12 +206,3 @@ def _disjoint(one: EdgePatch, other: EdgePatch) -> bool:
     if isinstance(first, Snapshot) and isinstance(second, Snapshot) and first.shape == second.shape:
         return not bool((first.tensor.cpu() & second.tensor.cpu()).any())
     return False
-
-
-def _sender_name(sender: ActivationEdit) -> str:
-    heads = "" if sender.heads is None else f", heads {','.join(map(str, sender.heads))}"
-    return (sender.kind.name if sender.layer is None else f"{sender.kind.name}.{sender.layer}") + heads
-
-
-def _receiver_name(receiver: Receiver, head: int | None) -> str:
-    return f"{receiver.kind.name}.{receiver.layer}" + ("" if head is None else f", head {head}")

@@ -60,20 +60,19 @@ def recording(
     Only `rows` are kept, as copies: an activation may be a view of a parameter, or of memory that the model reuses.
     """
     seen: dict[str, Tensor] = {}
-    with listening(surface, [(hook, partial(_copy_in, seen, hook, rows)) for hook in hooks]):
+
+    def keep(hook: str, activation: Tensor) -> None:
+        seen[hook] = activation[rows].clone()
+
+    with listening(surface, [(hook, partial(keep, hook)) for hook in hooks]):
         yield seen
 
 
 def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
-    return partial(_keep, seen, hook)
+    def keep(activation: Tensor) -> None:
+        seen[hook] = activation
 
-
-def _keep(seen: dict[str, Tensor], hook: str, activation: Tensor) -> None:
-    seen[hook] = activation
-
-
-def _copy_in(seen: dict[str, Tensor], hook: str, rows: slice, activation: Tensor) -> None:
-    seen[hook] = activation[rows].clone()
+    return keep
 
 
 class _Depth:

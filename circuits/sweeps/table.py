@@ -171,8 +171,10 @@ def limits(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
 
 
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(rows), columns=list(columns))
-    return frame.astype({name: "Int64" for name in _WHOLE if name in columns})
+    values = {name: [row.get(name, np.nan) for row in rows] for name in columns}
+    return pd.DataFrame(
+        {name: pd.array(one, "Int64") if name in _WHOLE else one for name, one in values.items()}
+    )
 
 
 def read_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resampling:

@@ -208,7 +208,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: patch.path("pattern", "1.0", other), "pattern does not write"),
     (
         lambda m: run(m, tokens, patch.path("0.1", "1.0", other), patch.path("0.1", ("k", "1.0"), other)),
-        "cut twice",
+        "patched twice",
     ),
     (hook_before_a_receiver, "blocks.1.attn.hook_q differs from what ln1 and the weights make"),
     (lambda m: ablate.frequencies("z", [3], [0, 1], 5, grid=square), "keys", "1 to 2", "[3]"),
