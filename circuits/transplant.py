@@ -118,28 +118,19 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
     chosen = read_indices(layers, caller, "layers")
     # Another thread may have replaced weights of the source.
     with exclusive(source) if isinstance(source, nn.Module) else nullcontext():
-        return _snapshot(_tensors(source, caller), names, chosen, caller)
-
-
-def _snapshot(
-    source: tuple[Mapping[str, Any], bool | None],
-    components: tuple[str, ...],
-    chosen: tuple[int, ...] | None,
-    caller: str,
-) -> Transplant:
-    """Returns the transplant of some components, with copies of their weights; refuses those the source lacks."""
-    source_weights, post_norm = source
-    names = selected(source_weights, components, chosen)
-    for component in components:
-        if not selected(source_weights, (component,), chosen):
-            where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
-            raise CircuitsError(
-                f"{caller}: the source has no weights of {component!r}{where}; it has {_first_names(source_weights)}"
-                f"{foreign_names(source_weights)}"
-            )
-    values = {name: as_dense_tensor(source_weights[name], f"{caller}: the source's {name}") for name in names}
-    snapshots = tuple((name, Snapshot(value)) for name, value in values.items())
-    return Transplant(components, chosen, snapshots, post_norm)
+        tensors, post_norm = _tensors(source, caller)
+        for name in names:
+            if not selected(tensors, (name,), chosen):
+                where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
+                raise CircuitsError(
+                    f"{caller}: the source has no weights of {name!r}{where}; it has "
+                    f"{', '.join([*tensors][:3]) or 'no tensors'}, ...{foreign_names(tensors)}"
+                )
+        values = tuple(
+            (name, Snapshot(as_dense_tensor(tensors[name], f"{caller}: the source's {name}")))
+            for name in selected(tensors, names, chosen)
+        )
+    return Transplant(names, chosen, values, post_norm)
 
 
 def selected(
@@ -166,11 +157,6 @@ def _tensors(source: Any, caller: str) -> tuple[dict[str, Any], bool | None]:
     if isinstance(source, Mapping):
         return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}, None
     raise CircuitsError(f"{caller}: source must be a model or a state_dict, got {type(source).__name__}")
-
-
-def _first_names(weights_by_name: Mapping[str, Any]) -> str:
-    names = [*weights_by_name][:3]
-    return "no tensors" if not names else ", ".join(names) + (", ..." if len(weights_by_name) > 3 else "")
 
 
 def _is_equal_buffer(buffer: Tensor | None, value: Tensor) -> bool:

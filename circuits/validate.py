@@ -24,11 +24,12 @@ def is_whole(number: Any, least: int | None = None) -> bool:
     return is_integer and (least is None or bool(number >= least))
 
 
-#: Of arguments that are gone, by name, what serves instead.
-BOUND = "batch_size= bounds the rows (examples × variants) in a forward"
-RENAMED = {"chunk": BOUND}
+_BOUND = "batch_size= bounds the rows (examples × variants) in a forward"
+_PARTS = "give each process some of the variants, and join the results by SweepResult.concat"
 _LINE = {"line": "gradients are integrated along the input, and exact= measures the largest"}
-_OF_VERB = {
+#: Of arguments that are gone, by function and name, what serves instead.
+_FORMER = {
+    "sweep": dict.fromkeys(("executor", "split", "done"), _PARTS) | {"memory": _BOUND},
     "patch.edges": _LINE,
     "patch.screen": _LINE | {"source_positions": "patch.activations takes it, in a sweep"},
     "circuit.evaluate": {"greedy": "subsets= are drawn at random"},
@@ -39,26 +40,18 @@ _OF_VERB = {
 }
 
 
-def refuse_removed(caller: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
-    """Refuses arguments that a function does not have; of one it had, by name, says what serves instead."""
-    for name in given:
-        advice = f"; {instead[name]}" if name in instead else ""
-        raise CircuitsError(f"{caller}: no argument {name}={advice}")
-
-
 def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a public function: arguments by their former names are refused with a line that says what serves."""
-    parameters = inspect.signature(function).parameters
-    folder = function.__module__.split(".")[1]
-    caller = function.__name__ if folder == "interventions" else f"{folder}.{function.__name__}"
-    former = RENAMED | ({"queries": "it is positions= now"} if "positions" in parameters else {})
-    former |= _OF_VERB.get(caller, {})
+    folder, caller = function.__module__.split(".")[1], function.__name__
+    caller = caller if folder in ("interventions", "sweeps") else f"{folder}.{caller}"
+    former = {"chunk": _BOUND, **_FORMER.get(caller, {})}
+    if "positions" in inspect.signature(function).parameters:
+        former["queries"] = "it is positions= now"
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name, advice in former.items():
-            if name in kwargs:
-                raise CircuitsError(f"{caller}: no argument {name}=; {advice}")
+        for name in former.keys() & kwargs.keys():
+            raise CircuitsError(f"{caller}: no argument {name}=; {former[name]}")
         return function(*args, **kwargs)
 
     return call

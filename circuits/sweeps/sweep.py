@@ -23,12 +23,10 @@ from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import Metric
 from circuits.sweeps.model_sweep import ModelSweep, Variant
 from circuits.sweeps.table import SweepResult, read_resampling, tabulate
-from circuits.validate import BOUND, RENAMED, read_choice, refuse_removed
-
-_PARTS = "give each process some of the variants, and join the results by SweepResult.concat"
-_REMOVED = {**dict.fromkeys(("executor", "split", "done"), _PARTS), **RENAMED, "memory": BOUND}
+from circuits.validate import answers_former_names, read_choice
 
 
+@answers_former_names
 def sweep(
     model: nn.Module,
     tokens: TokensLike,
@@ -42,7 +40,6 @@ def sweep(
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
-    **removed: Any,
 ) -> SweepResult:
     """Runs every variant on the same tokens and compares each with the unedited model.
 
@@ -77,12 +74,7 @@ def sweep(
         CircuitsError: before any run for variants, batch or arguments that do not fit, and after the first one for a
             metric that returns another shape or a value that is not finite.
     """
-    refuse_removed("sweep", removed, _REMOVED)
     surface = HookedModel.of(model)
-    if engine in ("fast", "replay", "resumed"):
-        raise CircuitsError(
-            f'sweep: engine={engine!r} is gone; "auto" runs fast what can be, "naive" nothing'
-        )
     read_choice(engine, ("auto", "naive"), "sweep", "engine")
     prompts = read_prompts(surface, tokens, "sweep")
     surface.check_prompts(prompts, "sweep: tokens")

@@ -175,19 +175,6 @@ def test_an_example_without_entries_and_a_metric_without_any(causal, tokens):
     assert not frame["null_effect"]["none"]
 
 
-def test_outputs_outside_the_declared_positions_are_nan(causal, tokens):
-    grid = {"zero": ablate.zero("0.1")}
-    declared = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0], positions=[-1])
-    free = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0])
-    # Fewer rows may be summed in another order.
-    np.testing.assert_allclose(declared.frame["value"], free.frame["value"], rtol=1e-12)
-    with pytest.raises(CircuitsError, match="not finite"):
-        sweep(causal, tokens, grid, metric=lambda output: output[:, 2, 0], positions=[-1])
-    last = sweep(causal, tokens, grid, positions=[-1]).frame.set_index("metric")["value"]["mse"]
-    gap = run(causal, tokens, ablate.zero("0.1")) - run(causal, tokens)
-    np.testing.assert_allclose(last, gap[:, -1].square().mean())
-
-
 def test_inside_a_block_the_outer_edits_are_part_of_both_sides(causal, tokens, other_tokens):
     mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(6)) < 0.5
     outer, inner = ablate.zero("0.1", positions=mask), ablate.mean("1.1", reference=other_tokens)
