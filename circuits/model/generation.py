@@ -221,6 +221,11 @@ class _Announced:
                 vars(self._owner)[self._name] = self._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        positions = getattr(getattr(self.model, "cfg", None), "positional_embedding_type", None)
+        if positions == "shortformer" and kwargs.get("use_past_kv_cache", True):
+            raise CircuitsError(
+                "transformer-lens cannot generate with a cache on a shortformer model: give use_past_kv_cache=False"
+            )
         method: Callable[..., Any] = self._before or getattr(type(self._owner), self._name).__get__(
             self._owner
         )

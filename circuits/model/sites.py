@@ -82,6 +82,7 @@ _OPTIONAL = {
     for kind in (
         SiteKind("rot_q", "blocks.{}.attn.hook_rot_q", _HEAD),
         SiteKind("rot_k", "blocks.{}.attn.hook_rot_k", _HEAD),
+        SiteKind("attn_in", "blocks.{}.hook_attn_in", _HEAD_INPUT),
         SiteKind("q_input", "blocks.{}.hook_q_input", _HEAD_INPUT),
         SiteKind("k_input", "blocks.{}.hook_k_input", _HEAD_INPUT),
         SiteKind("v_input", "blocks.{}.hook_v_input", _HEAD_INPUT),
