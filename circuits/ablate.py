@@ -24,27 +24,27 @@ from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.edited_means import EditedMean
 from circuits.interventions.edits import (
     Edit,
+    parse_keys,
+    parse_place,
+    parse_places,
     parse_query_positions,
-    read_heads,
-    read_keys,
-    read_place,
-    read_what,
+    parse_what,
 )
 from circuits.interventions.fitted import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
-from circuits.model.inputs import read_given
+from circuits.model.inputs import parse_given
 from circuits.model.prompts import Prompts, Texts
 from circuits.model.sites import Site
-from circuits.tensors import Snapshot, read_numbers
+from circuits.tensors import Snapshot, parse_numbers
 from circuits.validate import (
     answers_former_names,
     is_whole,
     made_by,
-    read_choice,
-    read_indices,
-    read_seed,
-    read_tokens,
+    parse_choice,
+    parse_indices,
+    parse_seed,
+    parse_tokens,
 )
 
 __all__ = [
@@ -81,8 +81,8 @@ def uniform(heads: Any, keys: Any = None, *, positions: Any = None) -> Edit:
     2024 (arXiv:2410.22244, section 3.1.2: all attention weights := 1/n²).
     """
     caller = "ablate.uniform"
-    places = read_heads(heads, "pattern", caller)
-    return Edit(caller, places, Uniform(read_keys(keys, caller)), parse_query_positions(positions, caller))
+    places = parse_places(heads, "pattern", caller)
+    return Edit(caller, places, Uniform(parse_keys(keys, caller)), parse_query_positions(positions, caller))
 
 
 @answers_former_names
@@ -100,10 +100,10 @@ def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positio
             example edits the reference, too, and needs as many rows as it has examples.
     """
     caller = "ablate.mean_pattern"
-    places = read_heads(heads, "pattern", caller)
-    tokens = read_given(reference, caller, "reference")
+    places = parse_places(heads, "pattern", caller)
+    tokens = parse_given(reference, caller, "reference")
     query_positions = parse_query_positions(positions, caller)
-    if read_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
+    if parse_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
         return Edit(caller, places, Mean(tokens), query_positions)
     if (
         isinstance(query_positions, Snapshot)
@@ -126,7 +126,7 @@ def zero(what: Any, *, positions: Any = None) -> Edit:
     At the site "scores" masked entries stay masked.
     """
     caller = "ablate.zero"
-    places, optional = read_what(what, caller)
+    places, optional = parse_what(what, caller)
     return Edit(caller, places, Zero(), parse_query_positions(positions, caller), optional)
 
 
@@ -150,8 +150,8 @@ def mean(
             own tokens; `slice(1, None)` leaves the first token out. Default: all.
     """
     caller = "ablate.mean"
-    places, optional = read_what(what, caller)
-    over = read_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), caller, "over")
+    places, optional = parse_what(what, caller)
+    over = parse_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), caller, "over")
     if over == "batch,pos" and any("query" in place.site.kind.axes for place in places):
         raise CircuitsError(
             f'{caller}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
@@ -162,7 +162,7 @@ def mean(
         raise CircuitsError(
             f'{caller}: reference_positions= are whole numbers or a slice, and go with over="batch,pos"'
         )
-    replacement = Mean(read_given(reference, caller, "reference"), over, at)
+    replacement = Mean(parse_given(reference, caller, "reference"), over, at)
     return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
 
 
@@ -175,7 +175,7 @@ def resample(what: Any, source: Inputs, seed: int = 0, *, positions: Any = None)
     its own. A batch of 1 is an error.
     """
     caller = "ablate.resample"
-    places, optional = read_what(what, caller)
+    places, optional = parse_what(what, caller)
     replacement = _resampled(source, seed, caller)
     return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
 
@@ -188,10 +188,10 @@ def noise(what: Any, scale: float, seed: int = 0, *, positions: Any = None) -> E
     chunks are. Prompts have one length.
     """
     caller = "ablate.noise"
-    places, optional = read_what(what, caller)
+    places, optional = parse_what(what, caller)
     if not isinstance(scale, int | float | np.number) or isinstance(scale, bool) or not 0 <= scale < np.inf:
         raise CircuitsError(f"{caller}: scale={scale!r}; give a standard deviation, at least 0")
-    replacement = Noise(float(scale), read_seed(seed, caller))
+    replacement = Noise(float(scale), parse_seed(seed, caller))
     return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
 
 
@@ -215,7 +215,7 @@ def all_but(
             does).
     """
     caller = "ablate.all_but"
-    (place,) = read_heads(heads, "z", caller)
+    (place,) = parse_places(heads, "z", caller)
     kept = place.heads
     if kept is None or kept.heads is None:
         raise CircuitsError(f"{caller}: heads {heads!r} are all there are; name those to keep")
@@ -252,7 +252,7 @@ def neurons(
         raise CircuitsError(f"{caller}: layer={layer!r}; give one layer, counting from 0")
     if neurons is None:
         raise CircuitsError(f"{caller}: no neurons given")
-    place = read_place(Site("mlp_post", int(layer)), None, caller, neurons)
+    place = parse_place(Site("mlp_post", int(layer)), None, caller, neurons)
     replacement = _replacement(how, reference, source, seed, caller)
     return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
@@ -281,9 +281,9 @@ def features(
     caller = "ablate.features"
     if features is None:
         raise CircuitsError(f"{caller}: no features given")
-    given = read_place(site, None, caller).site
+    given = parse_place(site, None, caller).site
     named = given if given.kind.unit == "feature" else f"features.{given}"
-    place = read_place(named, None, caller, features=features)
+    place = parse_place(named, None, caller, features=features)
     replacement = _replacement(how, reference, source, seed, caller)
     return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
@@ -316,23 +316,23 @@ def frequencies(
             4.4), or "sum", only cos and sin of w(x_1 + ... + x_m), the components of a function of the sum.
     """
     caller = "ablate.frequencies"
-    place = read_place(site, heads, caller)
+    place = parse_place(site, heads, caller)
     if not is_whole(period, 2):
         raise CircuitsError(f"{caller}: period={period!r}; give a whole number of at least 2")
-    chosen = read_indices(keys, caller, "keys") or ()
+    chosen = parse_indices(keys, caller, "keys") or ()
     outside = [key for key in chosen if not 1 <= key <= period // 2]
     if outside or not chosen:
         raise CircuitsError(
             f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {keys!r}"
         )
-    coordinate_positions = read_keys(coords, caller)
+    coordinate_positions = parse_keys(coords, caller)
     if coordinate_positions is None:
         raise CircuitsError(
             f"{caller}: coords are the positions of the tokens that are the coordinates; got None"
         )
-    read_choice(directions, DIRECTIONS, caller, "directions")
+    parse_choice(directions, DIRECTIONS, caller, "directions")
     functions = fourier_functions(
-        read_tokens(grid, caller, "grid"), coordinate_positions, int(period), chosen, directions, caller
+        parse_tokens(grid, caller, "grid"), coordinate_positions, int(period), chosen, directions, caller
     )
     return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 
@@ -360,31 +360,31 @@ def classes(
     divides the period of the tokens; where it does, and r is a token's or a sum's, it is `ablate.frequencies`.
     """
     caller = "ablate.classes"
-    place = read_place(site, heads, caller)
-    tokens = read_tokens(examples, caller, "examples")
-    functions = class_functions(tokens, read_numbers(classes, f"{caller}: classes"), caller)
+    place = parse_place(site, heads, caller)
+    tokens = parse_tokens(examples, caller, "examples")
+    functions = class_functions(tokens, parse_numbers(classes, f"{caller}: classes"), caller)
     return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:
     """Returns what takes the place of activations: zero, their mean over a reference, or another example's."""
-    how = read_choice(how, ("zero", "mean", "resample"), caller, "how")
+    how = parse_choice(how, ("zero", "mean", "resample"), caller, "how")
     for name, value, needed in (("reference", reference, "mean"), ("source", source, "resample")):
         if value is None and how == needed:
             raise CircuitsError(f"{caller}: how={how!r} needs {name}=, tokens [batch pos]")
         if value is not None and how != needed:
             raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
     if how == "mean":
-        return Mean(read_given(reference, caller, "reference"))
+        return Mean(parse_given(reference, caller, "reference"))
     return _resampled(source, seed, caller) if how == "resample" else Zero()
 
 
 def _resampled(source: Any, seed: int, caller: str) -> Resample:
-    given = read_given(source, caller, "source")
+    given = parse_given(source, caller, "source")
     shape = [len(given.texts)] if isinstance(given, Texts) else list(given.shape)
     if shape[0] < 2:
         raise CircuitsError(f"{caller}: the source needs at least 2 examples, it is {shape}")
-    return Resample(given, read_seed(seed, caller))
+    return Resample(given, parse_seed(seed, caller))
 
 
 def each(

@@ -20,7 +20,7 @@ from circuits.interventions.grids import draws as draw_variants
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
 from circuits.tensors import as_dense_tensor
-from circuits.validate import is_whole, read_indices, read_seed
+from circuits.validate import is_whole, parse_indices, parse_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
 
@@ -89,7 +89,7 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
     of the table in order (padding, position_ids, a key-value cache).
     """
     if is_whole(permutation_or_seed):
-        return _edit(Permuted(read_seed(permutation_or_seed, CALLER), None))
+        return _edit(Permuted(parse_seed(permutation_or_seed, CALLER), None))
     permutation_or_seed = as_dense_tensor(permutation_or_seed, CALLER)
     if isinstance(permutation_or_seed, Tensor):
         permutation_or_seed = permutation_or_seed.tolist()
@@ -123,7 +123,7 @@ def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:
     equivalent to giving the model another example of the data: its expected error stays the same.
     """
     grid_positions, axis = _grid(shape, axis, "permute.slices")
-    order = random_order(grid_positions.shape[axis], read_seed(seed, "permute.slices"))
+    order = random_order(grid_positions.shape[axis], parse_seed(seed, "permute.slices"))
     return _edit(Permuted(None, tuple(np.take(grid_positions, order, axis).flatten().tolist())))
 
 
@@ -138,7 +138,7 @@ def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPosi
     """
     caller = "permute.within"
     grid_positions, axis = _grid(shape, axis, caller)
-    seed, chosen = read_seed(seed, caller), read_indices(at, caller, "at")
+    seed, chosen = parse_seed(seed, caller), parse_indices(at, caller, "at")
     if chosen is not None and max(chosen) >= grid_positions.shape[axis]:
         raise CircuitsError(
             f"{caller}: no slice {max(chosen)}: axis {axis} has 0-{grid_positions.shape[axis] - 1}"

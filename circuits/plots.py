@@ -30,7 +30,7 @@ from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
 from circuits.patterns import Maps
 from circuits.tables import chosen_metrics
-from circuits.tensors import read_numbers
+from circuits.tensors import parse_numbers
 from circuits.validate import by_text
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]
@@ -251,7 +251,7 @@ def _read_numbers(values: Any, caller: str) -> np.ndarray:
 
     Raises `CircuitsError` for values that are no real numbers, or rows of several lengths.
     """
-    numbers = read_numbers(values, caller)
+    numbers = parse_numbers(values, caller)
     if numbers.is_complex():
         raise CircuitsError(f"{caller}: got complex numbers: choose their real, imag or abs")
     return numbers.detach().cpu().double().numpy()

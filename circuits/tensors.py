@@ -127,7 +127,7 @@ def as_dense_tensor(given: Any, label: str) -> Any:
     return given
 
 
-def read_numbers(given: Any, label: str) -> Tensor:
+def parse_numbers(given: Any, label: str) -> Tensor:
     """Returns numbers given as a tensor, an array or nested lists as a dense tensor."""
     dense = as_dense_tensor(given, label)
     try:
@@ -172,7 +172,7 @@ class Span:
 SPANS = ("prompt", "new")
 
 
-def refuse_numbers_as_mask(given: Any, label: str, mask: str) -> None:
+def check_not_a_mask(given: Any, label: str, mask: str) -> None:
     """Refuses whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes.
 
     Args:
@@ -231,7 +231,7 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
             f"{label}: positions are one list for all examples, a mask of each example's is boolean; got "
             f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
         )
-    refuse_numbers_as_mask(given, label, "[pos]")
+    check_not_a_mask(given, label, "[pos]")
     if isinstance(given, Tensor):
         given = given.reshape(-1).tolist()
     if not isinstance(given, Iterable) or isinstance(given, str):

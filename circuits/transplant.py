@@ -19,7 +19,7 @@ from circuits.model.edit_state import exclusive
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import foreign_names
 from circuits.tensors import Snapshot, as_dense_tensor
-from circuits.validate import read_indices
+from circuits.validate import parse_indices
 
 __all__ = ["COMPONENTS", "weights"]
 
@@ -115,7 +115,7 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
     if unknown or not names:
         problem = f"no component {unknown[0]!r}" if unknown else "no component given"
         raise CircuitsError(f"{caller}: {problem}; choose from {', '.join(COMPONENTS)}")
-    chosen = read_indices(layers, caller, "layers")
+    chosen = parse_indices(layers, caller, "layers")
     # Another thread may have replaced weights of the source.
     with exclusive(source) if isinstance(source, nn.Module) else nullcontext():
         tensors, post_norm = _tensors(source, caller)

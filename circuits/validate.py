@@ -57,16 +57,16 @@ def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def read_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
+def parse_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
     """Copies a non-empty batch of examples without padding: [batch pos], or [batch pos ...] of vectors."""
     if not isinstance(tokens, np.ndarray | Tensor) and getattr(tokens, "mask", None) is not None:
         if tokens.padded:
             raise CircuitsError(f"{caller}: {name} have padding; give examples of one length")
         tokens = tokens.tokens
-    return Snapshot(read_inputs(tokens, f"{caller}: {name}"))
+    return Snapshot(parse_inputs(tokens, f"{caller}: {name}"))
 
 
-def read_inputs(tokens: Any, label: str) -> Tensor:
+def parse_inputs(tokens: Any, label: str) -> Tensor:
     """Returns inputs [batch pos], or [batch pos ...] of vectors, as a tensor, without copying them."""
     tokens = as_dense_tensor(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
@@ -80,7 +80,7 @@ def read_inputs(tokens: Any, label: str) -> Tensor:
 _SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of which the metric gets a tuple"
 
 
-def read_batch(batch: Any, caller: str) -> Any:
+def parse_batch(batch: Any, caller: str) -> Any:
     """Reads the batch of a metric, anything with a length that takes a slice of rows; None stays None."""
     batch = as_dense_tensor(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
     is_sliceable = (
@@ -101,7 +101,7 @@ def check_batch_length(batch: Any, examples: int, caller: str) -> None:
         raise CircuitsError(f"{caller}: tokens have {examples} examples, batch has {len(batch)}{hint}")
 
 
-def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
+def parse_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     """Reads one or several indices from 0, without repeats; None stays None."""
     if given is None:
         return None
@@ -126,7 +126,7 @@ def by_text(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
     return texts
 
 
-def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> str:
+def parse_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> str:
     """Returns the value, or raises `CircuitsError` if it is not one of the choices."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
@@ -161,7 +161,7 @@ def check_call(function: Any, caller: str, /, *items: Any, **named: Any) -> None
         raise CircuitsError(f"{caller}: {called} cannot be called as it is here: {error}") from error
 
 
-def read_seed(seed: Any, caller: str) -> int:
+def parse_seed(seed: Any, caller: str) -> int:
     """Reads a seed that both torch's and numpy's generators accept."""
     if not is_whole(seed, 0) or seed >= 2**63:
         raise CircuitsError(f"{caller}: seed={seed!r}; a seed is an integer from 0 to 2**63 - 1")

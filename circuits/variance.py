@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.tensors import read_numbers
+from circuits.tensors import parse_numbers
 from circuits.validate import by_text
 
 __all__ = ["Partition", "adjusted", "explained", "partition", "total"]
@@ -59,14 +59,14 @@ def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     Returns:
         [*features] or [kind *features]; 0 for a feature that does not vary.
     """
-    parsed, kinds = _read_values(values), read_numbers(classes, "variance.explained: classes")
-    shape = (*kinds.shape[:-1], *read_numbers(values, "variance").shape[1:])
+    parsed, kinds = _read_values(values), parse_numbers(classes, "variance.explained: classes")
+    shape = (*kinds.shape[:-1], *parse_numbers(values, "variance").shape[1:])
     return _shares(_between(parsed, kinds, "variance.explained"), parsed).reshape(shape)
 
 
 def total(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     """Returns the share of `explained` for all features together: explained variance over variance, each summed."""
-    parsed, kinds = _read_values(values), read_numbers(classes, "variance.total: classes")
+    parsed, kinds = _read_values(values), parse_numbers(classes, "variance.total: classes")
     between = _between(parsed, kinds, "variance.total").sum(-1, keepdim=True)
     squares, mean_squares = ((x**2).sum() for x in (parsed - parsed.mean(0), parsed))
     varies = bool(squares > ROUNDING * mean_squares)
@@ -115,7 +115,7 @@ def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
         start = own.stop
         # By the general linear hypothesis, this is the loss in explained squares without a block of functions.
         unique.append((solution[own] * torch.linalg.solve(inverse[own, own], solution[own])).sum(0))
-    shape = read_numbers(values, caller).shape[1:]
+    shape = parse_numbers(values, caller).shape[1:]
     alone = _between(parsed, torch.stack(list(kinds.values())), caller)
     return Partition(
         tuple(kinds),
@@ -127,7 +127,7 @@ def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
 
 
 def _read_values(values: Any) -> Float[Tensor, "example feature"]:
-    tensor = read_numbers(values, "variance").detach().double()
+    tensor = parse_numbers(values, "variance").detach().double()
     if tensor.ndim == 0 or tensor.numel() == 0 or not bool(tensor.isfinite().all()):
         raise CircuitsError(f"variance: needs finite values [example ...], got {list(tensor.shape)}")
     return tensor.reshape(len(tensor), -1)
@@ -135,7 +135,7 @@ def _read_values(values: Any) -> Float[Tensor, "example feature"]:
 
 def _read_classes(classes: Any, examples: int, caller: str) -> Int[Tensor, " example"]:
     """Returns the classes of the examples, renumbered without empty ones."""
-    labels = read_numbers(classes, caller)
+    labels = parse_numbers(classes, caller)
     if labels.shape != (examples,) or labels.dtype.is_floating_point or labels.dtype.is_complex:
         raise CircuitsError(
             f"{caller}: classes are whole numbers [example] = [{examples}]; got {str(labels.dtype)[6:]} "

@@ -95,9 +95,9 @@ def full(model: Any, kind: str = "edges") -> Circuit:
     Args:
         kind: "edges" or "nodes".
     """
-    from circuits.validate import read_choice
+    from circuits.validate import parse_choice
 
-    read_choice(kind, ("edges", "nodes"), "circuit.full", "kind")
+    parse_choice(kind, ("edges", "nodes"), "circuit.full", "kind")
     return full_of(_graph_of(model), kind)
 
 

@@ -23,7 +23,7 @@ from circuits.statistics import LEVEL
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import by_text, is_whole, read_seed
+from circuits.validate import by_text, is_whole, parse_seed
 
 _CALLER = "circuit.curve"
 #: The columns that a curve shows of itself.
@@ -114,7 +114,7 @@ def curve(
     rankings = rankings if isinstance(rankings, Mapping) else {"ranking": rankings}
     if not rankings:
         raise CircuitsError(f"{_CALLER}: give a ranking, or several by name, such as {{'exact': found}}")
-    seed, asked = read_seed(seed, _CALLER), None if sizes is None else _parse_sizes(sizes)
+    seed, asked = parse_seed(seed, _CALLER), None if sizes is None else _parse_sizes(sizes)
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
     named = by_text(rankings, _CALLER, "rankings")

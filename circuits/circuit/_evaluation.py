@@ -19,7 +19,7 @@ from circuits.statistics import holm, sign_flip, unreachable
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import answers_former_names, by_text, is_whole, read_seed
+from circuits.validate import answers_former_names, by_text, is_whole, parse_seed
 
 _CALLER = "circuit.evaluate"
 #: The columns that an evaluation shows of itself.
@@ -138,7 +138,7 @@ def evaluate(
     Where the gap's interval holds 0, a warning says so. Each circuit costs 1 + random + 2·subsets + size forwards at
     most; `settings["forwards"]` counts them.
     """
-    given, seed = _read(circuits), read_seed(seed, _CALLER)
+    given, seed = _read(circuits), parse_seed(seed, _CALLER)
     counts = {"random": random, "subsets": subsets, "draws": draws, "flips": flips}
     for name, number in counts.items():
         least = int(name in ("draws", "flips"))

@@ -24,11 +24,11 @@ from circuits.interventions.clean_passes import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
 from circuits.interventions.sources import HOW
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import is_encoding, read_given
+from circuits.model.inputs import is_encoding, parse_given
 from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
 from circuits.tensors import Snapshot, as_dense_tensor, select_positions
-from circuits.validate import read_choice
+from circuits.validate import parse_choice
 
 #: Up to this many members stand in the description of an intervention.
 _LISTED = 500
@@ -164,7 +164,7 @@ class Elsewhere(Replacement):
 
 def parse_replacement(source: Any, how: Any, caller: str) -> Replacement:
     """Returns the replacement that edges carry."""
-    read_choice(how, HOW, caller, "how")
+    parse_choice(how, HOW, caller, "how")
     if how == "zero":
         if source is not None:
             raise CircuitsError(f'{caller}: how="zero" has no source; leave source= out')
@@ -172,9 +172,9 @@ def parse_replacement(source: Any, how: Any, caller: str) -> Replacement:
     if source is None:
         raise CircuitsError(f"{caller}: how={how!r} needs source=, tokens [batch pos]")
     if how == "mean":
-        return Mean(read_given(source, caller, "source"))
+        return Mean(parse_given(source, caller, "source"))
     if not hasattr(source, "keys") or is_encoding(source):
-        return FromTokens(read_given(source, caller, "source"))
+        return FromTokens(parse_given(source, caller, "source"))
     return stored({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
 
 

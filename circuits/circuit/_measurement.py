@@ -19,10 +19,10 @@ from circuits.interventions.apply import run
 from circuits.interventions.base import Replacement
 from circuits.interventions.clean_passes import MeanOver
 from circuits.interventions.replacements import Zero
-from circuits.interventions.sources import align_mean, read_source
+from circuits.interventions.sources import align_mean, parse_source
 from circuits.model.edit_state import inside_block
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
+from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
@@ -88,9 +88,9 @@ class Measurement:
             metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
         """
         surface = HookedModel.of(model)
-        base = read_prompts(surface, base, caller, "base")
+        base = parse_prompts(surface, base, caller, "base")
         surface.check_prompts(base, f"{caller}: base tokens")
-        source = read_source(source, base, surface, how, caller)
+        source = parse_source(source, base, surface, how, caller)
         measured = Metric.of(metric, batch, (surface, base), caller, default=first_choice)
         if inside_block(surface.model):
             raise CircuitsError(f"{caller}: a block around this call edits the model; call it outside")

@@ -15,7 +15,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import as_dense_tensor
-from circuits.validate import by_text, is_whole, read_inputs
+from circuits.validate import by_text, is_whole, parse_inputs
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -135,7 +135,7 @@ class Grid:
             values: the period, for ids 0..period-1; or for each coordinate its ids in cyclic order. Examples with other
                 ids are left out; every combination must occur once.
         """
-        tokens = read_inputs(tokens, "Grid.of_inputs: tokens")
+        tokens = parse_inputs(tokens, "Grid.of_inputs: tokens")
         if isinstance(values, int | np.integer):
             values = [range(int(values))] * len(coords)
         lists = [list(map(int, each)) for each in values]

@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.figures.results import cosines_figure
 from circuits.fourier._spectrum import THRESHOLD, Clusters, check_threshold
 from circuits.harmonics import cos_sin, products
-from circuits.tensors import read_numbers
+from circuits.tensors import parse_numbers
 from circuits.validate import is_whole
 
 
@@ -110,7 +110,7 @@ class ModularSum:
     period: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coordinates", read_numbers(self.coordinates, "ModularSum: coordinates"))
+        object.__setattr__(self, "coordinates", parse_numbers(self.coordinates, "ModularSum: coordinates"))
         if self.coordinates.is_floating_point() or not all(map(is_whole, self.coefficients)):
             raise CircuitsError(
                 f"ModularSum: coordinates and coefficients are whole numbers; got {self.coordinates.dtype} and "

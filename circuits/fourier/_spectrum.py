@@ -18,7 +18,7 @@ from circuits.errors import CircuitsError
 from circuits.figures.results import spectrum_bars, spectrum_map
 from circuits.fourier._grid import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
-from circuits.validate import read_choice
+from circuits.validate import parse_choice
 
 #: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
@@ -108,7 +108,7 @@ class Spectrum:
                 "component", each combination (k₁, k₂); the name of a coordinate, all products with its frequency k ≥ 1.
         """
         sizes = self.grid.sizes
-        read_choice(by, ("block", "component", *self.grid.axes), "fourier", "by")
+        parse_choice(by, ("block", "component", *self.grid.axes), "fourier", "by")
         flat = self.power.flatten(0, len(sizes) - 1)
         combinations = list(itertools.product(*(range(size // 2 + 1) for size in sizes)))
         label_of_each = [_label(at, by, list(self.grid.axes)) for at in combinations]
@@ -357,7 +357,7 @@ def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "b
         by: as in `Spectrum.bands`.
     """
     if isinstance(rule, str):
-        rule = RULES[read_choice(rule, RULES, "fourier.key_frequencies", "rule")]()
+        rule = RULES[parse_choice(rule, RULES, "fourier.key_frequencies", "rule")]()
     bands = spectrum.bands(by)
     chosen = rule.selects(bands) & (bands.total().share > 0).cpu()
     keys = tuple(label for label, key in zip(bands.labels, chosen.tolist(), strict=True) if key)

@@ -20,7 +20,7 @@ from circuits.model.contexts import model_block
 from circuits.model.edit_state import editing, exclusive, replaced, state_of
 from circuits.model.generation import unreached, watching
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
+from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sae_insertions import reinstall
@@ -231,7 +231,7 @@ def run(
     are returned as well; then the result is (output, `Activations`), which are NaN at padding too (of scores and
     pattern the queries). Mode, hooks and gradients are as before when it returns or raises.
     """
-    prompts = read_prompts(HookedModel.of(model), tokens, "run")
+    prompts = parse_prompts(HookedModel.of(model), tokens, "run")
     output, seen = run_with_padding(model, prompts, *interventions, cache=cache)
     output = prompts.nan_at_padding(output)
     if cache is None or not prompts.padded:

@@ -21,12 +21,12 @@ from circuits.tensors import (
     Snapshot,
     Span,
     as_dense_tensor,
+    check_not_a_mask,
     describe_positions,
     parse_positions,
     parse_span,
-    refuse_numbers_as_mask,
 )
-from circuits.validate import answers_former_names, check_call, read_indices
+from circuits.validate import answers_former_names, check_call, parse_indices
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Edit(Intervention):
         return self.name if direction is None else f"{self.name} ({direction})"
 
 
-def read_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
+def parse_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
     """Reads heads (edited at z), a site, or a layer number; second, whether a place the model lacks is passed over.
 
     A layer stands for its heads at z and its neurons at mlp_post, so that both output biases stay.
@@ -181,15 +181,15 @@ def read_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
         return (Place(Site("z"), parse_heads(what)),), False
 
 
-def read_heads(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
+def parse_places(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
     with prefixed(caller):
         return (Place(Site(site), parse_heads(spec)),)
 
 
-def read_place(site: Any, heads: Any, caller: str, neurons: Any = None, features: Any = None) -> Place:
+def parse_place(site: Any, heads: Any, caller: str, neurons: Any = None, features: Any = None) -> Place:
     """Reads a site, and heads, neurons or features of it where those are given."""
     unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
-    chosen, size = (None, None) if units is None else read_neurons(units, caller, f"{unit}s")
+    chosen, size = (None, None) if units is None else parse_neurons(units, caller, f"{unit}s")
     with prefixed(caller):
         parsed = Site.parse(site)
         if units is not None:
@@ -197,7 +197,7 @@ def read_place(site: Any, heads: Any, caller: str, neurons: Any = None, features
         return Place(parsed, None if heads is None else parse_heads(heads), chosen, size)
 
 
-def refuse_other_units(site: Site, by: str, caller: str) -> None:
+def check_units(site: Site, by: str, caller: str) -> None:
     """Refuses by="neuron" and by="feature" at a site that has others, or none."""
     if by in UNITS.values():
         with prefixed(caller):
@@ -212,7 +212,7 @@ def _check_units(site: Site, unit: str) -> None:
         raise CircuitsError(f"site {site} has no {unit}s; those are {where}")
 
 
-def read_neurons(neurons: Any, caller: str, units: str = "neurons") -> tuple[tuple[int, ...], int | None]:
+def parse_neurons(neurons: Any, caller: str, units: str = "neurons") -> tuple[tuple[int, ...], int | None]:
     """Reads indices of neurons or features, or a boolean mask of them all; second, the length of the mask."""
     axis = "[d_mlp]" if units == "neurons" else "[feature]"
     size = None
@@ -225,8 +225,8 @@ def read_neurons(neurons: Any, caller: str, units: str = "neurons") -> tuple[tup
         size = len(neurons)
         neurons = neurons.nonzero().flatten()
     else:
-        refuse_numbers_as_mask(neurons, f"{caller}: {units}", axis)
-    return read_indices(neurons, caller, units) or (), size
+        check_not_a_mask(neurons, f"{caller}: {units}", axis)
+    return parse_indices(neurons, caller, units) or (), size
 
 
 def parse_query_positions(positions: Any, caller: str) -> Positions | Span | Snapshot | None:
@@ -234,7 +234,7 @@ def parse_query_positions(positions: Any, caller: str) -> Positions | Span | Sna
     return parse_span(positions, caller) or parse_positions(positions, caller)
 
 
-def read_source_positions(
+def parse_source_positions(
     source_positions: Any, positions: Positions | Span | Snapshot | None, caller: str
 ) -> Positions | None:
     """Returns the positions of a source that go, in order, to those of the run."""
@@ -249,7 +249,7 @@ def read_source_positions(
     return at
 
 
-def read_keys(keys: Any, caller: str) -> Positions | None:
+def parse_keys(keys: Any, caller: str) -> Positions | None:
     positions = parse_positions(keys, f"{caller}, keys")
     if isinstance(positions, Snapshot):
         raise CircuitsError(
@@ -278,5 +278,5 @@ def edit(
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
     check_call(fn, "edit: fn is given the activation alone", None)
-    place = read_place(site, heads, "edit", neurons, features)
+    place = parse_place(site, heads, "edit", neurons, features)
     return Edit("edit", (place,), Computed(fn), parse_query_positions(positions, "edit"))

@@ -14,7 +14,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
 from circuits.tensors import Snapshot, as_dense_tensor
-from circuits.validate import is_whole, made_by, read_seed
+from circuits.validate import is_whole, made_by, parse_seed
 
 
 def grid(
@@ -108,7 +108,7 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
     """
     if not is_whole(count, 1):
         raise CircuitsError(f"draws: count={count!r}; give the number of draws, at least 1")
-    children = np.random.SeedSequence(read_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
+    children = np.random.SeedSequence(parse_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
     interventions = tuple(made_by(make, "draws", (int(child),)) for child in children)
     if not all(isinstance(one, Intervention) for one in interventions):
         raise CircuitsError(

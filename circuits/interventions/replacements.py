@@ -24,7 +24,7 @@ from circuits.interventions.alignment import (
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.clean_passes import MeanOver, Reference
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import refuse_padding, with_model
+from circuits.model.inputs import check_no_padding, with_model
 from circuits.model.prompts import Given, Prompts, own_positions
 from circuits.model.sites import KINDS
 from circuits.tensors import (
@@ -99,7 +99,7 @@ class Mean(_FromPrompts):
             raise CircuitsError(f"{label}: the reference has no tokens at reference_positions={self.at}")
         # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones(prompts.shape[:2], dtype=torch.bool) if self.over == "batch,pos" else None
-        refuse_padding(surface, prompts, used, f"{label}, reference")
+        check_no_padding(surface, prompts, used, f"{label}, reference")
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"mean": Reference(self.prompts, write.hook, write.kind, self.reduction)}
@@ -149,7 +149,7 @@ class Resample(_FromPrompts):
     seed: int = 0
 
     def check(self, surface: HookedModel, label: str) -> None:
-        refuse_padding(surface, self.prompts, None, f"{label}, source")
+        check_no_padding(surface, self.prompts, None, f"{label}, source")
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.prompts, write.hook, write.kind)}

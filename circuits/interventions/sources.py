@@ -8,27 +8,27 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
+from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts, check_pair, own_positions, taken
-from circuits.validate import read_choice
+from circuits.validate import parse_choice
 
 #: What takes the place of an activation: that of a source prompt, the mean over a batch of them at each of the
 #: prompt's own positions, or zero.
 HOW = ("resample", "mean", "zero")
 
 
-def read_source(source: Any, base: Prompts, surface: HookedModel, how: Any, caller: str) -> Prompts | None:
+def parse_source(source: Any, base: Prompts, surface: HookedModel, how: Any, caller: str) -> Prompts | None:
     """Returns the prompts of a source, in the layout of base where each has a partner there; None for zeros.
 
     Raises `CircuitsError` for a source that does not fit: pairs of unequal length, or means that do not reach as far as
     a prompt of base.
     """
-    read_choice(how, HOW, caller, "how")
+    parse_choice(how, HOW, caller, "how")
     if how == "zero":
         if source is not None:
             raise CircuitsError(f'{caller}: how="zero" has no source; give source=None')
         return None
-    source = read_prompts(surface, source, caller, "source")
+    source = parse_prompts(surface, source, caller, "source")
     surface.check_prompts(source, f"{caller}: source tokens")
     if how == "resample":
         check_pair(base, source, caller)

@@ -18,11 +18,11 @@ from circuits.logit_lens._result import Computed, DirectAttribution, Lens
 from circuits.logit_lens._stream import ReadOut, components, needed, streams
 from circuits.model.edit_state import running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
+from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts, taken
 from circuits.model.sites import Site
 from circuits.model.types import MetricLike, PositionsLike, TokensLike
-from circuits.sweeps.metrics import Metric, in_errors, is_pair, read_values
+from circuits.sweeps.metrics import Metric, in_errors, is_pair, parse_metric_values
 from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
 
 __all__ = ["DirectAttribution", "Lens", "lens"]
@@ -67,7 +67,7 @@ def lens(
     surface = HookedModel.of(model)
     if given and metric is None and callable(given[0]):
         metric, *given = given  # type: ignore[assignment]
-    prompts = read_prompts(surface, tokens, "lens")
+    prompts = parse_prompts(surface, tokens, "lens")
     surface.check_prompts(prompts, "lens: tokens")
     parts = surface.n_layers * (surface.n_heads + 4) * (surface.sizes["d_model"] or 1)
     size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "lens", kept=parts)
@@ -195,7 +195,7 @@ def _gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values = metric.values(leaf, output)
         if len(values) > 1:
             raise CircuitsError(f"lens: one metric at a time; this one gives {', '.join(values)}")
-        ((name, (total, count)),) = read_values(
+        ((name, (total, count)),) = parse_metric_values(
             values, metric.name, len(output), "lens", metric.advice
         ).items()
         value = values[name][0] if is_pair(values[name]) else values[name]

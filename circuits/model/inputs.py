@@ -13,7 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Given, Prompts, Texts, Words
 from circuits.tensors import as_dense_tensor
-from circuits.validate import read_choice, read_inputs
+from circuits.validate import parse_choice, parse_inputs
 
 
 def prompts(model: nn.Module, given: Any, side: str | None = None) -> Prompts:
@@ -34,8 +34,8 @@ def prompts(model: nn.Module, given: Any, side: str | None = None) -> Prompts:
     """
     surface = HookedModel.of(model)
     if side is not None:
-        read_choice(side, ("left", "right"), "prompts", "side")
-    found = with_model(read_given(given, "prompts", "given", side), surface, "prompts", side)
+        parse_choice(side, ("left", "right"), "prompts", "side")
+    found = with_model(parse_given(given, "prompts", "given", side), surface, "prompts", side)
     mask = mask_of_tokenizer(surface, found.tokens, side) if found.mask is None else found.mask
     words = found.words or _words(surface, found.tokens, mask)
     made = Prompts(found.tokens, mask, words, found.texts, found.extra)
@@ -43,12 +43,12 @@ def prompts(model: nn.Module, given: Any, side: str | None = None) -> Prompts:
     return made
 
 
-def read_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
+def parse_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
     """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding."""
-    return with_model(read_given(given, caller, name), surface, caller)
+    return with_model(parse_given(given, caller, name), surface, caller)
 
 
-def read_given(given: Any, caller: str, name: str, side: str | None = None) -> Given:
+def parse_given(given: Any, caller: str, name: str, side: str | None = None) -> Given:
     """Reads inputs without a model: texts are kept, and lists of unequal length padded."""
     what = f"{caller}: {name}"
     if isinstance(given, Prompts | Texts):
@@ -59,7 +59,7 @@ def read_given(given: Any, caller: str, name: str, side: str | None = None) -> G
         return _encoded(given, what, side or "right")
     given = as_dense_tensor(given, what)
     if not isinstance(given, list | tuple):
-        return Prompts(read_inputs(given, what))
+        return Prompts(parse_inputs(given, what))
     if given and all(isinstance(text, str) for text in given):
         return Texts(tuple(given))
     return _padded(given, what, 0, side or "right")
@@ -73,7 +73,7 @@ def is_encoding(given: Any) -> bool:
 def _encoded(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
     ids = as_dense_tensor(given["input_ids"], what)
-    found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(read_inputs(ids, what))
+    found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_inputs(ids, what))
     extra: dict[str, Tensor] = {}
     for name in given.keys():  # noqa: SIM118 (a BatchEncoding iterates over rows)
         if name == "input_ids" or given[name] is None:
@@ -234,7 +234,7 @@ def mask_of_model(surface: HookedModel, tokens: Tensor) -> Tensor | None:
     return None if mask is None or bool(mask.all()) else mask
 
 
-def refuse_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
+def check_no_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
     """Refuses inputs without a mask in which padding would be taken for tokens.
 
     Args:

@@ -14,10 +14,10 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.edits import (
     Edit,
     Place,
+    parse_place,
     parse_query_positions,
-    read_place,
-    read_source_positions,
-    read_what,
+    parse_source_positions,
+    parse_what,
 )
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
@@ -29,10 +29,10 @@ from circuits.model.heads import (
     names_heads,
     parse_heads,
 )
-from circuits.model.inputs import is_encoding, read_given
+from circuits.model.inputs import is_encoding, parse_given
 from circuits.model.sites import Site
 from circuits.tensors import Positions, Snapshot, Span
-from circuits.validate import answers_former_names, read_choice
+from circuits.validate import answers_former_names, parse_choice
 
 
 @answers_former_names
@@ -60,7 +60,7 @@ def activations(
     `source_positions` say which go together, in their order: integers, which count in each prompt's own tokens.
     """
     caller = "patch.activations"
-    place = read_place(site, heads, caller, neurons, features)
+    place = parse_place(site, heads, caller, neurons, features)
     chosen = parse_query_positions(positions, caller)
     return Edit(caller, (place,), _parse_source(place, source, caller, chosen, source_positions), chosen)
 
@@ -97,7 +97,7 @@ def path(
     caller = "patch.path"
     if isinstance(sender, str) and (node := find_node(sender.strip())) and node.site == "mlp_out":
         sender = f"mlp_out.{node.layer}"
-    places, is_layer = read_what(sender, caller)
+    places, is_layer = parse_what(sender, caller)
     if is_layer:
         raise CircuitsError(
             f'{caller}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'
@@ -106,7 +106,7 @@ def path(
     targets = _receivers(receiver, caller)
     check_ends(place.site, [target.site for target in targets if target is not None])
     if through is not None:
-        read_choice(through, ("mlps",), caller, "through")
+        parse_choice(through, ("mlps",), caller, "through")
     chosen = parse_query_positions(positions, caller)
     sender_edit = Edit(
         caller, (place,), _parse_source(place, source, caller, chosen, source_positions), chosen
@@ -131,11 +131,11 @@ def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
         return (None,)
     if found is not None:
         site = found.site if found.head is not None else f"{found.site}.{found.layer}"
-        return (read_place(site, None if found.head is None else found.node, caller),)
+        return (parse_place(site, None if found.head is None else found.node, caller),)
     if _is_pair(receiver):
-        return (read_place(receiver[0], receiver[1], caller),)
+        return (parse_place(receiver[0], receiver[1], caller),)
     if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
-        return (read_place(receiver, None, caller),)
+        return (parse_place(receiver, None, caller),)
     try:
         chosen = parse_heads(receiver)
     except CircuitsError as error:
@@ -167,14 +167,14 @@ def _parse_source(
     source_positions: Any,
 ) -> Replacement:
     """Returns the replacement that a source stands for: tokens to run, or activations that the user has."""
-    at = read_source_positions(source_positions, positions, caller)
+    at = parse_source_positions(source_positions, positions, caller)
     if at is not None and "key" in place.site.kind.axes:
         raise CircuitsError(
             f"{caller}: source_positions= cannot say which keys go together at {place.site}; patch q, k, v or z"
         )
     if hasattr(source, "keys") and not is_encoding(source):
         return _from_tensors(place, source, caller, at)
-    return FromTokens(read_given(source, caller, "source"), at)
+    return FromTokens(parse_given(source, caller, "source"), at)
 
 
 def _from_tensors(place: Place, source: Any, caller: str, at: Positions | None) -> FromTensors:

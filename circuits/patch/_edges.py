@@ -34,7 +34,7 @@ from circuits.patch._result import Candidate, Counts, ScreenResult, check_outsid
 from circuits.patch._screen import INPUTS
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.validate import answers_former_names, read_choice
+from circuits.validate import answers_former_names, parse_choice
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def edges(
     over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
-    read_choice(method, METHODS, CALLER, "method")
+    parse_choice(method, METHODS, CALLER, "method")
     pair, integrated = replace(pair, gim=method == "gim"), method != "gradient"
     steps, counts = parse_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
     senders, receivers = senders_of(pair.surface, how), inputs_of(pair.surface)

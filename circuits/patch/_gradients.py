@@ -17,18 +17,18 @@ from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.base import Replacement
 from circuits.interventions.clean_passes import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
-from circuits.interventions.sources import align_mean, read_source
+from circuits.interventions.sources import align_mean, parse_source
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.inputs import read_prompts
+from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.patch._gim import gim_functions
 from circuits.sweeps.measurements import BASELINE
-from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors, is_pair, read_values
+from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors, is_pair, parse_metric_values
 from circuits.tensors import Positions, Snapshot, parse_positions
 
 #: What the unembedding reads.
@@ -75,9 +75,9 @@ class Pair:
     ) -> Pair:
         """Reads the arguments of an attribution into base, source and metric, and refuses what does not fit."""
         surface = HookedModel.of(model)
-        prompts = read_prompts(surface, base, caller, "base")
+        prompts = parse_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")
-        other = read_source(source, prompts, surface, how, caller)
+        other = parse_source(source, prompts, surface, how, caller)
         measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
         at = parse_positions(positions, caller)
         # Changes of the stream by all senders are in float64, in each order that products need.
@@ -157,7 +157,7 @@ class Pair:
     def baseline(self, clean: Tensor) -> PerExample:
         """Returns the metrics at base as sums and counts per example."""
         values = self.values(clean, clean)
-        return read_values(values, "metric", len(self.base), BASELINE, self.metric.advice)
+        return parse_metric_values(values, "metric", len(self.base), BASELINE, self.metric.advice)
 
     @cached_property
     def logit_columns(self) -> Tensor | None:
@@ -216,7 +216,7 @@ class Pair:
         by_metric: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
             # Shape and type are checked before the gradient, so that the error names them.
-            read_values({name: value}, name, len(run.output), self.caller, self.metric.advice)
+            parse_metric_values({name: value}, name, len(run.output), self.caller, self.metric.advice)
             total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 others = "; or leave it out here" if len(values) > 1 else ""

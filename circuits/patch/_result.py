@@ -21,9 +21,9 @@ from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, s
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
-from circuits.sweeps.table import SweepResult, limits, read_resampling
+from circuits.sweeps.table import SweepResult, limits, parse_resampling
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import is_whole, read_choice
+from circuits.validate import is_whole, parse_choice
 
 # The columns of a sweep that hold measurements.
 EXACT = ("value", *bounded("effect"), "p_value", "p_adjusted", "engine", "null_effect")
@@ -104,8 +104,8 @@ class ScreenResult:
         if metric is None and len(self.metrics) > 1:
             names = ", ".join(map(repr, self.metrics))
             raise CircuitsError(f"{caller}: name one metric of the screening: metric= {names}")
-        metric = self.metrics[0] if metric is None else read_choice(metric, self.metrics, caller, "metric")
-        read_choice(by, ("best", "estimate", "effect"), caller, "by")
+        metric = self.metrics[0] if metric is None else parse_choice(metric, self.metrics, caller, "metric")
+        parse_choice(by, ("best", "estimate", "effect"), caller, "by")
         rows = self.frame[self.frame["metric"] == metric]
         rows = rows.assign(size=sizes(rows, self.settings["rank"], by)).dropna(subset="size")
         # Of equal ones the larger estimate is first.
@@ -188,13 +188,13 @@ class Counts:
 
     @classmethod
     def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> Counts:
-        read_choice(rank, RANKS, caller, "rank")
+        parse_choice(rank, RANKS, caller, "rank")
         every = isinstance(exact, str) and exact == "all"
         if not every and not is_whole(exact, 1):
             raise CircuitsError(
                 f'{caller}: exact={exact!r}; give how many top rows to measure, exact=10, or exact="all"'
             )
-        return cls(None if every else int(exact), rank, read_resampling(seed, draws, flips, caller))
+        return cls(None if every else int(exact), rank, parse_resampling(seed, draws, flips, caller))
 
 
 def parse_steps(steps: Any, caller: str) -> int:

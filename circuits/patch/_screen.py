@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from circuits.circuit._measurement import concatenated
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
-from circuits.interventions.edits import Edit, Place, read_place, refuse_other_units
+from circuits.interventions.edits import Edit, Place, check_units, parse_place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
@@ -32,9 +32,9 @@ from circuits.patch._gradients import (
 from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.sweeps.metrics import PerExample
-from circuits.sweeps.table import SweepResult, read_resampling, tabulate
+from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
 from circuits.tensors import Snapshot
-from circuits.validate import answers_former_names, read_choice
+from circuits.validate import answers_former_names, parse_choice
 
 CALLER = "patch.screen"
 #: The default sites: those that write to the residual stream and can differ between source and base.
@@ -90,8 +90,8 @@ def screen(
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, positions=positions, batch_size=batch_size)
     counts = Counts.read(CALLER, exact, seed, draws, flips, rank)
-    read_choice(method, METHODS, CALLER, "method")
-    read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
+    parse_choice(method, METHODS, CALLER, "method")
+    parse_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
     steps, layer_sites = parse_steps(steps, CALLER), _parse_sites(sites, pair.surface, by)
     check_outside_blocks(pair)
     if pair.at is not None and by == "position":
@@ -149,16 +149,16 @@ def attribution(
     call are not in force.
     """
     caller = "patch.attribution"
-    place = read_place(site, None, caller)
+    place = parse_place(site, None, caller)
     pair = Pair.read(caller, model, base, source, metric, batch, batch_size=batch_size)
-    resampling = read_resampling(seed, draws, flips, caller)
+    resampling = parse_resampling(seed, draws, flips, caller)
     choices = ("auto", "head", "position", "head,position", "neuron", "feature", "layer")
-    kind, by = place.site.kind, read_choice(by, choices, caller, "by")
+    kind, by = place.site.kind, parse_choice(by, choices, caller, "by")
     if by == "auto":
         by = "position" if kind.head_axis is None else "head"
     if "head" in by and kind.head_axis is None:
         raise CircuitsError(f"{caller}: site {place.site} has no heads; by= position, neuron or layer")
-    refuse_other_units(place.site, by, caller)
+    check_units(place.site, by, caller)
     parts = [part for part in by.split(",") if part != "layer"]
     layer_sites = [(Site(kind.name), layer, hook) for layer, hook in pair.surface.at(place.site)]
     screened = Screened(pair, layer_sites, lambda _: parts, None)
@@ -242,12 +242,12 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_LayerSite]:
         sites = [Site(name) for name in SITES if Site(name).hook(0) in surface.hooks]
     else:
         is_list = isinstance(given, Iterable) and not isinstance(given, str)
-        sites = [read_place(site, None, CALLER).site for site in (given if is_list else [given])]
+        sites = [parse_place(site, None, CALLER).site for site in (given if is_list else [given])]
     if not sites:
         raise CircuitsError(f'{CALLER}: no site given; name some, such as "z" or ["z", "mlp_out.1"]')
     layer_sites: list[_LayerSite] = []
     for site in sites:
-        refuse_other_units(site, by, CALLER)
+        check_units(site, by, CALLER)
         layer_sites += [(Site(site.name), layer, hook) for layer, hook in surface.at(site)]
     # A layer that is named twice ("z", "z.1") is kept once.
     return list({hook: layer_site for layer_site in layer_sites for hook in (layer_site[2],)}.values())

@@ -17,7 +17,7 @@ from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval, ratio
 from circuits.tables import short_table
-from circuits.tensors import read_numbers
+from circuits.tensors import parse_numbers
 from circuits.validate import answers_former_names
 
 
@@ -97,7 +97,7 @@ def movement(
         batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
-    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, positions, seed, draws)
+    pairs = PairedPass.parse_pair(caller, model, tokens, other, layers, positions, seed, draws)
     lengths = pairs.prompts.lengths
     if int(lengths.min()) < int(lengths.max()) and not pairs.surface.causal:
         raise CircuitsError(
@@ -153,7 +153,7 @@ def follow(
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
-    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, positions, seed, draws)
+    pairs = PairedPass.parse_pair(caller, model, tokens, other, layers, positions, seed, draws)
     member, group_before, group_after = _parse_groups(pairs, groups, before, after, caller)
     count, device = len(pairs.prompts), pairs.surface.device
     sums = pairs.zeros()
@@ -195,7 +195,7 @@ def _parse_groups(
 
 
 def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
-    numbers = read_numbers(given, f"{caller}: {name}").cpu()
+    numbers = parse_numbers(given, f"{caller}: {name}").cpu()
     if (
         numbers.shape != (length,)
         or numbers.is_floating_point()

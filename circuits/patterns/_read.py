@@ -19,13 +19,13 @@ from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.inputs import read_prompts, refuse_padding
+from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
-from circuits.validate import answers_former_names, is_whole, read_indices, read_seed
+from circuits.validate import answers_former_names, is_whole, parse_indices, parse_seed
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32
@@ -93,7 +93,7 @@ class PatternPass:
     def read(cls, caller: str, model: Any, tokens: Any, layers: Any, positions: Any) -> PatternPass:
         """Reads the arguments that all passes share."""
         surface = HookedModel.of(model)
-        prompts, recorded = read_run(surface, tokens, caller)
+        prompts, recorded = parse_run(surface, tokens, caller)
         chosen = parse_layers(layers, surface, recorded, caller)
         selected = selected_queries(surface, positions, prompts, caller)
         return cls(caller, surface, prompts, chosen, selected, recorded)
@@ -141,7 +141,7 @@ class PairedPass(PatternPass):
     draws: int
 
     @classmethod
-    def read_pair(
+    def parse_pair(
         cls,
         caller: str,
         model: Any,
@@ -155,9 +155,9 @@ class PairedPass(PatternPass):
         """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
         rows.
         """
-        seed, draws = read_seed(seed, caller), parse_draws(draws, caller)
+        seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
         first = PatternPass.read(caller, model, tokens, layers, positions)
-        second, recorded = read_run(first.surface, other, caller)
+        second, recorded = parse_run(first.surface, other, caller)
         _check_pairs(first.prompts, second, caller)
         parse_layers(first.layers, first.surface, recorded, caller)
         laid_out = second.like(first.prompts)
@@ -224,7 +224,7 @@ def parse_layers(
 ) -> tuple[int, ...]:
     """Returns the chosen layers, ascending, of those recorded or else of all; None chooses all of these."""
     known = tuple(range(surface.n_layers)) if recorded is None else recorded.layers
-    chosen = read_indices(layers, caller, "layers") or known
+    chosen = parse_indices(layers, caller, "layers") or known
     if unknown := [layer for layer in chosen if layer not in known]:
         raise CircuitsError(
             f"{caller}: no layer {unknown[0]}: there are layers {', '.join(map(str, known))}"
@@ -233,7 +233,7 @@ def parse_layers(
     return tuple(sorted(chosen))
 
 
-def read_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:
+def parse_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:
     """Returns the prompts, and their patterns where these were recorded."""
     if isinstance(tokens, Recorded):
         if tokens.model is not surface.model:
@@ -241,7 +241,7 @@ def read_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, R
                 f"{caller}: these patterns were recorded of another model; give the tokens, or record them of this one"
             )
         return tokens.prompts, tokens
-    prompts = read_prompts(surface, tokens, caller)
+    prompts = parse_prompts(surface, tokens, caller)
     surface.check_prompts(prompts, f"{caller}: tokens")
     return prompts, None
 
@@ -278,7 +278,7 @@ def selected_queries(surface: HookedModel, positions: Any, prompts: Prompts, cal
         real = prompts.real if prompts.padded else None
         selected = replace(WHOLE, real=real).selected(chosen, length, caller)
     selected = selected.expand(batch, -1)
-    refuse_padding(surface, prompts, selected, caller)
+    check_no_padding(surface, prompts, selected, caller)
     return prompts.in_order(selected & prompts.real) & prompts.reached
 
 

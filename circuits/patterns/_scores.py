@@ -19,7 +19,7 @@ from circuits.patterns._read import PatternPass, parse_draws
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import bounded, short_table
-from circuits.validate import answers_former_names, check_batch_length, read_batch, read_seed
+from circuits.validate import answers_former_names, check_batch_length, parse_batch, parse_seed
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def scores(
     reading = PatternPass.read(caller, model, tokens, layers, positions)
     prompts, heads = reading.prompts, reading.heads
     tokens = prompts.tokens
-    seed, draws = read_seed(seed, caller), parse_draws(draws, caller)
-    batch = read_batch(batch, caller)
+    seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
+    batch = parse_batch(batch, caller)
     if batch is not None:
         check_batch_length(batch, len(tokens), caller)
     by_name = parse_templates(templates, tokens, batch is not None)

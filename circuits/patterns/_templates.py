@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.edits import read_keys
+from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import PositionsLike, TokensLike
 from circuits.tensors import as_dense_tensor, select_positions
@@ -40,7 +40,7 @@ def previous(length: Any, by: int = 1) -> Bool[Tensor, "query key"]:
 def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]:
     """Marks the same positions for every query; negative ones count from the end."""
     length = _whole(length, "constant", "length")
-    chosen = read_keys(positions, "patterns.constant")
+    chosen = parse_keys(positions, "patterns.constant")
     if chosen is None:
         raise CircuitsError("patterns.constant: no position given")
     return select_positions(chosen, length, "patterns.constant").expand(length, -1)

@@ -12,12 +12,12 @@ from einops import rearrange
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.edits import read_place
+from circuits.interventions.edits import parse_place
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot, as_dense_tensor, parse_positions, select_positions
-from circuits.validate import by_text, is_whole, read_choice
+from circuits.validate import by_text, is_whole, parse_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 KINDS = (REGRESSION, CLASSIFICATION)
@@ -78,7 +78,7 @@ def parse_sites(
     position_choices = (None,) if positions is None else tuple(positions)
     probe_sites: list[ProbeSite] = []
     for site in sites:
-        parsed = read_place(site, heads, "probe")
+        parsed = parse_place(site, heads, "probe")
         for layer, hook, chosen in parsed.on(surface):
             layer_site = Site(parsed.site.name, layer)
             for head in (None,) if chosen is None else chosen:
@@ -162,7 +162,7 @@ def parse_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ..
 def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
     """Returns a target once its values are checked against its kind and the prompts; those of padding become zero."""
     label = f"probe, target {name!r}"
-    kind = read_choice(kind, KINDS, label, "kind")
+    kind = parse_choice(kind, KINDS, label, "kind")
     # A list or a column of a table is an array; its fractions keep their digits.
     values = as_dense_tensor(values if isinstance(values, Tensor) else np.asanyarray(values), label)
     values = values.detach().cpu()

@@ -16,12 +16,12 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.model.edit_state import running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts, refuse_padding
+from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.probe._inputs import Entries, ProbeSite, Target, parse_entries, parse_sites, parse_targets
 from circuits.probe._result import LinearMap, Probe, ProbeResult, Scored, pooled, score, tabulate
-from circuits.validate import answers_former_names, is_whole, read_seed
+from circuits.validate import answers_former_names, is_whole, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
 #: Bytes of activations that are kept at a time; sites beyond are read in a further pass over the examples.
@@ -79,8 +79,8 @@ def linear(
         isinstance(ridge, bool) or not isinstance(ridge, int | float) or not ridge >= 0
     ):
         raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
-    surface, seed = HookedModel.of(model), read_seed(seed, "probe")
-    prompts = read_prompts(surface, tokens, "probe")
+    surface, seed = HookedModel.of(model), parse_seed(seed, "probe")
+    prompts = parse_prompts(surface, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed, per_position)
     at = sites, heads, entries.positions if per_position else None
     chosen, named = parse_sites(surface, *at), parse_targets(targets, kind, prompts)
@@ -122,7 +122,7 @@ class _Probing:
     ) -> tuple[list[Probe], int]:
         """Returns the probe of each target at each site, and how many examples were in a forward."""
         surface.check_prompts(self.prompts, "probe: tokens")
-        refuse_padding(surface, self.prompts, self.entries.used, "probe")
+        check_no_padding(surface, self.prompts, self.entries.used, "probe")
         # The activations of a forward at all sites are in memory together.
         kept = 2 * len(self.sites) * (surface.sizes["d_model"] or 1)
         size = rows_in_a_forward(surface, self.prompts.shape[1], batch_size, "probe", kept=kept)

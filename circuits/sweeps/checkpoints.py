@@ -48,7 +48,7 @@ class Checkpoint:
             yield self.surface
 
 
-def read_checkpoints(given: Any, surface: HookedModel) -> Iterator[tuple[str | None, Checkpoint]]:
+def parse_checkpoints(given: Any, surface: HookedModel) -> Iterator[tuple[str | None, Checkpoint]]:
     """Yields each checkpoint with its label.
 
     What a dict holds is checked before the first one runs. An iterator is read as it goes, a function is called when

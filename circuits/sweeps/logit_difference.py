@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import continuation, read_given
+from circuits.model.inputs import continuation, parse_given
 from circuits.model.prompts import Prompts, Texts
 from circuits.tensors import as_dense_tensor, columns_of
 from circuits.validate import is_whole
@@ -58,7 +58,7 @@ class LogitDifference:
             got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
         surface = None if model is None else HookedModel.of(model)
-        prompts = None if prompts is None else read_given(prompts, CALLER, "prompts")
+        prompts = None if prompts is None else parse_given(prompts, CALLER, "prompts")
         if isinstance(prompts, Texts):
             raise CircuitsError(
                 f"{CALLER}: give the prompts that were run, of circuits.prompts(model, texts)"

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import refuse_padding
+from circuits.model.inputs import check_no_padding
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, bound
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
-from circuits.validate import check_batch_length, read_batch
+from circuits.validate import check_batch_length, parse_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 
@@ -67,9 +67,9 @@ class Metric:
             positions: those that the metric reads; by default what it says itself.
             default: what is measured without a metric; by default `unedited_metrics`.
         """
-        function, batch = bound(metric, read_batch(batch, caller), inputs, caller)
+        function, batch = bound(metric, parse_batch(batch, caller), inputs, caller)
         if function is not None:
-            read_metric(function, batch is not None)
+            check_metric(function, batch is not None)
         read = cls(function, batch, default or unedited_metrics)
         return read if inputs is None else read._on(*inputs, caller, positions)
 
@@ -88,7 +88,7 @@ class Metric:
             kept = select_positions(positions, prompts.shape[1], what, kept).expand(prompts.shape[:2])
         if self.function is None:
             used = prompts.real if kept is None else kept
-            refuse_padding(surface, prompts, used, f"{caller}, without metric=")
+            check_no_padding(surface, prompts, used, f"{caller}, without metric=")
         if self.batch is not None:
             check_batch_length(self.batch, len(prompts), caller)
         return replace(
@@ -133,7 +133,7 @@ class Metric:
             if columns is None
             else self.values_at(columns, output, clean[:, columns])
         )
-        return read_values(values, self.name, len(output), title, self.advice)
+        return parse_metric_values(values, self.name, len(output), title, self.advice)
 
     @property
     def advice(self) -> str:
@@ -218,7 +218,7 @@ def private(thing: Any) -> Any:
         return thing
 
 
-def read_metric(metric: Any, has_batch: bool) -> None:
+def check_metric(metric: Any, has_batch: bool) -> None:
     """Refuses a metric that cannot be called with the arguments that it will be given."""
     if not callable(metric):
         raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
@@ -263,7 +263,9 @@ def by_name(values: Any, name: str) -> dict[str, Any]:
 NOT_THERE = "an entry that does not exist is a count of 0 in a pair (sum, count)"
 
 
-def read_values(values: Any, name: str, size: int, variant: str, advice: str = NOT_THERE) -> PerExample:
+def parse_metric_values(
+    values: Any, name: str, size: int, variant: str, advice: str = NOT_THERE
+) -> PerExample:
     """Reads one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those.
 
     Copied: a metric may fill the same array in every call.

@@ -13,17 +13,17 @@ from circuits.interventions.apply import planned
 from circuits.interventions.grids import Draws
 from circuits.model.edit_state import exclusive
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
+from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import MetricLike, PositionsLike, TokensLike
 from circuits.statistics import Resampling
-from circuits.sweeps.checkpoints import read_checkpoints
+from circuits.sweeps.checkpoints import parse_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import Metric
 from circuits.sweeps.model_sweep import ModelSweep, Variant
-from circuits.sweeps.table import SweepResult, read_resampling, tabulate
-from circuits.validate import answers_former_names, read_choice
+from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
+from circuits.validate import answers_former_names, parse_choice
 
 
 @answers_former_names
@@ -75,11 +75,11 @@ def sweep(
             metric that returns another shape or a value that is not finite.
     """
     surface = HookedModel.of(model)
-    read_choice(engine, ("auto", "naive"), "sweep", "engine")
-    prompts = read_prompts(surface, tokens, "sweep")
+    parse_choice(engine, ("auto", "naive"), "sweep", "engine")
+    prompts = parse_prompts(surface, tokens, "sweep")
     surface.check_prompts(prompts, "sweep: tokens")
     measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
-    resampling = read_resampling(seed, draws, flips, "sweep")
+    resampling = parse_resampling(seed, draws, flips, "sweep")
     return run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size, checkpoints)[0]
 
 
@@ -95,7 +95,7 @@ def run_sweep(
 ) -> tuple[SweepResult, list[Measurements]]:
     """Returns the result of `sweep`, and by checkpoint the values of every example behind it."""
     with exclusive(surface.model):
-        read, columns = _read_variants(variants), metric.columns
+        read, columns = _parse_variants(variants), metric.columns
         # The streams of the clean pass are held beside a forward.
         kept = surface.n_layers * (surface.sizes["d_model"] or 1)
         size = rows_in_a_forward(
@@ -110,7 +110,7 @@ def run_sweep(
         plans = _planned(read, surface)
         naive: dict[str, str] = {}
         found: list[Measurements] = []
-        for label, checkpoint in read_checkpoints(checkpoints, surface):
+        for label, checkpoint in parse_checkpoints(checkpoints, surface):
             with checkpoint.loaded() as loaded:
                 plans = plans if checkpoints is None else _planned(read, loaded)
                 job = ModelSweep(loaded, prompts, metric, plans, engine, size)
@@ -137,7 +137,7 @@ def run_sweep(
 _Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interventions that act together
 
 
-def _read_variants(variants: Any) -> _Given:
+def _parse_variants(variants: Any) -> _Given:
     """Returns every variant as (name, draw, interventions); refuses names that would be the same in the table."""
     if not isinstance(variants, Mapping):
         raise CircuitsError(
@@ -194,7 +194,7 @@ def compare(
 
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
     """
-    resampling = read_resampling(seed, draws, flips, "compare")
+    resampling = parse_resampling(seed, draws, flips, "compare")
     measured = Metric.of(metric, batch, None, "compare")
     found: Measurements | None = None
     done = 0

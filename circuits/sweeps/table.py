@@ -17,7 +17,7 @@ from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention,
 from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise, unreachable
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.tables import short_table
-from circuits.validate import is_whole, read_seed
+from circuits.validate import is_whole, parse_seed
 
 # fmt: off
 COLUMNS = (
@@ -177,8 +177,8 @@ def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
     )
 
 
-def read_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resampling:
-    seed = read_seed(seed, caller)
+def parse_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resampling:
+    seed = parse_seed(seed, caller)
     if not all(is_whole(count, 1) and count <= 10**7 for count in (draws, flips)):
         raise CircuitsError(
             f"{caller}: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"

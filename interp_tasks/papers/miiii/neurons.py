@@ -79,7 +79,7 @@ SHOWN: Mapping[str, tuple[str, str]] = {
 }
 
 
-def read_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
+def parse_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
     """Parses neurons such as ``0,1,2``.
 
     Raises:
@@ -109,7 +109,7 @@ class Image(NamedTuple):
 @experiment("modular", says={"site": None})
 def neurons(
     refs: str | Sequence[str],
-    neurons: Annotated[Sequence[int], NEURONS_OPTION, str, read_neurons] = NEURONS,
+    neurons: Annotated[Sequence[int], NEURONS_OPTION, str, parse_neurons] = NEURONS,
     site: Annotated[str, SITE] = "mlp_post",
     *,
     draws: Annotated[int, DRAWS] = 19,
@@ -133,7 +133,7 @@ def neurons(
     """
     check_choice("--site", site, SITES)
     check_draws(draws)
-    chosen = read_neurons(neurons)
+    chosen = parse_neurons(neurons)
     images: dict[str, dict[str, Image]] = {}
     history: dict[tuple[str, str], list[CheckpointCounts]] = {}
 

@@ -9,7 +9,7 @@ import torch
 from circuits import ablate, draws, edit, logit_difference, patch, prompts, run, sweep, transplant
 from circuits.engine.stacked import NotStacked, check_model
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import read_prompts
+from circuits.model.inputs import parse_prompts
 from circuits.model.sites import KINDS
 
 LENGTH, EXAMPLES, LAYERS = 6, 5, 3
@@ -195,7 +195,7 @@ def test_reasons_to_run_alone(make_model, hooked_only):
 
     def reason():
         with pytest.raises(NotStacked) as caught:
-            check_model(HookedModel.of(model), read_prompts(HookedModel.of(model), tokens, "test"))
+            check_model(HookedModel.of(model), parse_prompts(HookedModel.of(model), tokens, "test"))
         return str(caught.value)
 
     handle = model.blocks[0].hook_mlp_out.register_forward_hook(lambda *_: None)

@@ -18,18 +18,18 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.sweeps.metrics import Metric, read_values, unedited_metrics
+from circuits.sweeps.metrics import Metric, parse_metric_values, unedited_metrics
 
 
 def test_the_three_shapes_of_a_result():
     value, (total, count) = torch.tensor([1.0, 2.0]), (torch.tensor([3.0, 0.0]), torch.tensor([2, 0]))
-    found = read_values({"a": value, "b": (total, count)}, "metric", 2, "x")
+    found = parse_metric_values({"a": value, "b": (total, count)}, "metric", 2, "x")
     np.testing.assert_array_equal(found["a"], [[1, 2], [1, 1]])
     np.testing.assert_array_equal(found["b"], [[3, 0], [2, 0]])
     assert found["b"][0].dtype == np.float64
-    assert list(read_values(value, "loss", 2, "x")) == ["loss"]
+    assert list(parse_metric_values(value, "loss", 2, "x")) == ["loss"]
     np.testing.assert_array_equal(
-        read_values(torch.tensor([True, False]), "a", 2, "x")["a"], [[1, 0], [1, 1]]
+        parse_metric_values(torch.tensor([True, False]), "a", 2, "x")["a"], [[1, 0], [1, 1]]
     )
 
 
@@ -347,6 +347,6 @@ def test_a_sum_of_what_the_count_says_is_not_there_is_refused():
     with pytest.raises(
         CircuitsError, match="metric loss, variant 'a': 1 of 3 examples have a sum of entries that their"
     ):
-        read_values({"loss": (values, mask)}, "f", 3, "variant 'a'")
-    ((sums, counts),) = read_values({"loss": (values * mask, mask)}, "f", 3, "variant 'a'").values()
+        parse_metric_values({"loss": (values, mask)}, "f", 3, "variant 'a'")
+    ((sums, counts),) = parse_metric_values({"loss": (values * mask, mask)}, "f", 3, "variant 'a'").values()
     assert sums.sum() / counts.sum() == 2
