@@ -221,7 +221,7 @@ def _label(at: tuple[int, ...], by: str, axes: list[str]) -> Label | None:
 class Rule:
     """A rule by which `key_frequencies` selects bands of a spectrum. Each has one number, from 0."""
 
-    number: float
+    number: int | float
     name: ClassVar[str]
     #: The rule with its number, in one sentence.
     says: ClassVar[str]
@@ -254,7 +254,7 @@ class Noise(Rule):
     The rule tests whether a frequency is present, however small its share, not whether the model needs it.
     """
 
-    number: float = 0.05
+    number: int | float = 0.05
     name: ClassVar[str] = "noise"
     says: ClassVar[str] = (
         "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
@@ -277,7 +277,7 @@ class OfLargest(Rule):
     here a norm is over both.
     """
 
-    number: float = 0.25
+    number: int | float = 0.25
     name: ClassVar[str] = "of-largest"
     says: ClassVar[str] = "key: a norm above {:g} of the largest"
 
@@ -295,7 +295,7 @@ class AboveMean(Rule):
     their code for W_E; their text says 2 for active frequencies.
     """
 
-    number: float = 1.0
+    number: int | float = 1.0
     name: ClassVar[str] = "above-mean"
     says: ClassVar[str] = (
         "key: an amplitude above the mean over frequencies, with 0, by {:g} standard deviations"
@@ -316,7 +316,7 @@ class Preferred(Rule):
     With 0 it is the rule of Nanda et al.'s released code, except that their code leaves out the highest frequency.
     """
 
-    number: float = 0.0
+    number: int | float = 0.0
     name: ClassVar[str] = "preferred"
     says: ClassVar[str] = (
         "key: the first frequency of at least one neuron, with at least {:g} of its variance"
