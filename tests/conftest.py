@@ -45,11 +45,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 #: Pages that train, or measure shipped models at length, and the longest proofs: by file, how their names begin.
 LONG = {
-    "circuits/circuit/test_evaluation": ("pieces_of_the_examples",),
-    "circuits/circuit/test_known": (
-        *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("detect_pattern", "reverse", "sort")),
-        *(f"exact_effects_make_no_mistake[{name}-rotated" for name in ("induction", "pair_balance")),
-    ),
+    "circuits/circuit/test_evaluation": ("curves_and_their_areas",),
     "circuits/fourier/test_fourier": ("noise_",),
     "circuits/patch/test_edges": (
         *(
@@ -78,7 +74,6 @@ LONG = {
                 "modular primes",
                 "modular progress",
                 "modular weights",
-                "reproduce grokfast --jobs",
                 "runs curve",
                 "runs report",
                 "runs zoo",
@@ -86,13 +81,27 @@ LONG = {
         ),
     ),
     "interp_tasks/cli/test_system": (
-        "a_full_disk_keeps_the_old_files_and_the_table[2",
         "a_full_disk_keeps_the_old_files_and_the_table[4",
         "a_terminal_of_80_columns",
-        "no_name_reaches_a_terminal_as_it_obeys_it[runs curve",
-        "progress_of_training_shows_where_it_is",
     ),
-    "interp_tasks/cli/test_plot_formats": ("pictures_of_an_earlier_call_go",),
+    "interp_tasks/cli/test_plot_formats": ("every_figure_is_a_picture",),
+    "interp_tasks/checkpoints/test_run_folder_killed": ("killed_at_every_disk_operation",),
+    "interp_tasks/experiments/test_circuit": ("faithfulness_is_that_of_a_forward_by_hand",),
+    "interp_tasks/measurement/test_head_classes": ("the_least_patterned_heads",),
+    "interp_tasks/papers/matrix_completion/test_embeddings": ("alignment_is_measured_against",),
+    "interp_tasks/papers/matrix_completion/test_order": ("alignment_is_that_of_embeddings",),
+    "interp_tasks/report/test_report": (
+        "headlines_of_two_runs",
+        "runs_of_tasks_without_a_metric_in_common",
+        "the_page_has_words_first",
+        "a_run_without_a_drop",
+    ),
+    "interp_tasks/search/test_search": ("killed_with_9", "an_interrupted_search"),
+    "interp_tasks/test_zoo": (
+        "a_recipe_is_trained_packed_and_listed",
+        "the_final_level_of_an_even_number_of_seeds",
+        "the_log_ends_with_the_metrics",
+    ),
     "interp_tasks/grids/test_grid": (
         "a_unit_whose_process_dies",
         "dask_gives_the_table_of_one_process",
@@ -103,20 +112,28 @@ LONG = {
         *(
             f"page_runs[docs/{page}.md]"
             for page in (
+                "api/interventions",
+                "api/measurements",
+                "checkpoints",
                 "circuits/circuit",
                 "circuits/edges",
+                "circuits/fourier",
                 "circuits/frequencies",
                 "circuits/large-sweeps",
                 "commands",
                 "grids",
+                "matrix-completion",
+                "modular-arithmetic",
                 "plots",
                 "report",
                 "results/beyond-the-papers",
                 "results/miiii",
                 "results/modular-arithmetic",
+                "results/tests-that-cannot-fail",
                 "search",
                 "tutorials/circuit",
                 "tutorials/circuit-forms",
+                "tutorials/hugging-face",
                 "tutorials/modular-addition",
             )
         ),
@@ -139,6 +156,7 @@ RARE = (
     "parallel'",
     "rotary by parts",
     "scaled",
+    "shortformer, every hook on",
     "sliding window-left",
     "solu",
     "-right]",
