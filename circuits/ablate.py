@@ -399,7 +399,7 @@ def each(
     number (the number alone where what is made of it is in another layer, as of neurons), else the item.
     `circuits.grid` does the same over several arguments at once, by their names.
     """
-    listed = grids.in_line(items)
+    listed = grids.items_or_none(items)
     if listed is None:
         raise CircuitsError(
             f"ablate.each: give a list of items, not {items!r}; heads(spec, model) makes one of heads"

@@ -14,7 +14,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.forward_pass import unusual
+from circuits.interventions.forward_pass import extra_argument
 from circuits.interventions.grids import Draws
 from circuits.interventions.grids import draws as draw_variants
 from circuits.model.hooked_model import HookedModel
@@ -36,7 +36,7 @@ class Permuted(Replacement):
 
     def prepare(self, run: RunContext) -> str | None:
         """Returns the reason why the model reads other rows than the first in order, such as padding, or None."""
-        return "padding" if run.mask is not None else unusual(run.given)
+        return "padding" if run.mask is not None else extra_argument(run.given)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns position embeddings with their rows permuted; refuses runs that read other rows than the first."""

@@ -204,7 +204,7 @@ def least_adjusted(tests: int, examples: int, flips: int) -> float:
     return min(1.0, tests * (2 / 2**examples if exhaustive else 1 / (1 + flips)))
 
 
-def unreachable(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
+def least_p_notes(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
     """Returns a line where adjusted p-values cannot come below 0.05 whatever the effects, with what would do."""
     tests = int((~np.isnan(p_values)).sum())
     least = least_adjusted(tests, examples, flips)

@@ -17,7 +17,7 @@ from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.components import COMPONENTS, PARTS
 from circuits.model.edit_state import exclusive
 from circuits.model.hooked_model import HookedModel
-from circuits.model.supported import foreign_names
+from circuits.model.supported import missing_weights_hint
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import parse_indices
 
@@ -60,7 +60,7 @@ class Transplant(Intervention):
                     continue
                 raise CircuitsError(
                     f"{self.label}: the model has no parameter {name}, the source has; both must be of one architecture"
-                    f"{foreign_names(parameters)}"
+                    f"{missing_weights_hint(parameters)}"
                 )
             if value.shape != tuple(parameters[name].shape):
                 raise CircuitsError(
@@ -124,7 +124,7 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
                 where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
                 raise CircuitsError(
                     f"{caller}: the source has no weights of {name!r}{where}; it has "
-                    f"{', '.join([*tensors][:3]) or 'no tensors'}, ...{foreign_names(tensors)}"
+                    f"{', '.join([*tensors][:3]) or 'no tensors'}, ...{missing_weights_hint(tensors)}"
                 )
         values = tuple(
             (name, Snapshot(as_dense_tensor(tensors[name], f"{caller}: the source's {name}")))

@@ -15,7 +15,7 @@ from circuits.circuit._measurement import Faithfulness, Measurement, stacked, wi
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures import results
-from circuits.statistics import holm, sign_flip, unreachable
+from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
 from circuits.tables import bounded, chosen_metrics, short_table
@@ -66,7 +66,7 @@ class Evaluation:
         limits = (
             line
             for _, p_values in tested
-            for line in unreachable(
+            for line in least_p_notes(
                 p_values.to_numpy(dtype=float), self.settings["n"], self.settings["flips"]
             )
         )

@@ -25,7 +25,7 @@ CACHED = "a key-value cache"
 PADDING = "padding"
 
 
-def unusual(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
+def extra_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
     """Names the argument of a call, if any, that makes the model depend on more than its tokens and their mask `real`,
     as `mask_of` returns it.
     """
@@ -166,7 +166,7 @@ class ForwardPass:
         """Checks that the edits can act in the run, and makes the passes on its tokens that they need first."""
         self.count += 1
         writes = [*self.writes, *(edge.sender for edge in self.edges)]
-        odd = unusual(self.frame.given, self.frame.decode_step.real)
+        odd = extra_argument(self.frame.given, self.frame.decode_step.real)
         for write in writes:
             if self.frame.decode_step.open and not write.replacement.cache_safe:
                 raise CircuitsError(

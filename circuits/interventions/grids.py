@@ -37,7 +37,7 @@ def grid(
     for axis, values in axes.items():
         if not isinstance(axis, str):
             raise CircuitsError(f"grid: axis {axis!r} is not the name of an argument")
-        axis_items = in_line(values)
+        axis_items = items_or_none(values)
         if axis_items is None:
             raise CircuitsError(f"grid: axis {axis!r} must be a list of items, got {values!r}")
         items.append([named(axis, item) for item in axis_items])
@@ -53,7 +53,7 @@ def grid(
     return interventions
 
 
-def in_line(given: Any) -> Iterable[Any] | None:
+def items_or_none(given: Any) -> Iterable[Any] | None:
     """Returns the items of a list, tensor or array, numbers as numbers; None for anything that is not a list."""
     if isinstance(given, Tensor | np.ndarray):
         given = given.tolist() if given.ndim < 2 else given

@@ -38,8 +38,8 @@ from circuits.model.supported import (
     is_parallel,
     is_unchecked,
     served_sites,
+    untested_package,
     untested_setting,
-    untested_version,
 )
 
 #: The classes that are supported; of a bridge, the sites of the table alone.
@@ -376,7 +376,7 @@ class HookedModel:
     @property
     def settings(self) -> dict[str, str]:
         """What the settings of a result say of the model: "unchecked", with what was not tested; else nothing."""
-        bridge, version = self.huggingface, untested_version() if self.bridged else None
+        bridge, version = self.huggingface, untested_package() if self.bridged else None
         if is_unchecked(self.model):
             what = untested_setting(self.model) if bridge is None else bridge.family.wrapped
             return {"unchecked": what or self.family}

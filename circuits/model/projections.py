@@ -12,7 +12,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
-from circuits.model.supported import foreign_names
+from circuits.model.supported import missing_weights_hint
 
 # Largest difference allowed between a product of weights and the model's own value, relative to the largest entry.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -130,7 +130,7 @@ class Projections:
                 return self.tensors[name]
         raise CircuitsError(
             f"the model has no weight {names[0]}, which paths and direct contributions need"
-            f"{foreign_names(self.tensors)}"
+            f"{missing_weights_hint(self.tensors)}"
         )
 
 

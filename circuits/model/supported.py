@@ -190,7 +190,7 @@ def listed_family(wrapped: nn.Module, parallel: bool) -> Family | None:
 
 
 @cache
-def untested_version() -> str | None:
+def untested_package() -> str | None:
     """Returns the installed package, with its version, with which no row was tested; None where there is none."""
     for package, tested in PROVED_VERSIONS.items():
         try:
@@ -252,7 +252,7 @@ def check_not_compiled(model: nn.Module) -> None:
             )
 
 
-def foreign_names(names: Iterable[str]) -> str:
+def missing_weights_hint(names: Iterable[str]) -> str:
     """Returns what to do about weights that are missing under TransformerLens' names, for the end of an error."""
     names = list(names)
     by_layer = [name for name in names if any(part.isdecimal() for part in name.split("."))]

@@ -30,7 +30,14 @@ from circuits.patch._gradients import (
     ready_for_gradients,
     vector_jacobian_products,
 )
-from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
+from circuits.patch._result import (
+    Candidate,
+    ScreenOptions,
+    ScreenResult,
+    check_outside_blocks,
+    parse_steps,
+    ranked,
+)
 from circuits.patch._screen import INPUTS
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
@@ -346,7 +353,7 @@ def edges(
     pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
     parse_choice(method, METHODS, CALLER, "method")
     pair, integrated = replace(pair, gim=method == "gim"), method != "gradient"
-    steps, counts = parse_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, rank)
+    steps, counts = parse_steps(steps, CALLER), ScreenOptions.read(CALLER, exact, seed, draws, flips, rank)
     senders, receivers = senders_of(pair.surface, how), inputs_of(pair.surface)
     check_outside_blocks(pair)
     _check_streams(pair.surface)

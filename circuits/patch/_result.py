@@ -179,7 +179,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Counts:
+class ScreenOptions:
     """The number of rows that are measured exactly, how rows are ranked, and settings of the statistics."""
 
     exact: int | None  # None: all
@@ -187,7 +187,7 @@ class Counts:
     resampling: Resampling
 
     @classmethod
-    def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> Counts:
+    def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> ScreenOptions:
         parse_choice(rank, RANKS, caller, "rank")
         every = isinstance(exact, str) and exact == "all"
         if not every and not is_whole(exact, 1):
@@ -204,7 +204,11 @@ def parse_steps(steps: Any, caller: str) -> int:
 
 
 def ranked(
-    pair: Pair, candidates: Sequence[Candidate], baseline: Sequence[PerExample], counts: Counts, settings: Row
+    pair: Pair,
+    candidates: Sequence[Candidate],
+    baseline: Sequence[PerExample],
+    counts: ScreenOptions,
+    settings: Row,
 ) -> ScreenResult:
     """Tabulates all candidates, with the exact effects of those with the largest estimates.
 
@@ -255,7 +259,7 @@ def ranked(
 
 
 def _estimate_table(
-    candidates: Sequence[Candidate], metric: str, unedited: Sequence[np.ndarray], counts: Counts
+    candidates: Sequence[Candidate], metric: str, unedited: Sequence[np.ndarray], counts: ScreenOptions
 ) -> pd.DataFrame:
     """Tabulates one metric's estimates with their intervals, the largest first; the index is that of the candidate.
 

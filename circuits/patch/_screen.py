@@ -29,7 +29,14 @@ from circuits.patch._gradients import (
     ready_for_gradients,
     summed,
 )
-from circuits.patch._result import Candidate, Counts, ScreenResult, check_outside_blocks, parse_steps, ranked
+from circuits.patch._result import (
+    Candidate,
+    ScreenOptions,
+    ScreenResult,
+    check_outside_blocks,
+    parse_steps,
+    ranked,
+)
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.sweeps.metrics import PerExample
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
@@ -89,7 +96,7 @@ def screen(
     2024, arXiv:2403.17806). Refused inside a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, positions=positions, batch_size=batch_size)
-    counts = Counts.read(CALLER, exact, seed, draws, flips, rank)
+    counts = ScreenOptions.read(CALLER, exact, seed, draws, flips, rank)
     parse_choice(method, METHODS, CALLER, "method")
     parse_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
     steps, layer_sites = parse_steps(steps, CALLER), _parse_sites(sites, pair.surface, by)

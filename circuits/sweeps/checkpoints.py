@@ -13,7 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import holding, inside_block, same_bits, state_of
 from circuits.model.hooked_model import HookedModel
-from circuits.model.supported import foreign_names
+from circuits.model.supported import missing_weights_hint
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ def _values(given: Mapping[str, Any], surface: HookedModel, what: str) -> dict[s
         if not isinstance(value, Tensor) or value.shape != current.shape:
             got = list(value.shape) if isinstance(value, Tensor) else "none"
             raise CircuitsError(
-                f"{what}: the model has {name} {list(current.shape)}, the state_dict has {got}{foreign_names(given)}"
+                f"{what}: the model has {name} {list(current.shape)}, the state_dict has {got}"
+                f"{missing_weights_hint(given)}"
             )
         values[name] = value.detach()
     if unknown := [name for name in given if name not in state]:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise, unreachable
+from circuits.statistics import LEVEL, Resampling, Summary, holm, least_p_notes, summarise
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.tables import short_table
 from circuits.validate import is_whole, parse_seed
@@ -165,9 +165,9 @@ class SweepResult:
 
 
 def limits(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
-    """Returns the lines below a table whose p-values cannot be small: see `unreachable`."""
+    """Returns the lines below a table whose p-values cannot be small: see `least_p_notes`."""
     p_values = frame["p_value"].to_numpy(dtype=float)
-    return unreachable(p_values, int(frame["n"].max()), settings["flips"]) if len(frame) else []
+    return least_p_notes(p_values, int(frame["n"].max()), settings["flips"]) if len(frame) else []
 
 
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:

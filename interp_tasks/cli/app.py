@@ -147,7 +147,7 @@ def program() -> LazyGroup:
         moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in entries}
         made = group_of(name, help, entries, no_options, default)
         made.elsewhere = paths
-        placed.setdefault(panel, []).append(Entry(name, help, partial(as_it_is, made)))
+        placed.setdefault(panel, []).append(Entry(name, help, partial(already_loaded, made)))
     panels = dict.fromkeys([*PANELS, *placed])
     first = [
         Entry(each.name, each.help, each.load, panel) for panel in panels for each in placed.get(panel, [])
@@ -157,7 +157,7 @@ def program() -> LazyGroup:
     return whole
 
 
-def as_it_is(group: LazyGroup) -> LazyGroup:
+def already_loaded(group: LazyGroup) -> LazyGroup:
     """Returns the group itself, which needs no loading."""
     return group
 

@@ -120,10 +120,10 @@ def fourier(
         from circuits.fourier._spectrum import RULES as MADE
 
         axes, examples = read_axes(subject), len(subject.tokens)
-        tensors, shared, note = over_positions, {}, POSITIONS_NOTE
+        tensors, shared, note = position_spectra, {}, POSITIONS_NOTE
         if axes[0].position is not None:
             # On a complete grid nothing is sampled and nothing drawn.
-            tensors, shared, note = over_inputs, {"split": "grid"}, INPUTS_NOTE
+            tensors, shared, note = input_spectra, {"split": "grid"}, INPUTS_NOTE
             examples = math.prod(len(axis.values) for axis in axes)
         rows: list[Row] = []
         done: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
     return axes
 
 
-def over_inputs(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
+def input_spectra(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
     """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import spectrum
 
@@ -189,7 +189,7 @@ def over_inputs(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator
             yield Analysed(f"mlp_post.{layer}{at}", "mlp_post", layer, position, spectra, "block", True)
 
 
-def over_positions(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
+def position_spectra(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
     """Yields spectra, over positions, of their embeddings and of each neuron's mean over the examples."""
     from circuits.fourier import Grid, spectrum
 

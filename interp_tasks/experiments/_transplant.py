@@ -18,7 +18,7 @@ from circuits.figures.panels import heat
 from circuits.model.components import COMPONENTS
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import called, check_layer, check_positions, united
+from interp_tasks.measurement.options import called, check_layer, check_positions, parse_parts
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, run_sweep
 from interp_tasks.measurement.subjects import (
@@ -131,12 +131,12 @@ def parse_components(spec: str) -> str:
     """
     if spec.strip().lower() == EACH:
         return EACH
-    for part in united(spec):
+    for part in parse_parts(spec):
         if part not in COMPONENTS:
             raise UserError(
                 f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}, or {EACH}"
             )
-    return "+".join(dict.fromkeys(united(spec)))
+    return "+".join(dict.fromkeys(parse_parts(spec)))
 
 
 def variants_from(

@@ -119,7 +119,7 @@ def grid(
         check(spec, yes=yes)
         planned = plan(spec)
     slots = slots_of(executor, jobs, spec.threads)
-    records = standing(planned, root, retry)
+    records = settled_records(planned, root, retry)
     if len(records) < len(planned.units) and executor in ("serial", "processes", "dask"):
         check_device(device)
     before = sum(record.status == "done" for record in records.values())
@@ -147,7 +147,7 @@ def locked(root: Path) -> Iterator[None]:
         lock.release()
 
 
-def standing(planned: Plan, root: Path, retry: bool = False) -> dict[str, Record]:
+def settled_records(planned: Plan, root: Path, retry: bool = False) -> dict[str, Record]:
     """Returns the records of units that need not be done, by key."""
     found = {unit.key: read_record(root, unit) for unit in planned.units}
     return {

@@ -13,7 +13,13 @@ import typer
 
 from circuits.model.heads import Head, HeadSpec, parse_heads
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import called, check_choice, check_positions, parse_positions, united
+from interp_tasks.measurement.options import (
+    called,
+    check_choice,
+    check_positions,
+    parse_parts,
+    parse_positions,
+)
 from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
@@ -135,7 +141,11 @@ def parse_choices(heads: Any) -> Choices:
             chosen[word] = None
         else:
             parsed = parse_named_heads(spec)
-            text = "+".join(united(spec)) if isinstance(spec, str) else "+".join(map(str, parsed.heads or ()))
+            text = (
+                "+".join(parse_parts(spec))
+                if isinstance(spec, str)
+                else "+".join(map(str, parsed.heads or ()))
+            )
             chosen["all" if parsed.heads is None else text] = parsed
     if not chosen:
         raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")

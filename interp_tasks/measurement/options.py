@@ -48,7 +48,7 @@ def unknown(option: str, value: str, known: Sequence[str], what: str) -> UserErr
     )
 
 
-def united(spec: str) -> list[str]:
+def parse_parts(spec: str) -> list[str]:
     """Returns the parts that commas and ``+`` unite into one row."""
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 

@@ -10,10 +10,10 @@ from circuits.statistics import (
     bootstrap,
     holm,
     interval,
+    least_p_notes,
     sign_flip,
     spearman,
     summarise,
-    unreachable,
 )
 
 
@@ -216,11 +216,11 @@ def test_where_no_adjusted_p_value_can_be_small_a_line_says_what_would_do(
 
     p_values, smallest = best(examples, flips)
     assert f"{smallest:.2g}" == least
-    [line] = unreachable(np.append(p_values, np.nan), examples, flips)
+    [line] = least_p_notes(np.append(p_values, np.nan), examples, flips)
     wanted = " and ".join(f"{n} examples" if name == "examples" else f"flips={n}" for name, n in more.items())
     assert line.startswith(f"No p_adjusted of {tests} test")
     assert line.endswith(f"of {examples} examples with flips={flips} is below {least}; {wanted} would do.")
     enough = {"examples": examples, "flips": flips} | more
     p_values, smallest = best(**enough)
     assert smallest < 0.05
-    assert unreachable(p_values, **enough) == []
+    assert least_p_notes(p_values, **enough) == []

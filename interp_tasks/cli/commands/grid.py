@@ -146,10 +146,10 @@ def show_done(done: Grid, format: str, quiet: bool) -> None:
 def show_plan(spec: Spec, folder: Path, rate: float | None, format: str, quiet: bool) -> None:
     """Prints each configuration, its state and what it would take; for programs every unit."""
     from interp_tasks.grids.plan import TrainUnit, plan
-    from interp_tasks.grids.run import standing
+    from interp_tasks.grids.run import settled_records
 
     planned = plan(spec)
-    records = standing(planned, folder.resolve())
+    records = settled_records(planned, folder.resolve())
     costs: dict[str, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
     with progress_line(quiet) as progress:

@@ -105,10 +105,10 @@ def baseline(
     comparison = Comparison(Examples.of(options), solver)
 
     def check(subject: LoadedCheckpoint) -> None:
-        going_through(subject.task, methods, vary, variants)
+        methods_and_variations(subject.task, methods, vary, variants)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        using, tasks = going_through(subject.task, methods, vary, variants)
+        using, tasks = methods_and_variations(subject.task, methods, vary, variants)
         rows = []
         for name, task in tasks.items():
             task.check_model(subject.model)
@@ -122,7 +122,7 @@ def baseline(
     return replace(result, notes=(PAIRED, note))
 
 
-def going_through(
+def methods_and_variations(
     task: Task | None, methods: Sequence[str], vary: str, variants: Sequence[str]
 ) -> tuple[list[str], dict[str, Task]]:
     """Returns the methods and the variations to go through."""

@@ -208,7 +208,7 @@ class CheckpointCounts(NamedTuple):
     @classmethod
     def of(cls, subject: LoadedCheckpoint, measures: MeasuredFeatures) -> CheckpointCounts:
         arranged = measures.features.grid.arrange(measures.features.values)
-        ref, step, shared = str(subject.labels["ref"]), subject.stored.step, common_of(measures.features)
+        ref, step, shared = str(subject.labels["ref"]), subject.stored.step, shared_columns(measures.features)
         return cls(ref, step, shared, amplitudes(arranged), active_each(measures))
 
 
@@ -263,7 +263,7 @@ def rows_of_run(
 
 def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> Iterator[Row]:
     """Yields rows of the chosen features; of heads their preferences, of neurons those of clusters and of all."""
-    features, common = measures.features, common_of(measures.features)
+    features, common = measures.features, shared_columns(measures.features)
     for at in wanted:
         about = {**common, "variant": features.names[at], "head": features.heads[at]}
         yield from ({**about, **row} for row in one_feature(measures, at))
@@ -277,7 +277,7 @@ def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> Iterator[Row]:
         yield from ({**common, "variant": variant, **row} for row in metrics)
 
 
-def common_of(features: Features) -> Row:
+def shared_columns(features: Features) -> Row:
     """Returns the columns that all rows of one tensor share."""
     about = {"site": features.site, "layer": features.layer, "position": features.position, "split": "grid"}
     return {**about, "intervention": features.label, "n": features.grid.cells}

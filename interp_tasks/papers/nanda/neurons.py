@@ -151,7 +151,7 @@ def waves_of(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> tuple[Ten
     return waves, of_row, torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))
 
 
-def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+def rows_of_gini(model: Any, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
     """Yields the Gini coefficient of W_L's Fourier components over the classes, and the number of key frequencies."""
     from circuits.fourier import gini, transform
 

@@ -192,7 +192,7 @@ class RunMeasures:
 
         from interp_tasks.papers.nanda.inputs import activations
         from interp_tasks.papers.nanda.logits import rows_of_losses, rows_of_weights
-        from interp_tasks.papers.nanda.neurons import rows_of_concentration
+        from interp_tasks.papers.nanda.neurons import rows_of_gini
 
         if not self.keys:
             self.find_keys(inputs)
@@ -205,7 +205,7 @@ class RunMeasures:
             if "losses" in kinds:
                 rows += rows_of_losses(inputs, answer, of_answer, keys)
             if "gini" in kinds:
-                rows += rows_of_concentration(subject.model, answer, keys)
+                rows += rows_of_gini(subject.model, answer, keys)
             if is_last:
                 self.coefficients[answer.name] = answer.sum.cosines(of_answer).coefficients.tolist()
         assert subject.task is not None

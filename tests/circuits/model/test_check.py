@@ -90,7 +90,7 @@ def test_unchecked_serves_every_site_and_says_so_in_results(hf_model, families):
 
 
 def test_another_version_is_shown(hf_model, families, monkeypatch):
-    monkeypatch.setattr(hooked_model, "untested_version", lambda: "transformers 9.0")
+    monkeypatch.setattr(hooked_model, "untested_package", lambda: "transformers 9.0")
     result = sweep(hf_model("gpt2"), TOKENS, {"a": ablate.zero("0.1")}, last)
     assert result.settings["unchecked"] == "transformers 9.0"
 
