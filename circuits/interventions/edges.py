@@ -59,14 +59,14 @@ class EdgePlan:
     Attributes:
         senders: by number.
         at: numbers of the senders at a hook.
-        groups: by receiving hook and head, the senders that it hears no longer.
+        groups: by receiving hook and head, the senders that are replaced for it.
         heads: the receiving heads of a hook, in order; None where a receiver has no heads.
         last: by group, the order of its last receiver.
         zeroes: whether some sender is replaced by zeros.
     """
 
     def __init__(self, surface: HookedModel, blocks: Sequence[EdgeBlock]) -> None:
-        """Numbers the senders; finds whom each receiving head hears no longer, and each group's last receiver."""
+        """Numbers the senders; finds which are replaced for each receiving head, and each group's last receiver."""
         self._surface, self._receivers = surface, receivers_of(surface)
         self.senders: list[Sender] = []
         self.at: dict[str, list[int]] = {}
@@ -116,8 +116,8 @@ class EdgePlan:
         """Returns the label of one of the edges into a receiving head."""
         return self._labels[self.groups[hook, head]]
 
-    def silenced_at(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
-        """Tells where a group hears no longer an MLP, boolean, broadcast to the stream."""
+    def replaced_at(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
+        """Tells where an MLP's output is replaced for a group, boolean, broadcast to the stream."""
         mask = torch.zeros((1, 1, 1), dtype=torch.bool, device=mlp_out.device)
         for number in group:
             sender = self.senders[number]
@@ -431,7 +431,7 @@ class EdgeHooks:
         run.changes |= run.changes_of(self._plan, hook, after)
         for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
             # Where the MLP itself is a sender, its output does not depend on the group's stream.
-            silenced = self._plan.silenced_at(group, layer, after)
+            silenced = self._plan.replaced_at(group, layer, after)
             run.carried[group] = run.carried.get(group, 0) + (mlp_out - after).masked_fill(silenced, 0)
         if site == "mlp_out":
             run.group_mlp_out.clear()

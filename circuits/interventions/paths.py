@@ -197,7 +197,7 @@ def receiving_heads(receiver: Receiver, surface: HookedModel) -> Iterable[int | 
 
 
 def _disjoint(one: EdgePatch, other: EdgePatch) -> bool:
-    """Tells whether two edges of an edge are sure to be at different positions."""
+    """Tells whether two patches of one edge are sure to be at different positions."""
     first, second = one.sender.positions, other.sender.positions
     if isinstance(first, tuple) and isinstance(second, tuple):
         # The length is unknown without a run, so a negative position may be any of the others.

@@ -51,18 +51,16 @@ def listening(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -
 
 
 @model_block
-def recording(
-    surface: HookedModel, hooks: Iterable[str], rows: slice = slice(None)
-) -> Iterator[dict[str, Tensor]]:
+def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Yields a dict of the activations at `hooks` in the latest run inside the block; a hook that did not fire is
     missing.
 
-    Only `rows` are kept, as copies: an activation may be a view of a parameter, or of memory that the model reuses.
+    Copies are kept: an activation may be a view of a parameter, or of memory that the model reuses.
     """
     seen: dict[str, Tensor] = {}
 
     def keep(hook: str, activation: Tensor) -> None:
-        seen[hook] = activation[rows].clone()
+        seen[hook] = activation.clone()
 
     with listening(surface, [(hook, partial(keep, hook)) for hook in hooks]):
         yield seen

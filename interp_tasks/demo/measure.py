@@ -1,4 +1,4 @@
-"""The main job on the shipped models: uniform attention before and after each learned abruptly."""
+"""The main job on the shipped models: uniform attention before and after each has learned."""
 
 from __future__ import annotations
 
