@@ -112,8 +112,7 @@ class Study(Section):
         role: the runs it is called on.
         at: marks or steps; REFs are ``RUN@mark``. Empty: the run itself.
         together: all runs of the role in one call; otherwise a call for each run, of several seeds for each seed.
-        settings: keyword arguments; ``{run}`` in a text stands for the run, on a control for that;
-            ``{trained}`` for the run there, too.
+        settings: keyword arguments; ``{trained}`` in a text stands for the run, on a control too.
         controls: what its claims are judged on too: ``untrained``, the run's model before its first step (every mark of
             ``at`` stands for it), ``memorised``, an earlier checkpoint of the run, and ``shuffled``, a run trained on
             shuffled labels. By default ``untrained`` where ``at`` names checkpoints one by one (a log, or all of
@@ -158,15 +157,6 @@ class Bounds(Section):
 
     def contains(self, value: float) -> bool:
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
-
-    def contains_between(self, low: float, high: float) -> bool | None:
-        """Returns whether a number strictly between the two is within the bounds; ``None`` if it may or may not be."""
-        if (self.above is None or low >= self.above) and (self.below is None or high <= self.below):
-            return True
-        none = (self.above is not None and high <= self.above) or (
-            self.below is not None and low >= self.below
-        )
-        return False if none else None
 
     def __str__(self) -> str:
         parts = [
@@ -251,6 +241,8 @@ class Claim(Section):
     def _consistent(self) -> Claim:
         if self.uncontrolled and self.controls:
             raise ValueError("either controls, or uncontrolled with the reason why there are none")
+        if self.over == "examples" and (self.reduce != "one" or self.per is not None):
+            raise ValueError("over examples is a claim about one row, undivided")
         if self.log and any(end is not None and end <= 0 for end in (self.holds.above, self.holds.below)):
             raise ValueError("a bound that is not above 0 has no logarithm")
         return self
@@ -333,17 +325,15 @@ class Paper(Section):
                 if role not in roles:
                     raise ValueError(f"study {study.id!r}: no run plays {role!r}")
         for claim in self.claim:
-            if claim.study not in studies:
+            of = studies.get(claim.study)
+            if of is None:
                 raise ValueError(f"claim {claim.id!r}: no study {claim.study!r}")
-            if claim.row not in studies[claim.study].rows:
+            if claim.row not in of.rows:
                 raise ValueError(f"claim {claim.id!r} is of row {claim.row}, its study is not")
-            if (
-                "shuffled" in claim.control_names(studies[claim.study])
-                and studies[claim.study].shuffled is None
-            ):
+            controls = claim.control_names(of)
+            if "shuffled" in controls and of.shuffled is None:
                 raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
-            study = studies[claim.study]
-            if "memorised" in claim.control_names(study) and study.memorised is None:
+            if "memorised" in controls and of.memorised is None:
                 raise ValueError(f"claim {claim.id!r}: its study names no checkpoint that has memorised")
         return self
 
@@ -442,27 +432,26 @@ def with_recipes(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
     recipes: dict[str, dict[str, Ordered]] = {}
     for entry in entries:
         recipe = entry.get("recipe")
-        if recipe and recipe not in recipes:
+        if not recipe:
+            yield dict(entry)
+            continue
+        if recipe not in recipes:
             recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
-        yield with_recipe(entry, recipes[recipe]) if recipe else dict(entry)
-
-
-def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dict[str, Any]:
-    """Returns a run with the settings of the recipe that ships it."""
-    name, recipe = str(entry.get("name")), entry["recipe"]
-    seeds = None if entry.get("seeds") is None else seed_numbers(entry["seeds"])
-    names = [name] if seeds is None else [f"{name}/seed-{seed}" for seed in seeds]
-    missing = next((each for each in names if each not in shipped), None)
-    if missing is not None:
-        raise UserError(f"run {name}: its recipe, {recipe}, ships no {missing}")
-    runs = [shipped[each] for each in names]
-    first = runs[0]
-    for run, seed in zip(runs, seeds or (first.seed,), strict=True):
-        if run.seed != seed or (run.block, run.settings) != (first.block, first.settings):
-            raise UserError(
-                f"run {name}: {run.name} is no seed {seed} of {first.name}, by its recipe, {recipe}"
-            )
-    # A seed of 0 is the default, those of several runs are said by their names.
-    seed_setting = {"train.seed": first.seed} if seeds is None and first.seed else {}
-    settings = {**first.settings, **seed_setting}
-    return {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
+        name, seeds = str(entry.get("name")), entry.get("seeds")
+        numbers = [None] if seeds is None else seed_numbers(seeds)
+        runs: list[Ordered] = []
+        for seed in numbers:
+            wanted = name if seed is None else f"{name}/seed-{seed}"
+            run = recipes[recipe].get(wanted)
+            if run is None:
+                raise UserError(f"run {name}: its recipe, {recipe}, ships no {wanted}")
+            first = runs[0] if runs else run
+            if seed not in (None, run.seed) or (run.block, run.settings) != (first.block, first.settings):
+                raise UserError(
+                    f"run {name}: {wanted} is no seed {seed} of {first.name}, by its recipe, {recipe}"
+                )
+            runs.append(run)
+        # A seed of 0 is the default, those of several runs are said by their names.
+        own_seed = {"train.seed": first.seed} if seeds is None and first.seed else {}
+        settings = {**first.settings, **own_seed}
+        yield {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}

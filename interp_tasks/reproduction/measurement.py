@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions
-from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
+from interp_tasks.published import Claim, Paper, Study, read_paper
 from interp_tasks.published.paper import Control
-from interp_tasks.reproduction.claim_numbers import Rows, table_rows
+from interp_tasks.reproduction.numbers import Rows
 from interp_tasks.reproduction.records import (
     VARIANCE,
     Key,
@@ -29,10 +28,11 @@ from interp_tasks.reproduction.records import (
     read_by_claims,
     read_file,
     read_records,
+    table_rows,
     together_name,
     write_records,
 )
-from interp_tasks.reproduction.runs import Located, config_of_run, config_there, entry_variance, locate_all
+from interp_tasks.reproduction.runs import StoredRun, config_of_run, config_there, entry_variance, locate_all
 
 if TYPE_CHECKING:
     import pandas
@@ -55,38 +55,36 @@ class Job:
 
     study: Study
     claims: tuple[Claim, ...]
-    on: tuple[Located, ...]
+    on: tuple[StoredRun, ...]
     control: Control | None = None
 
     @property
     def name(self) -> str:
         """Returns the name of the run, or of all runs of a role, as records have it."""
-        if self.study.together:
-            return together_name(self.study.role, self.on[0].run.preset)
-        (name,) = self.on[0].names.values()
-        return name
+        first = self.on[0]
+        return together_name(self.study.role, first.run.preset) if self.study.together else first.name
 
     @property
     def key(self) -> Key:
         return self.study.id, self.name, self.control or ""
 
-    def refs(self) -> list[str]:
-        bases = [str(located.base) for located in self.on]
-        return [f"{base}@{mark}" for base in bases for mark in self.study.at] or bases
-
-    def settings(self) -> dict[str, Any]:
-        """Returns the keyword arguments, ``{run}`` and ``{trained}`` filled in."""
-        base = str(self.on[0].base)
-        settings: dict[str, Any] = filled(dict(self.study.settings), base, base)
-        return settings
-
     def runs(self) -> tuple[MeasuredRun, ...]:
         """Returns the training runs that it is on."""
         return tuple(
-            MeasuredRun(name, seed, config_there(located.paths[seed])["train"]["steps"], located.config)
-            for located in self.on
-            for seed, name in located.names.items()
+            MeasuredRun(each.name, each.seed, config_there(each.path)["train"]["steps"], each.config)
+            for each in self.on
         )
+
+    def table(self, refs: Sequence[str]) -> pandas.DataFrame:
+        """Returns the study's table on checkpoints or runs; ``{trained}`` in its settings is the trained run."""
+        from interp_tasks import experiments
+
+        settings = {
+            name: value.replace("{trained}", self.on[0].base) if isinstance(value, str) else value
+            for name, value in self.study.settings.items()
+        }
+        frame: pandas.DataFrame = getattr(experiments, self.study.experiment)(refs, **settings).frame
+        return frame
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,7 @@ def check_records(
     stored = read_records(paper, None if file is None else Path(file))
     jobs = [job for job in all_jobs(paper, preset, runs, rows) if is_recorded(job, stored)]
     measured = perform_all(jobs, Path(runs), progress)
-    without_weights = {
-        job.key for job in jobs for each in job.on if not all(map(stored_steps, each.paths.values()))
-    }
+    without_weights = {job.key for job in jobs if not all(stored_steps(each.path) for each in job.on)}
     found = [
         line
         for record in measured.records
@@ -167,13 +163,13 @@ def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -
     Args:
         rows: experiments of the paper whose studies these are; none: all.
     """
-    located = [each for each in locate_all(paper, preset, Path(runs)) if each.base is not None]
+    stored = locate_all(paper, preset, Path(runs))
     jobs = []
     for study in paper.study:
         claims = tuple(claim for claim in paper.claim if claim.study == study.id)
-        playing = [each for each in located if each.run.role == study.role]
+        playing = [each for each in stored if each.run.role == study.role]
         if not study.together:
-            playing = [each.alone(seed) for each in playing if not each.run.untestable for seed in each.bases]
+            playing = [each for each in playing if not each.run.untestable]
         if not playing or (rows and not set(rows) & set(study.rows)):
             continue
         controls = {name for claim in claims for name in claim.control_names(study)}
@@ -182,14 +178,13 @@ def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -
                 jobs.append(Job(study, claims, tuple(playing), control))
                 continue
             seen: Counter[str] = Counter()
-            for one in playing:
-                seen[one.config] += 1
-                if control is None or seen[one.config] <= MAX_CONTROLS:
-                    jobs.append(Job(study, claims, (one,), control))
+            for each in playing:
+                seen[each.config] += 1
+                if control is None or seen[each.config] <= MAX_CONTROLS:
+                    jobs.append(Job(study, claims, (each,), control))
         if "shuffled" in controls:
-            others = [each for each in located if each.run.role == study.shuffled]
-            alone = [each.alone(seed) for each in others for seed in each.bases]
-            jobs += [Job(study, claims, (one,), "shuffled") for one in alone]
+            shuffled = [each for each in stored if each.run.role == study.shuffled]
+            jobs += [Job(study, claims, (each,), "shuffled") for each in shuffled]
     return jobs
 
 
@@ -197,22 +192,6 @@ def is_recorded(job: Job, stored: Mapping[Key, Record]) -> bool:
     """Returns whether there is a record of this job, on exactly these runs."""
     record = stored.get(job.key)
     return record is not None and set(record.runs) == set(job.runs())
-
-
-def filled(value: Any, run: str, trained: str, mark: str | None = None) -> Any:
-    """Returns a setting with ``{run}`` and ``{trained}`` filled in: they differ where a control stands for the run.
-
-    Args:
-        mark: of the control, in the place of those of checkpoints of the run itself.
-    """
-    if isinstance(value, str):
-        marked = value if mark is None else re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
-        return marked.replace("{run}", run).replace("{trained}", trained)
-    if isinstance(value, list):
-        return [filled(item, run, trained, mark) for item in value]
-    if isinstance(value, dict):
-        return {key: filled(item, run, trained, mark) for key, item in value.items()}
-    return value
 
 
 def perform_all(
@@ -245,18 +224,13 @@ def perform_all(
 def perform(job: Job, scratch: Path, folder: Path) -> Record | str:
     """Runs one job; returns a line for a fault of ours, which stops no other. Untrained models stay in ``scratch``."""
     from circuits import CircuitsError
-    from interp_tasks import experiments
     from interp_tasks.errors import UserError
     from tasks.errors import TaskError
 
     made = {"date": datetime.date.today().isoformat(), "device": "cpu", "dtype": "float32", **versions()}
     record = Record(job.study.id, job.name, job.control or "", job.runs(), method_of(job.study), made)
     try:
-        if job.control is not None:
-            frame = on_control(job, scratch)
-        else:
-            call = getattr(experiments, job.study.experiment)
-            frame = under_every_mark(job, call(job.refs(), **job.settings()).frame)
+        frame = under_every_mark(job) if job.control is None else on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
         return replace(record, refused=plain(str(error), folder))
     except Exception as error:
@@ -278,7 +252,7 @@ def plain(text: Any, folder: Path) -> Any:
     return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
 
 
-def under_every_mark(job: Job, frame: pandas.DataFrame) -> pandas.DataFrame:
+def under_every_mark(job: Job) -> pandas.DataFrame:
     """Returns a job's table with the rows of a step under every mark of the study that means it.
 
     Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.
@@ -288,63 +262,53 @@ def under_every_mark(job: Job, frame: pandas.DataFrame) -> pandas.DataFrame:
 
     from interp_tasks.checkpoints import resolve
 
+    asked = {each.base: [f"{each.base}@{mark}" for mark in job.study.at] for each in job.on}
+    frame = job.table([ref for refs in asked.values() for ref in refs] or list(asked))
     tables, there = [frame], set(frame["ref"].dropna())
-    bases = [base for located in job.on for base in located.bases.values()]
-    for base in bases:
-        asked = [f"{base}@{mark}" for mark in job.study.at]
-        by_mark = frame[frame["ref"].isin(asked)]
-        for ref in asked:
-            if ref not in there and not by_mark.empty:
+    for refs in asked.values():
+        by_mark = frame[frame["ref"].isin(refs)]
+        for ref in refs if len(by_mark) else ():
+            if ref not in there:
                 tables.append(by_mark[by_mark["step"] == resolve(ref)[0].step].assign(ref=ref))
-    return tables[0] if len(tables) == 1 else pandas.concat(tables, ignore_index=True)
+    return pandas.concat(tables, ignore_index=True)
 
 
 def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
     """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
     import pandas
 
-    from interp_tasks import experiments
-
     # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
-    marks = {"untrained": "0", "memorised": str(job.study.memorised)}
-    mark = marks.get(str(job.control), "last")
-    named = {}
-    for each in job.on:
-        for seed, base in each.bases.items():
-            named[base] = untrained(each.run, seed, scratch) if job.control == "untrained" else base
-    stand_in = dict(zip(named.values(), named, strict=True))
-    (trained, first), *_ = named.items()
-    settings = filled(dict(job.study.settings), first, trained, mark)
-    asked = [f"{run}@{mark}" if job.study.at else run for run in named.values()]
-    frame = getattr(experiments, job.study.experiment)(asked, **settings).frame
+    mark = {"untrained": "0", "memorised": str(job.study.memorised)}.get(str(job.control), "last")
+    stand_in = {
+        untrained(each, scratch) if job.control == "untrained" else each.base: each.base for each in job.on
+    }
+    frame = job.table([f"{run}@{mark}" if job.study.at else run for run in stand_in])
     frame = frame.assign(run=frame["run"].replace(stand_in))
-    copies = []
-    for wanted in job.study.at or ("",):
-        refs = frame["ref"].map(
-            lambda ref, wanted=wanted: renamed(str(ref), stand_in, wanted if job.study.at else None)
-        )
-        copies.append(frame.assign(ref=refs))
-    return copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
+
+    def renamed(ref: str, wanted: str | None) -> str:
+        run, _, step = ref.rpartition("@")
+        return ref if run not in stand_in else f"{stand_in[run]}@{wanted or step}"
+
+    copies = [
+        frame.assign(ref=[renamed(str(ref), wanted) for ref in frame["ref"]])
+        for wanted in job.study.at or (None,)
+    ]
+    return pandas.concat(copies, ignore_index=True)
 
 
-def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
-    run, _, step = ref.rpartition("@")
-    return ref if run not in stand_in else f"{stand_in[run]}@{step if mark is None else mark}"
-
-
-def untrained(run: TrainingRun, seed: int, scratch: Path) -> str:
+def untrained(of: StoredRun, scratch: Path) -> str:
     """Returns a folder with the model of a run before its first step: the same settings, no steps.
 
     It is made once and stays in ``scratch``, as nearly every study of a run asks for it.
     """
     from interp_tasks.training.trainer import train_resolved
 
-    out = scratch / run.name / f"seed-{seed}"
+    out = scratch / of.run.name / f"seed-{of.seed}"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         # Another process may make the same one: what stands at its place is whole, whoever is first.
         made = Path(mkdtemp(dir=scratch)) / "run"
-        train_resolved(config_of_run(run), made, seed=seed, steps=0)
+        train_resolved(config_of_run(of.run), made, seed=of.seed, steps=0)
         try:
             made.rename(out)
         except OSError:

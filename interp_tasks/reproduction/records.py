@@ -14,13 +14,16 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.table import COLUMNS
 from interp_tasks.published import Claim, Paper, Study
-from interp_tasks.reproduction.claim_numbers import Row, Rows, number, rows_where
+from interp_tasks.reproduction.numbers import Row, Rows, number, rows_where
+
+if TYPE_CHECKING:
+    import pandas
 
 #: Study, run (or role, where a study looks at its runs together), control.
 Key = tuple[str, str, str]
@@ -110,6 +113,12 @@ def rule_of(claim: Claim) -> str:
     """Returns the digest of the rule that decides a claim: a rule that is changed after its numbers were seen shows."""
     rule = claim.model_dump(include={"where", "reduce", "column", "per", "holds", "over", "log", "headline"})
     return digest([claim.study, rule])
+
+
+def table_rows(frame: pandas.DataFrame) -> Rows:
+    """Returns the rows of an experiment's table; ``None`` stands for what a row does not have."""
+    found = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in found]
 
 
 def read_by_claims(table: Rows, claims: Iterable[Claim], stand_in: bool = False) -> Rows:

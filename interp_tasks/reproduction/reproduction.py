@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +14,13 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import ALPHA
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import Page, Section, Table, Text, versions
-from interp_tasks.published import Claim, Paper, TrainingRun, read_paper
+from interp_tasks.published import Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
 from interp_tasks.reproduction import page as pages
-from interp_tasks.reproduction.claim_numbers import Rows, Seed, Seeds, has_ending
-from interp_tasks.reproduction.evidence import Evidence, RunEvidence, names_of
-from interp_tasks.reproduction.records import read_records, rule_of, tables_of
+from interp_tasks.reproduction.evidence import Evidence, missing_runs, records_of
+from interp_tasks.reproduction.records import read_records, rule_of
 from interp_tasks.reproduction.runs import config_digest
-from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, judge
+from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, joined
 
 if TYPE_CHECKING:
     import pandas
@@ -211,10 +209,12 @@ def reproduce(
         for study in paper.study
         if any(claim.study == study.id for claim in judged)
     }
-    outcomes = [outcome for claim in judged for outcome in decide(claim, evidence[claim.study], preset)]
-    entries = [entry for each in evidence.values() for entry in each.entries]
-    missing = {run.name: run for entry in entries for run in entry.lacking}
-    measured = dict.fromkeys(run.name for entry in entries if entry.is_measured for run in entry.runs)
+    outcomes = [outcome for claim in judged for outcome in evidence[claim.study].outcomes(claim, preset)]
+    missing = {run.name: run for each in evidence.values() for run in missing_runs(each.entries)}
+    records_read = [
+        record for each in evidence.values() for record in records_of(each.entries) if not record.refused
+    ]
+    measured = dict.fromkeys(run.name for record in records_read for run in record.runs)
     return Reproduction(
         *(paper, preset, corrected(outcomes), tuple(missing.values()), tuple(measured), tuple(rows)),
         Path(runs).as_posix(),
@@ -230,121 +230,6 @@ def checked_paper(paper: str | Paper, preset: str, rows: Sequence[int]) -> Paper
         if row not in numbers:
             raise UserError(f"--rows {row}: {paper.name} has rows {min(numbers)} to {max(numbers)}")
     return paper
-
-
-def decide(claim: Claim, evidence: Evidence, preset: str) -> list[Outcome]:
-    """Returns the outcome of a claim on each condition of its study."""
-    conditions: dict[str, list[RunEvidence]] = {}
-    for entry in evidence.entries:
-        conditions.setdefault(entry.condition, []).append(entry)
-    if not evidence.study.together and "run" in claim.where and len(conditions) > 1:
-        conditions = {
-            key: entries
-            for key, entries in conditions.items()
-            if any(has_ending(entry.name, runs_named(claim)) for entry in entries)
-        }
-    if preset in claim.scale:
-        name = next((condition_name(entries) for entries in conditions.values()), preset)
-        return [Outcome(claim, name, 0, "not testable", reason=claim.scale[preset])]
-    if not conditions:
-        return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
-    return [decide_on(claim, evidence, entries) for entries in conditions.values()]
-
-
-def condition_name(entries: Sequence[RunEvidence]) -> str:
-    """Returns the name of a condition: that of its first run, without its seed."""
-    return re.sub(r"/seed-\d+$", "", entries[0].name)
-
-
-def decide_on(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence]) -> Outcome:
-    """Returns a claim on the runs of one condition."""
-    name, published = condition_name(entries), any(entry.published for entry in entries)
-    measured = [entry for entry in entries if entry.is_measured]
-    lacking = [run for entry in entries for run in entry.lacking]
-    if measured and not (evidence.study.together and is_about(claim, lacking)):
-        controls = controls_of(claim, evidence, entries)
-        tables = {key: rows for key, rows in controls.items() if not isinstance(rows, str)}
-        table = tables_of(entry.record for entry in measured if entry.record is not None)
-        outcome = judge(claim, table, name, with_shuffled(evidence, measured), tables)
-        without = ", ".join(run.name.rpartition("/")[2] for run in lacking if reads(claim, run))
-        parts = [
-            outcome.reason,
-            f"without runs that are not measured: {without}" if without else "",
-            *(f"without {refused}" for refused in refusals(entries)),
-            *(why for why in controls.values() if isinstance(why, str)),
-        ]
-        return replace(outcome, reason="; ".join(filter(None, parts)), published=published)
-    if not lacking:
-        # It is there, and the study cannot be done on it.
-        return Outcome(claim, name, 0, "not testable", reason=entries[0].reason, published=published)
-    hours, reason = sum(run.hours for run in lacking) or None, "; ".join(["not measured", *refusals(entries)])
-    return Outcome(claim, name, 0, "not run", reason=reason, hours=hours, published=published)
-
-
-def is_about(claim: Claim, lacking: Sequence[TrainingRun]) -> bool:
-    """Returns whether a claim is about one of these runs by name."""
-    ends = runs_named(claim)
-    return any(has_ending(name, ends) for run in lacking for name in names_of(run).values())
-
-
-def reads(claim: Claim, run: TrainingRun) -> bool:
-    """Returns whether a claim is about this run: by name, or as one of all that its study has."""
-    # A row of ``runs drops`` against a setting is of all of them.
-    is_of_all = "run" not in claim.where or any(name.startswith("against ") for name in runs_named(claim))
-    return is_of_all or is_about(claim, [run])
-
-
-def runs_named(claim: Claim) -> list[str]:
-    """Returns the endings of the names of runs, globs among them, that a claim is about."""
-    filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
-    given = [each["run"] for each in filters if "run" in each]
-    return [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
-
-
-def refusals(entries: Sequence[RunEvidence]) -> list[str]:
-    """Returns on which runs a study cannot be done, and why: those together that lack the same."""
-    names: dict[str, list[str]] = {}
-    for entry in entries:
-        if entry.record is not None and entry.record.refused:
-            # What each of them has instead, and where its drop lies, is its own.
-            reason = re.split(r": the nearest are| \(steps ", entry.reason)[0].removeprefix(f"{entry.name} ")
-            names.setdefault(reason, []).append(entry.name)
-    return [f"{', '.join(runs)}: {reason}" for reason, runs in names.items()]
-
-
-def controls_of(claim: Claim, evidence: Evidence, entries: Sequence[RunEvidence]) -> dict[str, Rows | str]:
-    """Returns the table of each control beside the runs of a condition, or the line that says why there is none."""
-    tables: dict[str, Rows | str] = {}
-    of_condition = {entry.name for entry in entries}
-    names = [run.name for entry in entries if entry.is_measured for run in entry.runs]
-    for control in claim.control_names(evidence.study):
-        found = [
-            each for each in evidence.controls[control] if control == "shuffled" or each.name in of_condition
-        ]
-        measured = [entry.record for entry in found if entry.record is not None and entry.is_measured]
-        if not measured:
-            reasons = [entry.reason for entry in found if entry.record is not None]
-            why = reasons[0] if reasons else "no such run is there"
-            tables[control] = f"not judged on its control, {control}: {why}"
-            continue
-        table = tables_of(measured)
-        if control == "shuffled":
-            # They stand for the runs themselves, whose names claims and their divisors may ask for.
-            # Where fewer runs are there, the others keep their names, as further seeds (`with_shuffled`).
-            stand_in = dict(zip((record.on for record in measured), names, strict=False))
-            table = [{**row, "run": stand_in.get(row["run"], row["run"])} for row in table]
-        tables[control] = table
-    return tables
-
-
-def with_shuffled(evidence: Evidence, measured: Sequence[RunEvidence]) -> Seeds:
-    """Returns the identities of runs, where those on shuffled labels are seeds of the condition they stand for."""
-    names = [run.name for entry in measured for run in entry.runs if run.name in evidence.seeds]
-    if not names:
-        return evidence.seeds
-    condition = evidence.seeds[names[0]].condition
-    others = [entry.name for entry in evidence.controls["shuffled"] if entry.name not in names]
-    return {**evidence.seeds, **{name: Seed(condition, evidence.seeds[name].seed) for name in others}}
 
 
 def headline_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -374,6 +259,6 @@ def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
         one = replace(adjusted[index], p_holm=p)
         if p >= ALPHA and one.verdict in ("held", "failed"):
             reason = f"not after Holm's correction over {len(tested)} headline verdicts: {one.verdict} alone"
-            one = replace(one, verdict="undecided", reason="; ".join(filter(None, (reason, one.reason))))
+            one = replace(one, verdict="undecided", reason=joined(reason, one.reason))
         adjusted[index] = one
     return tuple(adjusted)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,34 +28,21 @@ from interp_tasks.training.config import SECTIONS, Resolved, resolve_config
 
 
 @dataclass(frozen=True)
-class Located:
-    """A run of a paper and where it is.
+class StoredRun:
+    """A training run of a paper that is at hand.
 
     Attributes:
-        base: what REFs of it begin with (of several seeds a glob); ``None`` where it has not been trained.
-        bases: that of each training run, by its seed.
-        paths: the folder of each training run, by its seed.
+        name: as the paper's file calls it, wherever it is; of several seeds ``NAME/seed-0``.
+        base: what REFs of it begin with.
+        config: digest of every setting that its weights depend on, but the seed.
     """
 
     run: TrainingRun
-    base: str | None
-    bases: Mapping[int, str] = field(default_factory=dict)
-    paths: Mapping[int, Path] = field(default_factory=dict)
-
-    @property
-    def names(self) -> dict[int, str]:
-        """Returns the name of each training run, by its seed: that of the paper's file, wherever it is."""
-        name, several = self.run.name, self.run.seeds is not None
-        return {seed: f"{name}/{path.name}" if several else name for seed, path in self.paths.items()}
-
-    @property
-    def config(self) -> str:
-        return config_digest(self.run)
-
-    def alone(self, seed: int) -> Located:
-        """Returns one of its seeds."""
-        base = self.bases[seed]
-        return Located(self.run, base, {seed: base}, {seed: self.paths[seed]})
+    name: str
+    seed: int
+    base: str
+    path: Path
+    config: str
 
 
 def config_of_run(run: TrainingRun) -> Resolved:
@@ -77,7 +64,7 @@ def config_digest(run: TrainingRun) -> str:
     return digest([resolved.task_name, resolved.task, resolved.model, train])
 
 
-def locate(run: TrainingRun, folder: Path) -> Located:
+def locate(run: TrainingRun, folder: Path) -> list[StoredRun]:
     """Finds where a run of a paper is stored: the user's own comes before a shipped one of the same name.
 
     Of several seeds those that are trained, if each that has been begun is.
@@ -86,22 +73,26 @@ def locate(run: TrainingRun, folder: Path) -> Located:
         UserError: if the run of that name was trained with other settings than the paper's file says.
     """
     for prefix, candidate in ((folder.as_posix() + "/", folder / run.name), (ZOO, zoo_folder() / run.name)):
-        run_folders = [candidate] if is_run(candidate) else []
+        paths, parent = [candidate], ""
         if run.seeds is not None:
-            run_folders = sorted(
-                filter(is_run, candidate.glob("seed-*")), key=lambda path: natural_key(path.name)
+            paths, parent = (
+                sorted(candidate.glob("seed-*"), key=lambda path: natural_key(path.name)),
+                f"{run.name}/",
             )
-        for each in run_folders:
-            check_settings(run, each)
+        paths = list(filter(is_run, paths))
+        for path in paths:
+            check_settings(run, path)
         # What was interrupted is not there yet: it is trained on, and nothing is decided on it.
-        if run_folders and all(map(is_finished, run_folders)):
-            base = f"{prefix}{run.name}"
-            paths = {config_there(each)["train"].get("seed", 0): each for each in run_folders}
-            if run.seeds is None:
-                return Located(run, base, dict.fromkeys(paths, base), paths)
-            bases = {seed: f"{base}/{path.name}" for seed, path in paths.items()}
-            return Located(run, f"{base}/seed-*", bases, paths)
-    return Located(run, None)
+        if paths and all(map(is_finished, paths)):
+            digest = config_digest(run)
+            names = {path: f"{parent}{path.name}" if parent else run.name for path in paths}
+            return [
+                StoredRun(
+                    run, name, config_there(path)["train"].get("seed", 0), f"{prefix}{name}", path, digest
+                )
+                for path, name in names.items()
+            ]
+    return []
 
 
 def is_finished(path: Path) -> bool:
@@ -163,29 +154,23 @@ def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) ->
         )
 
 
-def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
-    """Returns every run of a scale, in the paper's order."""
-    return [locate(run, folder) for run in paper.run if run.preset == preset]
+def locate_all(paper: Paper, preset: str, folder: Path) -> list[StoredRun]:
+    """Returns every run of a scale that is at hand, in the paper's order."""
+    return [each for run in paper.run if run.preset == preset for each in locate(run, folder)]
 
 
 @cache
-def entry_variance(run: str) -> float:
+def entry_variance(run_label: str) -> float:
     """Returns the variance of an entry of the matrices that a run learned, given as in a table's column ``run``; NaN
     where its task says none.
     """
     from tasks import get
 
     try:
-        name, config = config_of(run)
+        task = dict(read_run(find_run(run_label))["config"]["task"])
     except UserError:
         return math.nan
-    return float(getattr(get(name, **config), "entry_variance", None) or math.nan)
-
-
-def config_of(run_label: str) -> tuple[str, dict[str, Any]]:
-    """Returns the name and settings of the task of a run, given as in a table's column ``run``."""
-    described = dict(read_run(find_run(run_label))["config"]["task"])
-    return described.pop("name"), described
+    return float(getattr(get(task.pop("name"), **task), "entry_variance", None) or math.nan)
 
 
 def train_missing(
@@ -215,14 +200,15 @@ def train_missing(
         for role in (study.role, study.shuffled)
     }
     trained = []
-    for each in locate_all(paper, preset, Path(runs)):
-        run = each.run
-        if run.role not in roles:
+    for run in paper.run:
+        if run.preset != preset or run.role not in roles:
             continue
-        resolved = config_of_run(run)
+        there = {each.seed for each in locate(run, Path(runs))}
         for seed, name in names_of(run).items():
-            if seed not in each.bases:
+            if seed not in there:
                 out = Path(runs) / name
                 line = None if progress is None else progress(out.as_posix())
-                trained.append(train_resolved(resolved, out, seed=seed, device=device, progress=line))
+                trained.append(
+                    train_resolved(config_of_run(run), out, seed=seed, device=device, progress=line)
+                )
     return trained

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from interp_tasks.measurement import intervals
 from interp_tasks.measurement.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
-from interp_tasks.reproduction.claim_numbers import (
+from interp_tasks.reproduction.numbers import (
+    NOTHING,
     ClaimNumbers,
     NoRow,
     Rows,
@@ -23,6 +24,16 @@ from interp_tasks.reproduction.claim_numbers import (
 )
 
 Verdict = Literal["held", "failed", "undecided", "not testable", "not run", "error"]
+CONTROLS = {
+    "untrained": "an untrained model",
+    "memorised": "a checkpoint that has only memorised",
+    "shuffled": "a model trained on shuffled labels",
+}
+#: Whether on a logarithmic scale -> to the scale on which runs are averaged, and back.
+SCALES: Mapping[bool, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    False: (float, float),
+    True: (math.log, math.exp),
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,15 @@ class Outcome:
     published: bool = False
 
 
+class Estimate(NamedTuple):
+    """An interval of a claim's number, over what it is taken (or why there is none), its p-value, and a remark."""
+
+    interval: Interval | None
+    basis: str
+    p: float | None = None
+    remark: str = ""
+
+
 def judge(
     claim: Claim,
     table: Rows,
@@ -81,7 +101,7 @@ def judge(
         controls: tables of the same study on models that should not pass, by the name of the control.
     """
     try:
-        claimed = claim_numbers(claim, table, seeds or {})
+        claimed = claim_numbers(claim, table, seeds)
     except Unmeasured as unmeasured:
         if isinstance(unmeasured, NoRow) and claim.absent:
             return Outcome(claim, run, 0, "not run", reason=claim.absent)
@@ -90,86 +110,76 @@ def judge(
     all_runs = len([name for name in by_run(single_runs(table)) if name])
     if claim.absent and not claimed.pooled and len(claimed.numbers) < all_runs:
         remark = f"{len(claimed.numbers)} of {all_runs} seeds have such a row; of the others, {claim.absent}"
-        outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, remark))))
-    control_numbers = []
+        outcome = replace(outcome, reason=joined(outcome.reason, remark))
+    shown: dict[str, float | None] = {}
     for name, rows in (controls or {}).items():
         try:
-            number = shown_value(claim, claim_numbers(claim, rows, seeds or {}))
+            shown[name] = shown_value(claim, claim_numbers(claim, rows, seeds))
         except Unmeasured:  # an untrained model may have no such row
-            number = None
-        control_numbers.append((name, number))
-    passing_controls = [
-        name for name, number in control_numbers if number is not None and claim.holds.contains(number)
-    ]
-    outcome = replace(outcome, controls=tuple(control_numbers))
-    if passing_controls and not claim.uncontrolled:
-        names = " and ".join(CONTROLS.get(name, name) for name in passing_controls)
-        reason = "; ".join(filter(None, (f"{names} passes too", outcome.reason)))
-        verdict: Verdict = "not testable" if outcome.verdict == "held" else outcome.verdict
-        return replace(outcome, verdict=verdict, reason=reason)
-    return outcome
+            shown[name] = None
+    outcome = replace(outcome, controls=tuple(shown.items()))
+    passing = [name for name, value in shown.items() if value is not None and claim.holds.contains(value)]
+    if not passing or claim.uncontrolled:
+        return outcome
+    reason = joined(f"{' and '.join(CONTROLS[name] for name in passing)} passes too", outcome.reason)
+    verdict: Verdict = "not testable" if outcome.verdict == "held" else outcome.verdict
+    return replace(outcome, verdict=verdict, reason=reason)
 
 
-CONTROLS = {
-    "untrained": "an untrained model",
-    "memorised": "a checkpoint that has only memorised",
-    "shuffled": "a model trained on shuffled labels",
-}
+def joined(*parts: str) -> str:
+    """Returns remarks as one line, without those that are empty."""
+    return "; ".join(filter(None, parts))
 
 
 def verdict_of_numbers(claim: Claim, run: str, claimed: ClaimNumbers) -> Outcome:
     """Returns the verdict of the rule on a claim's numbers."""
-    n_runs = claimed.n_runs
-    value = shown_value(claim, claimed)
-    run_values = () if claimed.against else tuple((each.run, or_none(each.value)) for each in claimed.numbers)
-    medians = [each.median for each in claimed.numbers if each.median is not None]
-    middle = intervals.mean(medians) if medians else None
-    outcome = Outcome(claim, run, n_runs, "undecided", value, median=middle, runs=run_values)
-    if any(each.known is not None for each in claimed.numbers) and not claimed.against:
-        lows, highs = zip(*(each.bounds for each in claimed.numbers), strict=True)
-        outcome = replace(outcome, bounds=(min(lows), max(highs)))
-    lacking = [each.run for each in claimed.numbers if math.isnan(each.value) and each.known is None]
+    numbers, n_runs, bounded = claimed.numbers, claimed.n_runs, claimed.bounded
+    medians = [each.median for each in numbers if each.median is not None]
+    outcome = Outcome(
+        *(claim, run, n_runs, "undecided", shown_value(claim, claimed)),
+        median=intervals.mean(medians) if medians else None,
+        bounds=hull([each.bounds for each in numbers]) if bounded and not claimed.against else None,
+        runs=() if claimed.against else tuple((each.run, known(each.value)) for each in numbers),
+    )
+    lacking = [each for each in numbers if math.isnan(each.value) and not each.is_bounded]
     if lacking:
-        share = "" if len(claimed.numbers) == 1 else f" on {len(lacking)} of {len(claimed.numbers)} runs"
+        share = "" if len(numbers) == 1 else f" on {len(lacking)} of {len(numbers)} runs"
         return replace(
             outcome, reason=f"there is no such number{share}: its row is empty, or it is a share of 0"
         )
-    over_examples = claim.over == "examples" or n_runs == 0
-    if over_examples or n_runs < 2:
-        return verdict_over_examples(claim, outcome, claimed, decided=over_examples)
-    interval, basis, error = interval_over_runs(claim, claimed)
-    outcome = replace(outcome, interval=basis)
-    if interval is not None:
-        outcome = replace(outcome, low=interval[0], high=interval[1])
-    if n_runs < MIN_RUNS:
-        return replace(outcome, reason=too_few_runs(n_runs, where_numbers_lie(claim.holds, claimed)))
-    if interval is None:
-        return replace(outcome, reason=f"no interval: {basis}", interval="")
-    outcome = replace(outcome, **decision(claim.holds, interval))
-    values = [each.value for each in claimed.numbers]
-    if claim.over == "share of runs":
-        outcome = replace(outcome, p=share_p_value(claim.holds, values))
-    elif error and len(set(values)) > 1:
-        outcome = replace(outcome, p=p_value(claim, values, error))
-    elif error is not None:
-        # A t of no spread would have a p-value of 0, which a few runs that agree cannot show.
-        alike = f"all {n_runs} runs give the same number: no spread, and no p-value"
-        outcome = replace(outcome, reason=alike)
-    bounded = [each.known for each in claimed.numbers if each.known is not None]
-    if bounded:
-        ends = range_text(min(low for low, _ in bounded), max(high for _, high in bounded))
-        remark = f"{len(bounded)} of {n_runs} runs end too soon: their numbers are known to lie {ends}"
-        outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, remark))))
-    return outcome
+    ends = f"known to lie {range_text(*hull(bounded))}" if bounded else ""
+    is_about_runs = claim.over != "examples" and n_runs > 0
+    if is_about_runs and n_runs < MIN_RUNS:
+        runs = "one training run" if n_runs == 1 else f"{n_runs} training runs"
+        few = f"{runs}, of three at least{where_numbers_lie(claim.holds, claimed)}"
+        too_soon = f"a run ends too soon: the number is {ends}" if bounded and n_runs == 1 else ""
+        return replace(outcome, reason=joined(few, too_soon))
+    estimate = (interval_over_runs if is_about_runs else interval_over_examples)(claim, claimed)
+    if estimate.interval is None:
+        return replace(outcome, reason=f"no interval: {estimate.basis}" if is_about_runs else estimate.basis)
+    verdict = decision(claim.holds, estimate.interval)
+    across = "the interval reaches across the rule's bound" if verdict == "undecided" else ""
+    too_soon = f"{len(bounded)} of {n_runs} runs end too soon: their numbers are {ends}" if bounded else ""
+    low, high = estimate.interval
+    return replace(
+        outcome,
+        low=low,
+        high=high,
+        verdict=verdict,
+        interval=estimate.basis,
+        p=estimate.p,
+        reason=joined(estimate.remark or across, too_soon),
+    )
 
 
-def or_none(value: float) -> float | None:
+def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def too_few_runs(n_runs: int, remark: str) -> str:
-    runs = "one training run" if n_runs == 1 else f"{n_runs} training runs"
-    return f"{runs}, of three at least{remark}"
+def hull(several: Sequence[Interval]) -> Interval:
+    """Returns the smallest interval that holds all of these."""
+    lows, highs = zip(*several, strict=True)
+    return min(lows), max(highs)
 
 
 def where_numbers_lie(bounds: Bounds, claimed: ClaimNumbers) -> str:
@@ -177,151 +187,99 @@ def where_numbers_lie(bounds: Bounds, claimed: ClaimNumbers) -> str:
     if claimed.against:
         divided = len(claimed.numbers)
         return f"; {divided} are divided by it" if len(claimed.against) == 1 < divided else ""
-    verdicts = [
-        decision(bounds, each.bounds, closed=each.known is None)["verdict"] for each in claimed.numbers
-    ]
-    if verdicts == ["held"]:
-        return "; this one lies within the rule"
-    if verdicts == ["failed"]:
-        return "; this one does not"
-    return f"; {verdicts.count('held')} of them within the rule" if len(verdicts) > 1 else ""
+    verdicts = [decision(bounds, each.bounds, not each.is_bounded) for each in claimed.numbers]
+    if len(verdicts) > 1:
+        return f"; {verdicts.count('held')} of them within the rule"
+    return {"held": "; this one lies within the rule", "failed": "; this one does not"}.get(verdicts[0], "")
 
 
-def verdict_over_examples(claim: Claim, outcome: Outcome, claimed: ClaimNumbers, decided: bool) -> Outcome:
-    """Returns the outcome by the table's own interval over examples; without a verdict unless ``decided``.
-
-    Methods are decided so; too few training runs show the interval and leave the verdict open.
-    """
-    bounds = [each.known for each in claimed.numbers if each.known is not None]
-    outside = too_few_runs(outcome.n_runs, where_numbers_lie(claim.holds, claimed))
-    if bounds:
-        # A single number of which bounds are all that is known: it lies between them, whatever the examples.
-        ends = intervals.mean_interval([each.bounds for each in claimed.numbers])
-        outcome = replace(outcome, low=None, high=None)
-        reason = f"a run ends too soon: the number is known to lie {range_text(*ends)}"
-        if not decided:
-            return replace(outcome, reason=f"{outside}; {reason}")
-        verdict = decision(claim.holds, ends, closed=False)["verdict"]
-        return replace(outcome, verdict=verdict, reason=reason)
-    intervals_of = [each.over_examples for each in claimed.numbers]
-    known = [each for each in intervals_of if each is not None]
-    if len(known) == len(intervals_of) and known:
-        low, high = intervals.mean_interval(known)
-        outcome = replace(outcome, low=low, high=high, interval="over examples")
-    if not decided:
-        return replace(outcome, reason=outside)
-    if outcome.low is None or outcome.high is None:
-        return replace(outcome, reason="the study has no interval of this number")
-    error = (outcome.high - outcome.low) / 2 / intervals.z_quantile(1 - ALPHA / 2)
-    assert outcome.value is not None
-    p = two_sided(claim.holds, outcome.value, error, None) if error else None
-    return replace(outcome, p=p, **decision(claim.holds, (outcome.low, outcome.high)))
+def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> Estimate:
+    """Returns the table's own interval over examples, of several runs the mean of theirs."""
+    several = [each.over_examples for each in claimed.numbers if each.over_examples is not None]
+    value = shown_value(claim, claimed)
+    if value is None or len(several) < len(claimed.numbers):
+        return Estimate(None, "the study has no interval of this number")
+    low, high = intervals.mean_interval(several)
+    error = (high - low) / 2 / intervals.z_quantile(1 - ALPHA / 2)
+    return Estimate(
+        (low, high), "over examples", two_sided(claim.holds, value, error, None) if error else None
+    )
 
 
-def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> tuple[Interval | None, str, float | None]:
-    """Returns the interval over runs, a phrase that names it or says why it is missing, and the standard error."""
-    n_runs = claimed.n_runs
-    numbers = [each.value for each in claimed.numbers]
+def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> Estimate:
+    """Returns the interval over runs: Student's t unless the claim or what is known of its numbers asks for another."""
+    n_runs, values = claimed.n_runs, [each.value for each in claimed.numbers]
+    over = f"over {n_runs} runs"
     if claimed.pooled:
-        interval = claimed.numbers[0].over_examples
-        basis = f"the study's, over {n_runs} runs"
-        return interval, basis if interval is not None else "the study has none of this number", None
+        found = claimed.numbers[0].over_examples
+        return Estimate(found, f"the study's, {over}" if found else "the study has none of this number")
+    if claimed.bounded:
+        return interval_of_bounds(claim, claimed)
     if claimed.against:
-        counts = f"{len(numbers)} and {len(claimed.against)} runs"
-        if any(each.known is not None for each in claimed.numbers):
-            return None, "a run ends too soon, and cannot be paired with those it is divided by", None
-        interval = intervals.fieller_interval(numbers, claimed.against)
-        if interval is None:
-            return None, f"the divisor over {len(claimed.against)} runs cannot be told from 0", None
-        return interval, f"Fieller, over {counts}", None
+        found = intervals.fieller_interval(values, claimed.against)
+        divisors = f"{len(claimed.against)} runs"
+        why = f"the divisor over {divisors} cannot be told from 0"
+        return Estimate(found, f"Fieller, over {len(values)} and {divisors}" if found else why)
     if claim.over == "share of runs":
-        return intervals.share_interval(numbers), f"exact binomial, over {n_runs} runs", None
-    bounds = [each.bounds for each in claimed.numbers]
-    if all(each.known is None for each in claimed.numbers):
-        scaled = log_scale(claim, numbers)
-        if scaled is None:
-            return None, "a number that is not above 0 has no logarithm", None
-        interval = intervals.t_interval(scaled)
-        assert interval is not None
-        basis = f"t, over {n_runs} runs" + (", of the logarithm" if claim.log else "")
-        error = intervals.standard_error(scaled)
-        return (from_log_scale(claim, interval), basis, error)
-    unknown = sum(each.known is not None for each in claimed.numbers)
-    # A bound of 0 has no logarithm: then the interval is of the numbers themselves.
-    logged = claim.log and all(low > 0 for low, _ in bounds)
-    ends = [(math.log(low), math.log(high)) for low, high in bounds] if logged else bounds
-    interval = intervals.bounded_t_interval(ends)
-    if interval is not None:
-        basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
-        if logged:
-            return from_log_scale(claim, interval), basis, None
-        not_negative = all(low >= 0 for low, _ in bounds)
-        return (max(interval[0], 0.0) if not_negative else interval[0], interval[1]), basis, None
-    interval = intervals.median_interval(bounds)
-    if interval is None:
-        lacking = f"{unknown} of {n_runs} runs end too soon to have the number"
-        return (
-            None,
-            f"{lacking}, and an interval of the median takes six{where_numbers_lie(claim.holds, claimed)}",
-            None,
+        p = share_p_value(claim.holds, values)
+        return Estimate(intervals.share_interval(values), f"exact binomial, {over}", p)
+    if claim.log and min(values) <= 0:
+        return Estimate(None, "a number that is not above 0 has no logarithm")
+    forth, back = SCALES[claim.log]
+    scaled = [forth(value) for value in values]
+    low, high = intervals.t_interval(scaled) or NOTHING
+    found, basis = (back(low), back(high)), f"t, {over}{', of the logarithm' * claim.log}"
+    error = intervals.standard_error(scaled)
+    # A t of no spread would have a p-value of 0, which a few runs that agree cannot show.
+    if not error or len(set(values)) == 1:
+        return Estimate(
+            found, basis, remark=f"all {n_runs} runs give the same number: no spread, and no p-value"
         )
-    return interval, f"of the median, over {n_runs} runs", None
+    ends = {name: forth(end) for name, end in claim.holds if end is not None}
+    return Estimate(found, basis, two_sided(Bounds(**ends), intervals.mean(scaled), error, n_runs - 1))
 
 
-def log_scale(claim: Claim, values: Iterable[float]) -> list[float] | None:
-    """Returns the values, as logarithms where the claim wants them; ``None`` where one has no logarithm."""
-    values = list(values)
-    if not claim.log:
-        return values
-    if not all(value > 0 for value in values):
-        return None
-    return [math.log(value) for value in values]
-
-
-def from_log_scale(claim: Claim, interval: Interval) -> Interval:
-    """Returns an interval that was computed by ``log_scale`` on the scale of the values."""
-    return (math.exp(interval[0]), math.exp(interval[1])) if claim.log else interval
+def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> Estimate:
+    """Returns the interval over runs of which some end too soon to give more than bounds of their number."""
+    bounds, n_runs = [each.bounds for each in claimed.numbers], claimed.n_runs
+    if claimed.against:
+        return Estimate(None, "a run ends too soon, and cannot be paired with those it is divided by")
+    lowest, unknown = min(low for low, _ in bounds), len(claimed.bounded)
+    # A bound of 0 has no logarithm: then the interval is of the numbers themselves.
+    forth, back = SCALES[claim.log and lowest > 0]
+    found = intervals.bounded_t_interval([(forth(low), forth(high)) for low, high in bounds])
+    if found is not None:
+        low, high = map(back, found)
+        basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
+        return Estimate((max(low, 0.0) if lowest >= 0 else low, high), basis)
+    found = intervals.median_interval(bounds)
+    if found is not None:
+        return Estimate(found, f"of the median, over {n_runs} runs")
+    lacking = f"{unknown} of {n_runs} runs end too soon to have the number"
+    where = where_numbers_lie(claim.holds, claimed)
+    return Estimate(None, f"{lacking}, and an interval of the median takes six{where}")
 
 
 def shown_value(claim: Claim, claimed: ClaimNumbers) -> float | None:
     """Returns the mean over runs, the geometric one where the claim is on a log scale; ``None`` where there is none."""
-    numbers = [each.value for each in claimed.numbers]
-    if any(math.isnan(number) for number in numbers):
-        return None
+    values, (forth, back) = [each.value for each in claimed.numbers], SCALES[claim.log]
     if claimed.against:
-        return intervals.mean(numbers) / intervals.mean(claimed.against)
-    scaled = log_scale(claim, numbers)
-    if scaled is None:
+        return known(intervals.mean(values) / intervals.mean(claimed.against))
+    if any(math.isnan(value) for value in values) or (claim.log and min(values) <= 0):
         return None
-    return math.exp(intervals.mean(scaled)) if claim.log else intervals.mean(scaled)
+    return back(intervals.mean([forth(value) for value in values]))
 
 
-def decision(bounds: Bounds, interval: Interval, closed: bool = True) -> dict[str, Any]:
-    """Returns the verdict on an interval as fields of an outcome; an open interval does not hold its ends."""
-    low, high = interval
-    if closed:
-        held = bounds.contains(low) and bounds.contains(high)
-        above, below = bounds.above, bounds.below
-        failed = (above is not None and high <= above) or (below is not None and low >= below)
-    else:
-        known = bounds.contains_between(low, high)
-        held, failed = known is True, known is False
-    if held:
-        return {"verdict": "held"}
-    if failed:
-        return {"verdict": "failed"}
-    return {"verdict": "undecided", "reason": "the interval reaches across the rule's bound"}
-
-
-def p_value(claim: Claim, values: Sequence[float], error: float) -> float:
-    """Returns the p-value of the mean over runs, on the scale of the interval."""
-    scaled = log_scale(claim, values)
-    assert scaled is not None
-    bounds = claim.holds
-    if claim.log:
-        ends = (None if end is None else math.log(end) for end in (bounds.above, bounds.below))
-        bounds = Bounds(**dict(zip(("above", "below"), ends, strict=True)))
-    return two_sided(bounds, intervals.mean(scaled), error, len(values) - 1)
+def decision(bounds: Bounds, interval: Interval, closed: bool = True) -> Verdict:
+    """Returns the verdict on an interval; an open one does not hold its ends."""
+    (low, high), above, below = interval, bounds.above, bounds.below
+    is_above = above is None or low > above or (low == above and not closed)
+    is_below = below is None or high < below or (high == below and not closed)
+    if is_above and is_below:
+        return "held"
+    if (above is not None and high <= above) or (below is not None and low >= below):
+        return "failed"
+    return "undecided"
 
 
 def share_p_value(bounds: Bounds, values: Sequence[float]) -> float:
@@ -343,12 +301,11 @@ def two_sided(bounds: Bounds, value: float, error: float, df: int | None) -> flo
     def beyond(bound: float, sign: int) -> float:
         return intervals.p_value_at_bound(sign * value, error, df, sign * bound)
 
-    # Small where the number is well above ``above`` and well below ``below``.
-    within = [beyond(bounds.above, -1)] if bounds.above is not None else []
-    within += [beyond(bounds.below, 1)] if bounds.below is not None else []
-    without = [beyond(bounds.above, 1)] if bounds.above is not None else []
-    without += [beyond(bounds.below, -1)] if bounds.below is not None else []
-    return min(1.0, 2 * min(max(within), *without))
+    # Each bound with the sign of its inside: small where the number is well within, and where it is well without.
+    ends = [(end, sign) for end, sign in ((bounds.above, -1), (bounds.below, 1)) if end is not None]
+    within = max(beyond(end, sign) for end, sign in ends)
+    without = min(beyond(end, -sign) for end, sign in ends)
+    return min(1.0, 2 * min(within, without))
 
 
 def range_text(low: float, high: float) -> str:

@@ -116,7 +116,7 @@ def test_p_values_decide_as_the_interval_does():
         for _ in range(300):
             values = rng.normal(rng.uniform(-3, 3), 0.4, 4).tolist()
             p = two_sided(bounds, intervals.mean(values), intervals.standard_error(values), 3)
-            verdict = decision(bounds, intervals.t_interval(values))["verdict"]
+            verdict = decision(bounds, intervals.t_interval(values))
             assert (p < 0.05) == (verdict != "undecided"), (bounds, values)
             seen.add((str(bounds), verdict))
     assert len(seen) == 9

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -17,13 +16,9 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim, Paper
 from interp_tasks.published.paper import as_typed
-from interp_tasks.reproduction import check_records, measure, reproduce, train_missing, verdicts
-from interp_tasks.reproduction import claim_numbers as of_rows
-from interp_tasks.reproduction.claim_numbers import Seed, Unmeasured, rows_where, table_rows
-from interp_tasks.reproduction.records import read_file, tables_of, write_records
-from interp_tasks.reproduction.reproduction import corrected
+from interp_tasks.reproduction import check_records, measure, reproduce, train_missing
+from interp_tasks.reproduction.records import read_file, write_records
 from interp_tasks.reproduction.runs import locate_all
-from interp_tasks.reproduction.verdicts import Outcome
 
 SETTINGS = {
     "train.steps": 4,
@@ -88,19 +83,6 @@ def runs(tmp_path_factory):
     return folder
 
 
-def rows_of(table):
-    return [{**row, "variance": 2 / 9} for row in table_rows(table)]
-
-
-def claim_numbers(claim, table, seeds=None):
-    return of_rows.claim_numbers(claim, rows_of(table), seeds)
-
-
-def judge(claim, table, run="x", controls=None):
-    tables = {name: rows_of(control) for name, control in (controls or {}).items()}
-    return verdicts.judge(claim, rows_of(table), run, controls=tables)
-
-
 def reproduced(paper, *, runs, rows=(), **options):
     """A paper's verdicts on the runs of a folder, measured and judged."""
     with TemporaryDirectory() as folder:
@@ -116,351 +98,6 @@ def table(runs):
 
 def row_of(table, ref="4", metric="mse_masked"):
     return table[table["ref"].str.endswith(f"@{ref}") & (table["metric"] == metric)].iloc[0]
-
-
-def number(table, **changes):
-    """The number of the one run, and its interval over examples."""
-    (found,) = claim_numbers(claim(**changes), table).numbers
-    return found.value, found.over_examples
-
-
-def test_a_number_is_the_tables_with_its_interval(table):
-    row = row_of(table)
-    value, ends = number(table)
-    assert (value, *ends) == pytest.approx((row["value"], row["value_ci_low"], row["value_ci_high"]))
-    other = row_of(table, "0")
-    named = {"ref": "0", "metric": "mse_masked", "column": "baseline"}
-    assert number(table, per=named)[0] == pytest.approx(row["value"] / other["baseline"])
-    # The unedited number is no better known than both of those that it is the difference of.
-    middle, (low, high) = number(table, column="baseline")
-    wide = [row["value_ci_high"] - row["value_ci_low"], row["effect_ci_high"] - row["effect_ci_low"]]
-    assert (middle, high - low) == pytest.approx((row["baseline"], sum(wide)))
-    assert (low + high) / 2 == pytest.approx(middle)
-
-
-def test_a_ratio_has_the_spread_of_its_divisor(table):
-    """Numerator and divisor each with an interval that holds together with the other's: 97.5%, not 95%."""
-    row, other = row_of(table), row_of(table, "0")
-    value, (low, high) = number(table, per={"ref": "0", "metric": "mse_masked"})
-    assert value == pytest.approx(row["value"] / other["value"])
-    factor = 2.2414027 / 1.9599640
-    ends = [
-        [one["value"] + factor * (one[end] - one["value"]) for end in ("value_ci_low", "value_ci_high")]
-        for one in (row, other)
-    ]
-    assert (low, high) == pytest.approx((ends[0][0] / ends[1][1], ends[0][1] / ends[1][0]))
-    assert low < row["value_ci_low"] / other["value"] < row["value_ci_high"] / other["value"] < high
-    # A variance is known, and its ratio as well as the number.
-    value, (low, high) = number(table, per="variance")
-    assert (high - low) / value == pytest.approx((row["value_ci_high"] - row["value_ci_low"]) / row["value"])
-
-
-def test_several_rows_are_reduced_and_counted(table):
-    both = {"metric": "mse_masked"}
-    rows = [row_of(table, ref) for ref in ("0", "4")]
-    values = [row["value"] for row in rows]
-    mean, ends = number(table, where=both, reduce="mean")
-    assert mean == pytest.approx(sum(values) / 2)
-    # As if both went up and down as one.
-    assert ends == pytest.approx(
-        [sum(row[end] for row in rows) / 2 for end in ("value_ci_low", "value_ci_high")]
-    )
-    largest, (low, high) = number(table, where=both, reduce="max")
-    assert largest == max(values)
-    factor = 2.2414027 / 1.9599640  # two cells, which are to hold together
-    for index, end in enumerate(("value_ci_low", "value_ci_high")):
-        wide = max(row["value"] + factor * (row[end] - row["value"]) for row in rows)
-        assert (low, high)[index] == pytest.approx(wide)
-    spread, (low, high) = number(table, where=both, reduce="max / min")
-    assert spread == max(values) / min(values)
-    # The largest may be as small as its own interval says while the smallest is as large, and the reverse.
-    wide = {
-        end: [row["value"] + factor * (row[end] - row["value"]) for row in rows]
-        for end in ("value_ci_low", "value_ci_high")
-    }
-    assert low == pytest.approx(max(wide["value_ci_low"]) / min(wide["value_ci_high"]))
-    assert high == pytest.approx(max(wide["value_ci_high"]) / min(wide["value_ci_low"]))
-    per_baseline = number(table, where=both, reduce="min", column="effect", per="baseline")[0]
-    assert per_baseline == pytest.approx(min(row["effect"] / row["baseline"] for row in rows))
-
-
-@pytest.mark.parametrize(
-    ("where", "said"),
-    [
-        ({"metric": "mse_masked"}, "2 rows have"),
-        ({"metric": "accuracy"}, "no row has"),
-        ({"colour": "red"}, "no column 'colour'"),
-    ],
-)
-def test_a_number_that_is_not_one_is_an_error_and_no_verdict(table, where, said):
-    with pytest.raises(Unmeasured, match=said):
-        claim_numbers(claim(where=where), table)
-    outcome = judge(claim(where=where), table, "a")
-    assert (outcome.verdict, outcome.value) == ("error", None)
-
-
-def test_seeds_that_lack_a_row_are_counted(table):
-    import pandas
-
-    three = pandas.concat([table.assign(run=f"r/seed-{seed}") for seed in range(3)], ignore_index=True)
-    why = "no head of the model is of this class"
-    assert "seeds have" not in judge(claim(absent=why), three, "r").reason
-    lacking = three.copy()
-    lacking.loc[lacking["run"] == "r/seed-2", "metric"] = "other"
-    assert (
-        f"2 of 3 seeds have such a row; of the others, {why}" in judge(claim(absent=why), lacking, "r").reason
-    )
-    assert "seeds have" not in judge(claim(), lacking, "r").reason
-
-
-def test_rows_of_a_run_differ_where_it_has_two_of_them(table):
-    """The run with one row of the three has nothing to compare, the one with two is compared on these."""
-    import pandas
-
-    names = ["first", "second", "third"]
-    row = row_of(table)
-    values = {0: (1.0, 1.2, 3.0), 1: (2.0, 1.0), 2: (5.0,)}
-    frame = pandas.DataFrame(
-        [
-            {**row, "run": f"r/seed-{run}", "variant": name, "value": value}
-            for run, of_run in values.items()
-            for name, value in zip(names, of_run, strict=False)
-        ]
-    ).astype(table.dtypes.to_dict())
-    spread = {"where": {"variant": names, "metric": "mse_masked"}, "reduce": "max / min"}
-    found = claim_numbers(claim(**spread), frame).numbers
-    assert [(each.run, each.value) for each in found] == [("r/seed-0", 3.0), ("r/seed-1", 2.0)]
-    why = "it has fewer than two groups"
-    assert (
-        f"2 of 3 seeds have such a row; of the others, {why}"
-        in judge(claim(**spread, absent=why), frame, "r").reason
-    )
-    only = frame[frame["run"] == "r/seed-2"]
-    assert judge(claim(**spread, absent=why), only, "r").verdict == "not run"
-    # Of a number that is not above 0 nothing is so many times another.
-    below = frame.assign(value=frame["value"] - 1.0)
-    assert judge(claim(**spread), below, "r").value is None
-
-
-def test_a_row_that_may_be_absent_is_not_run_and_other_mistakes_are_errors(table):
-    why = "no head is of this class"
-    absent = judge(claim(where={"metric": "accuracy"}, absent=why), table, "a")
-    assert (absent.verdict, absent.reason) == ("not run", why)
-    assert judge(claim(where={"colour": "red"}, absent=why), table, "a").verdict == "error"
-
-
-def test_what_no_model_was_trained_for_rests_on_no_run_and_is_judged_over_examples(table):
-    assert claim_numbers(claim(), table).n_runs == 1
-    method = table.assign(n_runs=0)
-    assert claim_numbers(claim(), method).n_runs == 0
-    outcome = judge(claim(), method, "a")
-    assert (outcome.verdict, outcome.interval, outcome.n_runs) == ("held", "over examples", 0)
-    # A row of several runs has the interval that its study made of them.
-    pooled = judge(claim(), table.assign(n_runs=7), "a")
-    assert (pooled.verdict, pooled.interval, pooled.n_runs) == ("held", "the study's, over 7 runs", 7)
-    assert judge(claim(), table.assign(n_runs=2), "a").verdict == "undecided"
-    without = table.assign(n_runs=7, value_ci_low=float("nan"))
-    assert judge(claim(), without, "a").reason == "no interval: the study has none of this number"
-
-
-def test_a_run_is_named_by_its_end_or_by_one_of_several(table):
-    (run,) = table["run"].unique()
-    for ends in (run[-1:], [run[-1:]], ["at no scale", run], run[-4:-1] + "*"):
-        assert len(rows_where(rows_of(table), {"run": ends})) == len(table)
-    assert rows_where(rows_of(table), {"run": ["at no scale"]}) == []
-
-
-def test_draws_are_left_out_unless_asked_for(table):
-    drawn = pandas.concat([table, table.assign(draw=0)], ignore_index=True).astype({"draw": "Int64"})
-    assert claim_numbers(claim(), drawn) == claim_numbers(claim(), table)
-    everything = claim(where={"metric": "mse_masked", "ref": "4", "draw": 0})
-    assert claim_numbers(everything, drawn) == claim_numbers(claim(), table)
-
-
-def seeds_of(table, *values):
-    """The table as several seeds have it, each with its own number."""
-    frames = [
-        table.assign(run=f"x/seed-{seed}", value=value, effect=value / 10, baseline=2.0)
-        for seed, value in enumerate(values)
-    ]
-    return pandas.concat(frames, ignore_index=True)
-
-
-def test_a_verdict_is_of_the_whole_interval_over_runs(table):
-    """1, 2, 3: 2 ± 4.303 · 1/√3, which is -0.484 to 4.484."""
-    three = seeds_of(table, 1.0, 2.0, 3.0)
-    cases = {
-        (("below", 4.5),): "held",
-        (("below", 4.4),): "undecided",
-        (("above", 4.4),): "undecided",
-        (("above", 4.5),): "failed",
-        (("above", -0.5), ("below", 4.5)): "held",
-        (("above", -0.4), ("below", 4.5)): "undecided",
-        (("above", 5.0), ("below", 6.0)): "failed",
-    }
-    for bounds, verdict in cases.items():
-        outcome = judge(claim(holds=dict(bounds)), three)
-        assert outcome.verdict == verdict, bounds
-        assert (outcome.value, outcome.n_runs, outcome.interval) == (2.0, 3, "t, over 3 runs")
-        assert (outcome.low, outcome.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
-        assert outcome.runs == (("x/seed-0", 1.0), ("x/seed-1", 2.0), ("x/seed-2", 3.0))
-        assert (outcome.p < 0.05) == (verdict != "undecided")
-        assert ("reaches across" in outcome.reason) == (verdict == "undecided")
-
-
-def test_runs_that_agree_have_a_verdict_and_no_p_value(table):
-    """A t test of numbers without a spread would say p = 0, of three runs as of three hundred."""
-    alike = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.0))
-    assert (alike.verdict, alike.low, alike.high, alike.p) == ("held", 1.0, 1.0, None)
-    assert alike.reason == "all 3 runs give the same number: no spread, and no p-value"
-    assert judge(claim(holds={"above": 1.5}), seeds_of(table, 1.0, 1.0, 1.0)).verdict == "failed"
-    # The mean of three tenths is not a tenth, by 1e-17, and so their spread not 0.
-    assert judge(claim(), seeds_of(table, 0.1, 0.1, 0.1)).p is None
-    differ = judge(claim(holds={"below": 1.5}), seeds_of(table, 1.0, 1.0, 1.01))
-    assert (differ.reason, differ.p is None) == ("", False)
-    # Of a method, whose examples all give the same.
-    exact = table.assign(n_runs=0, value_ci_low=table["value"], value_ci_high=table["value"])
-    assert judge(claim(), exact, "a").p is None
-
-
-def test_orders_of_magnitude_are_judged_on_their_logarithms(table):
-    three = seeds_of(table, 10.0, 100.0, 1000.0)
-    plain, logged = (judge(claim(holds={"above": 0.1}, log=log), three) for log in (False, True))
-    assert plain.verdict == "undecided"
-    assert (logged.verdict, logged.value) == ("held", pytest.approx(100))
-    # 2 ± 4.303/√3 powers of ten
-    assert (logged.low, logged.high) == pytest.approx((10**-0.4841, 10**4.4841), rel=1e-3)
-    none = judge(claim(holds={"above": 0.1}, log=True), seeds_of(table, 1.0, 0.0, 2.0))
-    assert (none.verdict, none.value) == ("undecided", None)
-    assert "no logarithm" in none.reason
-
-
-def test_a_share_of_runs_has_an_exact_interval(table):
-    """Five of five: at least the fifth root of 0.025, and twice a half to the fifth."""
-    every = claim(over="share of runs", holds={"above": 0.5})
-    five = judge(every, seeds_of(table, *[1.0] * 5))
-    assert (five.verdict, five.value, five.high) == ("undecided", 1.0, 1.0)
-    assert (five.low, five.p) == pytest.approx((0.025**0.2, 2 * 0.5**5))
-    assert judge(every, seeds_of(table, *[1.0] * 6)).verdict == "held"
-    few = judge(every, seeds_of(table, 1.0, *[0.0] * 9))
-    assert (few.verdict, few.interval) == ("failed", "exact binomial, over 10 runs")
-    assert few.p == pytest.approx(2 * 11 * 0.5**10)
-
-
-def test_an_extreme_has_its_median_beside_it(table):
-    several = pandas.concat(
-        [
-            table.assign(run=f"x/seed-{seed}", variant=v, value=v + seed)
-            for seed in (0, 1)
-            for v in (1.0, 2.0, 9.0)
-        ]
-    )
-    found = judge(claim(reduce="min"), several)
-    assert (found.value, found.median) == (1.5, 2.5)
-    assert judge(claim(), seeds_of(table, 1.0, 2.0)).median is None
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ((1.0,), "one training run, of three at least; this one lies within the rule"),
-        ((9.0,), "one training run, of three at least; this one does not"),
-        ((1.0, 9.0), "2 training runs, of three at least; 1 of them within the rule"),
-    ],
-)
-def test_fewer_than_three_runs_decide_nothing(table, values, said):
-    outcome = judge(claim(holds={"below": 5.0}), seeds_of(table, *values))
-    assert (outcome.verdict, outcome.reason) == ("undecided", said)
-    assert (outcome.n_runs, outcome.value) == (len(values), sum(values) / len(values))
-
-
-def test_a_claim_about_a_method_is_judged_over_examples_on_one_run(table):
-    row = row_of(table)
-    low, high = row["value_ci_low"], row["value_ci_high"]
-    for bound, verdict in ((high * 1.01, "held"), ((low + high) / 2, "undecided"), (low * 0.99, "failed")):
-        outcome = judge(claim(over="examples", holds={"below": bound}), table, "a")
-        assert outcome.verdict == verdict
-        assert (outcome.low, outcome.high) == pytest.approx((low, high))
-    unknown = judge(claim(over="examples"), table.assign(value_ci_low=float("nan")), "a")
-    assert (unknown.verdict, unknown.reason) == ("undecided", "the study has no interval of this number")
-
-
-def test_runs_are_divided_by_those_of_the_same_seed(table):
-    """2/1, 2/4, 9/3: not the ratio of the means, and not in another order."""
-    mine, other = seeds_of(table, 2.0, 2.0, 9.0), seeds_of(table, 1.0, 4.0, 3.0)
-    other = other.assign(run=other["run"].str.replace("x/", "y/")).iloc[::-1]
-    both = pandas.concat([mine, other], ignore_index=True)
-    metric = {"ref": "4", "metric": "mse_masked"}
-    ratio = claim(where={**metric, "run": "x/seed-*"}, per={**metric, "run": "y/seed-*"})
-    assert [each.value for each in claim_numbers(ratio, both).numbers] == [2.0, 0.5, 3.0]
-    # Without one of the seeds they cannot be paired: Fieller's interval, over the smaller group.
-    fewer = both[both["run"] != "y/seed-1"]
-    found = claim_numbers(ratio, fewer)
-    assert (len(found.numbers), found.against, found.n_runs) == (3, (3.0, 1.0), 2)
-    assert judge(ratio, fewer).verdict == "undecided"
-    four = pandas.concat([both, mine[mine["run"] == "x/seed-0"].assign(run="x/seed-3")], ignore_index=True)
-    outcome = judge(ratio, four)
-    assert (outcome.n_runs, outcome.value) == (3, pytest.approx((2 + 2 + 9 + 2) / 4 / (8 / 3)))
-    # One of the other condition is one training run, and stands once in the tables of all that it is beside.
-    single = both[~both["run"].isin(["y/seed-1", "y/seed-2"])]
-    apart = [single[single["run"].isin([f"x/seed-{seed}", "y/seed-0"])] for seed in range(3)]
-    once = tables_of(SimpleNamespace(table=table_rows(each)) for each in apart)
-    for one in (single, pandas.DataFrame(once)):
-        assert claim_numbers(ratio, one).n_runs == 1
-        assert judge(ratio, one).reason == "one training run, of three at least; 3 are divided by it"
-
-
-def test_what_is_said_of_several_conditions_is_measured_again_with_each_seed(table):
-    """The largest over two conditions, seed by seed: 4, 5, 6; the fourth seed is of one condition alone."""
-    mine, other = seeds_of(table, 4.0, 1.0, 6.0, 99.0), seeds_of(table, 3.0, 5.0, 2.0)
-    both = pandas.concat([mine, other.assign(run=other["run"].str.replace("x/", "y/"))], ignore_index=True)
-    found = claim_numbers(claim(reduce="max"), both)
-    assert [each.value for each in found.numbers] == [4.0, 5.0, 6.0]
-    with pytest.raises(Unmeasured, match="of 2 conditions"):
-        claim_numbers(claim(), both)
-    # Without seeds they are one measurement.
-    named = both.assign(run=both["run"].str.replace("/seed-", "-"))
-    assert [each.value for each in claim_numbers(claim(reduce="max"), named).numbers] == [99.0]
-    # What the paper's file says of runs counts more than their names.
-    same = {run: Seed("one", index) for index, run in enumerate(both["run"].unique())}
-    assert claim_numbers(claim(), both, same).n_runs == 7
-
-
-def test_a_claim_that_a_control_passes_is_not_held(table):
-    three = seeds_of(table, 1.0, 1.1, 1.2)
-    good, bad = table.assign(value=1.0), table.assign(value=9.0)
-    below = claim(holds={"below": 5.0})
-    passed = judge(below, three, "x", controls={"untrained": good, "shuffled": bad})
-    assert (passed.verdict, passed.reason) == ("not testable", "an untrained model passes too")
-    assert passed.controls == (("untrained", 1.0), ("shuffled", 9.0))
-    assert passed.value == pytest.approx(1.1)
-    held = judge(below, three, "x", controls={"untrained": bad})
-    assert (held.verdict, held.controls) == ("held", (("untrained", 9.0),))
-    # What fails stays failed, and what has no number on a control does not pass there.
-    assert judge(claim(holds={"above": 5.0}), three, "x", controls={"untrained": bad}).verdict == "failed"
-    empty = judge(below, three, "x", controls={"untrained": table.assign(value=float("nan"))})
-    assert (empty.verdict, empty.controls) == ("held", (("untrained", None),))
-
-
-def test_holms_correction_is_over_the_headlines_of_a_paper():
-    def outcome(p, headline=True, verdict="held"):
-        return Outcome(claim(headline=headline), "a", 3, verdict, p=p)
-
-    given = [outcome(0.01), outcome(0.03), outcome(0.03, headline=False), outcome(None), outcome(0.02)]
-    found = corrected(given)
-    assert [each.p_holm for each in found] == [pytest.approx(0.03), pytest.approx(0.04), None, None, 0.04]
-    assert {each.verdict for each in found} == {"held"}
-    found = corrected([outcome(0.03), outcome(0.04), outcome(0.5, verdict="undecided")])
-    assert [each.verdict for each in found] == ["undecided"] * 3
-    assert found[0].reason == "not after Holm's correction over 3 headline verdicts: held alone"
-
-
-def test_what_has_no_number_decides_nothing(table):
-    empty = judge(claim(), table.assign(value=float("nan")), "a")
-    assert (empty.verdict, empty.value) == ("undecided", None)
-    outcome = judge(claim(column="effect", per="baseline"), table.assign(baseline=0.0), "a")
-    assert (outcome.verdict, outcome.value, outcome.low) == ("undecided", None, None)
-    assert "a share of 0" in outcome.reason
 
 
 def test_a_paper_on_one_run_of_two(runs):
@@ -568,9 +205,6 @@ def test_what_a_trained_run_gives_goes_into_the_control_too(runs, table):
     }
     (outcome,) = reproduced(paper_of(given), runs=runs, rows=[1]).outcomes
     assert outcome.controls == (("untrained", pytest.approx(outcome.runs[0][1])),)
-    itself = json.loads(json.dumps(given).replace("{trained}", "{run}"))
-    (outcome,) = reproduced(paper_of(itself), runs=runs, rows=[1]).outcomes
-    assert outcome.controls[0][1] != pytest.approx(outcome.runs[0][1])
 
 
 @pytest.mark.parametrize(("control", "step"), [("shuffled", "4"), ("memorised", "0")])
@@ -748,7 +382,7 @@ def test_seeds_that_are_listed_are_trained_and_read_one_by_one(runs, tmp_path):
     given["run"] = [{**given["run"][0], "seeds": "0,2"}]
     paper = paper_of(given)
     assert train_missing(paper, runs=tmp_path, rows=[1]) == [tmp_path / "a/seed-0", tmp_path / "a/seed-2"]
-    assert [each.names for each in locate_all(paper, "cpu", tmp_path)] == [{0: "a/seed-0", 2: "a/seed-2"}]
+    assert [each.name for each in locate_all(paper, "cpu", tmp_path)] == ["a/seed-0", "a/seed-2"]
     shutil.rmtree(tmp_path / "a/seed-2")
     (lacking,) = reproduced(paper, runs=tmp_path, rows=[1]).missing
     assert (lacking.name, lacking.hours) == ("a/seed-2", 0.25)
