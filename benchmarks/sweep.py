@@ -1,6 +1,6 @@
 """A sweep over every head, against the same sweep written as a loop.
 
-    python benchmarks/sweep.py [--only 4L8H] [--batch 64] [--repeats 5] [--device cpu] [--checkpoints 100]
+    python benchmarks/sweep.py [--only 4L8H] [--batch 64] [--repeats 5] [--device cpu]
         [--kind zero] [--peers hooks [--share 12]] [--dtype bfloat16] [--times-only] [--clock cpu]
 
 Peers run in one process, with the same threads, the same model and tokens, without gradients, and read the same
@@ -338,35 +338,8 @@ def settings(only: str | None, device: str, dtype: torch.dtype, share: int) -> I
             yield Setting(case, model, tokens, source, share)
 
 
-def over_checkpoints(setting: Setting, count: int) -> dict[str, Callable[[], list[float]]]:
-    """Every head at every checkpoint: state_dicts of one model, here its own with a little noise."""
-    generator = torch.Generator(setting.tokens.device).manual_seed(0)
-    kept = {name: value.clone() for name, value in setting.model.state_dict().items()}
-    names = {name for name, _ in setting.model.named_parameters()}
-
-    def noisy(value: Tensor) -> Tensor:
-        return value + 0.01 * torch.randn(value.shape, generator=generator, device=value.device)
-
-    given = [{n: noisy(v) if n in names else v for n, v in kept.items()} for _ in range(count)]
-
-    def looped() -> list[float]:
-        found = []
-        for state in given:
-            setting.model.load_state_dict(state)
-            found += zero_by_hooks(setting)
-        setting.model.load_state_dict(kept)
-        return found
-
-    return {
-        "fast": lambda: ours(setting, ablate.zero, checkpoints=enumerate(given)),
-        "hooks": looped,
-    }
-
-
 def compare(setting: Setting, given: argparse.Namespace) -> None:
     kinds = sweeps(setting)
-    if given.checkpoints:
-        kinds = {f"zero x {given.checkpoints}": over_checkpoints(setting, given.checkpoints)}
     for kind, all_peers in kinds.items():
         if given.kind not in (None, kind.split()[0]):
             continue
@@ -405,9 +378,6 @@ def main() -> None:
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--batch", type=int, help="this batch size alone")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--checkpoints", type=int, default=0, help="every head at so many checkpoints instead"
-    )
     parser.add_argument("--kind", choices=["zero", "patch"], help="this edit alone")
     parser.add_argument("--peers", help="beside the fast engine these only, divided by commas")
     parser.add_argument(
@@ -422,8 +392,8 @@ def main() -> None:
         "--share", type=int, default=1, help="time one in so many forwards of the loop, for all of them"
     )
     given = parser.parse_args()
-    if given.share > 1 and not (given.peers == "hooks" and given.times_only and not given.checkpoints):
-        parser.error("--share is of --peers hooks --times-only, of one checkpoint")
+    if given.share > 1 and not (given.peers == "hooks" and given.times_only):
+        parser.error("--share is of --peers hooks --times-only")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.device}, {given.clock} time")
     with torch.no_grad():
         dtype = getattr(torch, given.dtype)

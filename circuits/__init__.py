@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from circuits.model.heads import heads as heads
     from circuits.model.inputs import prompts as prompts
     from circuits.model.prompts import Prompts as Prompts
+    from circuits.model.sae import splice as splice
     from circuits.model.sites import Site as Site
     from circuits.model.supported import unchecked as unchecked
-    from circuits.sae import splice as splice
     from circuits.sweeps.logit_difference import logit_difference as logit_difference
     from circuits.sweeps.sweep import compare as compare
     from circuits.sweeps.sweep import sweep as sweep
@@ -93,7 +93,7 @@ _HOMES = {
     "logit_difference": "circuits.sweeps.logit_difference",
     "prompts": "circuits.model.inputs",
     "run": "circuits.interventions.apply",
-    "splice": "circuits.sae",
+    "splice": "circuits.model.sae",
     "sweep": "circuits.sweeps.sweep",
     "unchecked": "circuits.model.supported",
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
+from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.forward_pass import extra_argument
 from circuits.interventions.grids import Draws
@@ -34,10 +34,6 @@ class Permuted(Replacement):
     seed: int | None
     order: tuple[int, ...] | None
 
-    def prepare(self, run: RunContext) -> str | None:
-        """Returns the reason why the model reads other rows than the first in order, such as padding, or None."""
-        return "padding" if run.mask is not None else extra_argument(run.given)
-
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns position embeddings with their rows permuted; refuses runs that read other rows than the first."""
         length = current.shape[1]
@@ -47,7 +43,7 @@ class Permuted(Replacement):
                 f"{context.write.label}: the permutation has {len(order)} rows, the run {length} positions; "
                 f"give one of 0-{length - 1}"
             )
-        other_rows = context.prepared
+        other_rows = "padding" if context.mask is not None else extra_argument(context.run.given)
         if other_rows is None and bool((current != current[:1]).any()):
             other_rows = "examples that read different rows"
         if other_rows is not None:

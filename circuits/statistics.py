@@ -82,17 +82,17 @@ def _swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics as arrays [series]; series 0 is the unedited model, with effects of 0 and ratios of 1."""
+    """Columns of a table, each an array [series]; series 0 is the unedited model, with effects of 0, ratios of 1."""
 
     value: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    value_ci_low: np.ndarray
+    value_ci_high: np.ndarray
     effect: np.ndarray
-    effect_low: np.ndarray
-    effect_high: np.ndarray
+    effect_ci_low: np.ndarray
+    effect_ci_high: np.ndarray
     ratio: np.ndarray
-    ratio_low: np.ndarray
-    ratio_high: np.ndarray
+    ratio_ci_low: np.ndarray
+    ratio_ci_high: np.ndarray
     p_value: np.ndarray
 
 

@@ -29,7 +29,11 @@ _PARTS = "give each process some of the variants, and join the results by SweepR
 _LINE = {"line": "gradients are integrated along the input, and exact= measures the largest"}
 #: Of arguments that are gone, by function and name, what serves instead.
 _FORMER = {
-    "sweep": dict.fromkeys(("executor", "split", "done"), _PARTS) | {"memory": _BOUND},
+    "sweep": dict.fromkeys(("executor", "split", "done"), _PARTS)
+    | {
+        "memory": _BOUND,
+        "checkpoints": "sweep each model, and join: SweepResult.concat({label: result, ...})",
+    },
     "patch.edges": _LINE,
     "patch.screen": _LINE | {"source_positions": "patch.activations takes it, in a sweep"},
     "circuit.evaluate": {"greedy": "subsets= are drawn at random"},

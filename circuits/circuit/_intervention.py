@@ -18,7 +18,6 @@ from circuits.interventions.base import (
     Intervention,
     Receiver,
     Replacement,
-    RunContext,
 )
 from circuits.interventions.clean_passes import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
@@ -148,9 +147,6 @@ class Elsewhere(Replacement):
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
         return self.inner.reads(write)
-
-    def prepare(self, run: RunContext) -> Any:
-        return self.inner.prepare(run)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         axis, positions = context.write.kind.query_axis, tuple(sorted(self.positions))

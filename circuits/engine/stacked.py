@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.base import ActivationEdit, Step, WeightEdit
+from circuits.interventions.base import ActivationEdit, ModelRun, Step, WeightEdit
 from circuits.interventions.clean_passes import References
-from circuits.interventions.forward_pass import ForwardPass, RunState, replacement_for
+from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.model.contexts import interruptible
 from circuits.model.edit_state import State, modules_of, state_of
 from circuits.model.generation import DecodeStep
@@ -144,13 +144,12 @@ class StackedVariant:
     call: ForwardPass | None = None
 
     def begin(self, surface: HookedModel, prompts: Prompts, references: References, state: State) -> None:
-        """Starts its run; passes that an edit makes on the run's own tokens are made here."""
+        """Starts its run."""
         self.changed, self.unseen = False, {write.hook for write in self.plan}
         tokens, given = surface.inputs(prompts)
         real = given["attention_mask"].bool() if prompts.padded else None
-        frame = RunState(given, tokens, whole=True, decode_step=DecodeStep(real=real))
-        self.call = ForwardPass(surface, references, state, self.plan, frames=[frame])
-        frame.prepared = {id(write): write.replacement.prepare(self.call) for write in self.plan}
+        run = ModelRun(given, tokens, DecodeStep(real=real))
+        self.call = ForwardPass(surface, references, state, self.plan, runs=[ModelRun(), run])
 
     def value(self, hook: str, current: Tensor) -> Tensor:
         """Returns an activation of its rows after its edits there, in their order."""

@@ -23,7 +23,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
-from circuits.model.sae_insertions import reinstall
+from circuits.model.sae import reinstall
 from circuits.model.sites import Site, closest_sites
 from circuits.model.types import SitesLike, TokensLike
 
@@ -105,15 +105,15 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
     with ExitStack() as stack:
         if plan:
             stack.enter_context(editing(surface.model))
-            stack.enter_context(watching(surface.model))
+            stack.callback(watching(surface.model).remove)
         stack.enter_context(
             replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
         )
-        stack.callback(surface.on_run(call.begin, call.end, call.begin_unseen).remove)
+        stack.callback(surface.on_run(call.begin, call.end).remove)
         for index, write in enumerate(writes):
             hook_function = writer(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
-        reinstall(surface.model, surface.on_forward)
+        reinstall(surface)
         readers = [
             (hook, partial(_read, call, write, name))
             for write in writes

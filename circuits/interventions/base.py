@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,28 @@ from circuits.model.sites import SiteKind
 from circuits.tensors import Positions, Snapshot, Span
 
 
+@dataclass
+class ModelRun:
+    """One run of the model: its arguments by name, its inputs, and what was computed in it.
+
+    Attributes:
+        tokens: the model's inputs; None where only a part of it is called.
+        reads: by edit (its id), the activations that it has read elsewhere.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Tensor | None = None
+    decode_step: DecodeStep = WHOLE
+    reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Returns `compute()`, computed once in this run for all edits that share `key`."""
+        if key not in self.known:
+            self.known[key] = compute()
+        return self.known[key]
+
+
 @dataclass(frozen=True)
 class HookContext:
     """The context of one hook call, which a replacement gets."""
@@ -30,13 +52,14 @@ class HookContext:
     write: ActivationEdit
     selected: Tensor  # boolean, broadcasts to the activation; true where it will be replaced
     references: Mapping[str, Tensor]
-    reads: dict[str, Tensor]
-    prepared: Any
-    tokens: Tensor | None  # the model's inputs; None where only a part of the model was called
+    run: ModelRun
     rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
     total: int | None
-    decode_step: DecodeStep = WHOLE  # the positions of the run
     causal: bool = True  # whether queries see no keys behind them
+
+    @property
+    def decode_step(self) -> DecodeStep:
+        return self.run.decode_step
 
     @property
     def mask(self) -> Tensor | None:
@@ -63,28 +86,6 @@ class HookContext:
         return whole if self.rows is None else whole[self.rows]
 
 
-@runtime_checkable
-class RunContext(Protocol):
-    """A run of the model that is about to begin, as a replacement sees it."""
-
-    surface: HookedModel
-
-    @property
-    def given(self) -> Mapping[str, Any]:
-        """Returns the arguments the model was called with, by name."""
-
-    @property
-    def tokens(self) -> Tensor | None:
-        """The inputs [batch pos ...] of the model; None where only a part of it is called."""
-
-    @property
-    def mask(self) -> Tensor | None:
-        """The mask of the run's padding, bool [batch pos], true at tokens; None where it has none."""
-
-    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Returns `compute()`, computed once in this run for all replacements that share `key`."""
-
-
 class Replacement(ABC):
     """A replacement for an activation."""
 
@@ -100,14 +101,8 @@ class Replacement(ABC):
         """Refuses, before any run, a model in which the replacement would have another meaning."""
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
-        """Returns the other hooks of the same pass whose activations it needs: name in `HookContext.reads` -> hook."""
+        """Returns the other hooks of the same pass whose activations it needs: name in `ModelRun.reads` -> hook."""
         return {}
-
-    def prepare(self, run: RunContext) -> Any:
-        """Makes the passes on the run's own tokens that are needed first. Called before each run of the model; the
-        result arrives as `HookContext.prepared`.
-        """
-        return None
 
     #: Whether it does what it says in runs that go on from earlier ones, with a key-value cache too.
     cache_safe: ClassVar[bool] = False

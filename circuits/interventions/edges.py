@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch
-from circuits.interventions.forward_pass import ForwardPass, RunState, replacement_for
+from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.paths import BY_HEAD, check_edges, order_of, receivers_of, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
 from circuits.model.contexts import model_block
@@ -124,7 +124,7 @@ class EdgePlan:
             if sender.write.layer == layer and sender.write.kind.name in ("mlp_post", "mlp_out"):
                 state = sender.call.state
                 mask = mask | sender.write.selected(
-                    mlp_out, state.rows, state.total, sender.call.frame.decode_step
+                    mlp_out, state.rows, state.total, sender.call.run.decode_step
                 )
         return mask
 
@@ -277,8 +277,6 @@ class EdgeHooks:
         self._plan = EdgePlan(surface, blocks)
         self._layers = range(surface.n_layers)
         self._handle: Handle | None = None
-        # The run of a model whose own __call__ was bypassed.
-        self._direct = EdgeRun()
 
     def register(self) -> None:
         """Puts hooks onto every place where senders' changes arise, pass on or are received."""
@@ -313,9 +311,6 @@ class EdgeHooks:
     # ---- Hook functions in the order of a run. Each gets the input of its site.
 
     def _embedding(self, hook: str, x: Tensor) -> None:
-        # A busy run asks what hangs at this very hook, and comes here a second time.
-        if hook == "hook_embed" and not self._frame.whole and not self._direct.busy:
-            self._direct = EdgeRun()
         run = self._current_run()
         if run is None:
             return
@@ -493,21 +488,15 @@ class EdgeHooks:
         # Copied, as a hook on the block may write to it in place.
         left = self._normalised(run, "resid_post", layer, self._stream(run, hook, order, x), order)
         run.left = left.clone()
-        if layer == self._layers[-1] and not self._frame.whole:
-            self._direct = EdgeRun()
         return new
 
     # ---- Helpers
 
-    @property
-    def _frame(self) -> RunState:
-        return self._blocks[0].call.frame
-
     def _current_run(self) -> EdgeRun | None:
-        if self._blocks[0].call.state.suspended:
+        call = self._blocks[0].call
+        if call.state.suspended or not call.whole:
             return None
-        frame = self._frame
-        run: EdgeRun = frame.known.setdefault(_RUN_KEY, EdgeRun()) if frame.whole else self._direct
+        run: EdgeRun = call.run.once(_RUN_KEY, EdgeRun)
         return None if run.busy else run
 
     def _after_hooks(self, run: EdgeRun, hook: str, x: Tensor) -> Tensor:

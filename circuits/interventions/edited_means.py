@@ -62,5 +62,5 @@ class EarlierLayers(Edits):
         # A separate state, so that the edits of the blocks around this pass do nothing.
         call = ForwardPass(surface, references, State(rows=rows, total=len(prompts)))
         if prompts.padded:
-            call.frame.decode_step = replace(WHOLE, real=prompts.real[rows].to(surface.device))
+            call.run.decode_step = replace(WHOLE, real=prompts.real[rows].to(surface.device))
         return [(write.hook, writer(write, call)) for write in self.writes(surface)]

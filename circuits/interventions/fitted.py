@@ -15,7 +15,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import products
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
+from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.clean_passes import Reduction, Reference
 from circuits.model.prompts import Prompts
 from circuits.model.sites import SiteKind
@@ -102,23 +102,20 @@ class RemoveFitted(Replacement):
         examples = Prompts(self.functions.examples.tensor)
         return {"fit": Reference(examples, write.hook, write.kind, Fit(self.functions))}
 
-    def prepare(self, run: RunContext) -> Tensor | None:
-        """Returns the functions at the run's examples, [batch function]."""
-        tokens = run.tokens
-        if run.mask is not None:
-            raise CircuitsError(
-                f"{self.functions.caller}: the run has padding, the examples it was fitted on have none"
-            )
-        return None if tokens is None else run.once(id(self), lambda: self.functions.at(tokens))
-
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns the activation without its fitted part, or with that part alone."""
-        fit = context.references["fit"].to(current.device)
-        if context.prepared is None:
+        tokens = context.run.tokens
+        if tokens is None or tokens.is_floating_point():
             raise CircuitsError(
                 f"{context.write.label}: call the whole model with a tensor of tokens, which tell its examples"
             )
-        share = (context.prepared.to(current.device) @ fit[1:].flatten(1)).reshape(current.shape)
+        if context.mask is not None:
+            raise CircuitsError(
+                f"{self.functions.caller}: the run has padding, the examples it was fitted on have none"
+            )
+        functions = context.run.once(id(self), lambda: self.functions.at(tokens))
+        fit = context.references["fit"].to(current.device)
+        share = (functions.to(current.device) @ fit[1:].flatten(1)).reshape(current.shape)
         new = fit[:1] + share if self.keep else current.double() - share
         return torch.where(current.isneginf(), current, new.to(current.dtype))
 

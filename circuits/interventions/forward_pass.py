@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext
+from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun
 from circuits.interventions.clean_passes import References
 from circuits.interventions.replacements import Computed
 from circuits.model.edit_state import State, assert_weights_unchanged
-from circuits.model.generation import WHOLE, DecodeStep, GenerationState, cache_of, past_length, under_way
+from circuits.model.generation import WHOLE, GenerationState, cache_of, past_length, under_way
 from circuits.model.hooked_model import HookedModel, is_text
 from circuits.model.inputs import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import own_positions
@@ -73,19 +73,6 @@ def mask_of(surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | No
 
 
 @dataclass
-class RunState:
-    """One run of the model: its arguments, and the values computed during it."""
-
-    given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
-    tokens: Tensor | None = None
-    whole: bool = False  # whether the whole model was called
-    decode_step: DecodeStep = WHOLE
-    prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
-    reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
-    known: dict[Hashable, Any] = field(default_factory=dict)
-
-
-@dataclass
 class ForwardPass:
     """The runs of the model under some edits: the current one, and those from within which it was called.
 
@@ -100,7 +87,7 @@ class ForwardPass:
     #: The number of runs so far.
     count: int = 0
     # The first one stands for a part of the model that was called alone.
-    frames: list[RunState] = field(default_factory=lambda: [RunState()])
+    runs: list[ModelRun] = field(default_factory=lambda: [ModelRun()])
     generation: GenerationState = field(default_factory=GenerationState)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
@@ -108,67 +95,30 @@ class ForwardPass:
     reached: set[int] = field(default_factory=set)
 
     @property
-    def frame(self) -> RunState:
-        return self.frames[-1]
+    def run(self) -> ModelRun:
+        return self.runs[-1]
 
     @property
-    def given(self) -> Mapping[str, Any]:
-        return self.frame.given
-
-    @property
-    def tokens(self) -> Tensor | None:
-        return self.frame.tokens
-
-    @property
-    def mask(self) -> Tensor | None:
-        return self.frame.decode_step.mask
+    def whole(self) -> bool:
+        """Whether the model itself runs, and not a part of it that was called alone."""
+        return len(self.runs) > 1
 
     def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Starts a run of the model on these inputs."""
+        """Starts a run of the model on these inputs, and checks that the edits can act in it."""
         if self.state.suspended:
             return
-        tokens = self.surface.tokens_of(args, kwargs)
-        self.frames.append(RunState(kwargs, tokens, whole=True))
+        self.runs.append(ModelRun(kwargs))  # First: `end` follows whatever is raised here.
+        tokens = self.run.tokens = self.surface.tokens_of(args, kwargs)
+        real = mask_of(self.surface, kwargs, tokens)
+        self.run.decode_step = replace(WHOLE, real=real)
         # A run within a run, which a hook starts, is none of those that generate.
-        self._follow(kwargs, tokens, len(self.frames) == 2)
-        self._prepare()
-
-    def end(self) -> None:
-        if len(self.frames) > 1 and not self.state.suspended:
-            self.frames.pop()
-
-    def begin_unseen(self, kwargs: Mapping[str, Any]) -> None:
-        """Starts a run whose inputs are unknown, but for these arguments of its first block."""
-        if self.state.suspended:
-            return
-        self.frames[:] = [RunState(kwargs)]
-        self._follow(kwargs, kwargs.get("resid_pre"))
-        if self.frame.decode_step.real is not None:
-            for write in self.writes:
-                if write.layer is None and _depends_on_positions(write):
-                    raise CircuitsError(
-                        f"{write.label}: {self.surface.family}.run_with_hooks embeds before the padding of its call is "
-                        "known; call the model itself, or edit resid_pre.0"
-                    )
-        self._prepare()
-
-    def _follow(self, kwargs: Mapping[str, Any], inputs: Tensor | None, outermost: bool = True) -> None:
-        real = mask_of(self.surface, kwargs, inputs)
-        if not outermost:
-            self.frame.decode_step = replace(WHOLE, real=real)
-            return
-        length = None if inputs is None else inputs.shape[1]
-        self.frame.decode_step = self.generation.next(
-            self.surface.model, kwargs, length, self.frame.whole, real
-        )
-
-    def _prepare(self) -> None:
-        """Checks that the edits can act in the run, and makes the passes on its tokens that they need first."""
+        if len(self.runs) == 2:
+            length = None if tokens is None else tokens.shape[1]
+            self.run.decode_step = self.generation.next(self.surface.model, kwargs, length, real)
         self.count += 1
-        writes = [*self.writes, *(edge.sender for edge in self.edges)]
-        odd = extra_argument(self.frame.given, self.frame.decode_step.real)
-        for write in writes:
-            if self.frame.decode_step.open and not write.replacement.cache_safe:
+        generates, odd = self.run.decode_step.open, extra_argument(kwargs, real)
+        for write in [*self.writes, *(edge.sender for edge in self.edges)]:
+            if generates and not write.replacement.cache_safe:
                 raise CircuitsError(
                     f"{write.label}: not supported while the model generates, or with {CACHED}; "
                     "edit runs on whole prompts"
@@ -180,85 +130,59 @@ class ForwardPass:
                     f"{write.label}: this call has {odd}, which a clean pass on the tokens given would not have; patch "
                     "from activations cached with it, or run without"
                 )
-        self.frame.prepared = {id(write): write.replacement.prepare(self) for write in writes}
-        if self.edges and self.frame.decode_step.open:
+        if self.edges and generates:
             raise CircuitsError(
                 f"{self.edges[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )
 
+    def end(self) -> None:
+        if self.whole and not self.state.suspended:
+            self.runs.pop()
+
     def reads(self, write: ActivationEdit) -> dict[str, Tensor]:
         """Returns the activations, by name, that the edit has read elsewhere in the current run."""
-        return self.frame.reads.setdefault(id(write), {})
-
-    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Returns `compute()`, computed once in a run for all edits that share `key`."""
-        known = self.frame.known
-        if key not in known:
-            known[key] = compute()
-        return known[key]
+        return self.run.reads.setdefault(id(write), {})
 
 
 def writer(
     write: ActivationEdit, call: ForwardPass, fired: Callable[[], None] | None = None
 ) -> Callable[[Tensor], Tensor | None]:
     """Returns the hook function that carries out one edit."""
-    return partial(_replace, write, call, fired)
 
+    def replaced(current: Tensor) -> Tensor | None:
+        if call.state.suspended:
+            return None
+        _check_embedding(write, call)
+        new, selected = replacement_for(write, call, current)
+        # While the model generates, positions that are named may come in a later run, as a stretch may in any longer.
+        late = call.run.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
+        if late and not bool(selected.any()):
+            call.missed.add(id(write))
+        elif fired is not None:
+            fired()
+        return torch.where(selected, new, current)
 
-def _replace(
-    write: ActivationEdit, call: ForwardPass, fired: Callable[[], None] | None, current: Tensor
-) -> Tensor | None:
-    if call.state.suspended:
-        return None
-    _check_embedding(write, call)
-    new, selected = replacement_for(write, call, current)
-    # While the model generates, positions that are named may come in a later run, as a stretch may in any longer one.
-    late = call.frame.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
-    if late and not bool(selected.any()):
-        call.missed.add(id(write))
-    elif fired is not None:
-        fired()
-    return torch.where(selected, new, current)
+    return replaced
 
 
 def _check_embedding(write: ActivationEdit, call: ForwardPass) -> None:
     """Refuses what depends on the position where the model adds position embeddings outside of its forward pass."""
-    if write.layer is not None or call.frame.whole:
+    if write.layer is not None or call.whole or under_way(call.surface.model) is None:
         return
-    if under_way(call.surface.model) is None:
-        # It comes before the call is seen, and what is known is of the last one.
-        call.frame.decode_step = WHOLE
-        return
-    if _depends_on_positions(write):
+    if write.positions is not None or write.replacement.references(write):
         raise CircuitsError(
             f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions are "
             "unknown; edit resid_pre.0"
         )
 
 
-def _depends_on_positions(write: ActivationEdit) -> bool:
-    return write.positions is not None or bool(write.replacement.references(write))
-
-
 def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
-    state = call.state
-    decode_step = call.frame.decode_step
-    selected = write.selected(current, state.rows, state.total, decode_step)
-    references = write.replacement.references(write)
-    context = HookContext(
-        write,
-        selected,
-        {name: call.references[reference] for name, reference in references.items()},
-        call.reads(write),
-        call.frame.prepared.get(id(write)),
-        call.tokens,
-        state.rows,
-        state.total,
-        decode_step,
-        call.surface.causal,
-    )
-    if not isinstance(write.replacement, Computed):
-        return write.replacement.value(current, context), selected
-    with assert_weights_unchanged(call.surface.model, f"{write.label}, the function"):
+    state, run = call.state, call.run
+    selected = write.selected(current, state.rows, state.total, run.decode_step)
+    found = {name: call.references[one] for name, one in write.replacement.references(write).items()}
+    context = HookContext(write, selected, found, run, state.rows, state.total, call.surface.causal)
+    user_function = isinstance(write.replacement, Computed)
+    label = f"{write.label}, the function"
+    with assert_weights_unchanged(call.surface.model, label) if user_function else nullcontext():
         return write.replacement.value(current, context), selected

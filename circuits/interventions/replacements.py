@@ -284,7 +284,7 @@ class Uniform(Replacement):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns patterns that spread each query evenly over the chosen keys that it may see."""
         label = context.write.label
-        scores = context.reads.pop("scores", None)
+        scores = context.run.reads.get(id(context.write), {}).pop("scores", None)
         if scores is None:
             raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
         may_see = visible(scores)

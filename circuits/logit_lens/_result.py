@@ -139,8 +139,8 @@ class DirectAttribution:
                 "layer": pd.array([layer for layer, _ in places], dtype="Int64"),
                 "head": pd.array([head for _, head in places], dtype="Int64"),
                 "share": found.value,
-                "share_ci_low": found.low,
-                "share_ci_high": found.high,
+                "share_ci_low": found.value_ci_low,
+                "share_ci_high": found.value_ci_high,
                 "n": len(self.metric),
             }
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.contexts import model_block
+from circuits.model.hooks import Handle, Handles, Wrapped
 from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
 
@@ -138,13 +139,10 @@ def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
 
 @dataclass
 class _OpenRun:
-    """Runs of which each goes on from the one before: the length of their prompt, the end of the last, how it was
-    called.
-    """
+    """Runs of which each goes on from the one before: the length of their prompt, and the end of the last."""
 
     prompt: int | None
     end: int | None
-    seen: bool
 
 
 class GenerationState:
@@ -162,14 +160,12 @@ class GenerationState:
         model: nn.Module,
         given: Mapping[str, Any],
         length: int | None,
-        seen: bool,
         real: Tensor | None = None,
     ) -> DecodeStep:
         """Returns the step of a run with these arguments by name.
 
         Args:
             length: the number of its positions; None if unknown.
-            seen: whether the model itself was called, not its forward.
             real: the mask of padding so far, as in `DecodeStep`.
         """
         closed = replace(WHOLE, real=real)
@@ -180,8 +176,6 @@ class GenerationState:
             # A cache not seen before may come from a run without one, or be a copy.
             runs = [one for other, one in self._open_runs.items() if not isinstance(other, _Generation)]
             before = next((one for one in reversed(runs) if start and one.end == start), None)
-        if generation is not None and before is not None and seen is not before.seen:
-            return closed  # a hook has called the model: no method calls it now one way, now the other
         earlier = 0 if generation is None or before is None else before.end or 0
         if cache is not None and not start and length is not None and length < earlier:
             raise CircuitsError(
@@ -191,7 +185,7 @@ class GenerationState:
         end = None if length is None else start + length
         prompt = end if before is None else before.prompt
         self._open_runs.pop(key, None)
-        self._open_runs[key] = _OpenRun(prompt, end, seen)
+        self._open_runs[key] = _OpenRun(prompt, end)
         if generation is None and cache is None:
             return closed
         # With padding, a position has come once it has in all rows.
@@ -204,49 +198,16 @@ class _Generation:
     """One call of a method of `METHODS`; compared by identity."""
 
 
-class _Announced:
-    """A method of a model that says so while it runs."""
-
-    def __init__(self, model: nn.Module, owner: nn.Module, name: str) -> None:
-        self.model, self._owner, self._name = model, owner, name
-        self._before = vars(owner).get(name)
-
-    def register(self) -> None:
-        vars(self._owner)[self._name] = self
-
-    def remove(self) -> None:
-        if vars(self._owner).get(self._name) is self:
-            del vars(self._owner)[self._name]
-            if self._before is not None:
-                vars(self._owner)[self._name] = self._before
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        positions = getattr(getattr(self.model, "cfg", None), "positional_embedding_type", None)
-        if positions == "shortformer" and kwargs.get("use_past_kv_cache", True):
-            raise CircuitsError(
-                "transformer-lens cannot generate with a cache on a shortformer model: give use_past_kv_cache=False"
-            )
-        method: Callable[..., Any] = self._before or getattr(type(self._owner), self._name).__get__(
-            self._owner
-        )
-        generation = _Generation()
-        with _announced(self.model, generation):
-            result = method(*args, **kwargs)
-        return _stream(self.model, generation, result) if isinstance(result, GeneratorType) else result
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model, and a stored one, have the plain method.
-        return getattr, (self._owner, self._name)
+# The generations under way by model, the outermost first: one method may call another.
+_under_way: WeakKeyDictionary[nn.Module, list[_Generation]] = WeakKeyDictionary()
 
 
-def _stream(model: nn.Module, generation: _Generation, steps: Any) -> Iterator[Any]:
-    while True:
-        with _announced(model, generation):
-            try:
-                step = next(steps)
-            except StopIteration:
-                return
-        yield step
+def under_way(model: nn.Module) -> object:
+    """Returns an object that stands for the generation under way, the same in all its runs; None where there is
+    none.
+    """
+    generations = _under_way.get(model)
+    return generations[0] if generations else None
 
 
 @model_block
@@ -259,42 +220,40 @@ def _announced(model: nn.Module, generation: _Generation) -> Iterator[None]:
         under.remove(generation)
 
 
-# The generations under way by model, the outermost first: one method may call another.
-_under_way: WeakKeyDictionary[nn.Module, list[_Generation]] = WeakKeyDictionary()
-_methods: WeakKeyDictionary[nn.Module, list[_Announced]] = WeakKeyDictionary()
-_blocks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+def _stream(model: nn.Module, generation: _Generation, steps: Any) -> Iterator[Any]:
+    while True:
+        with _announced(model, generation):
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+        yield step
 
 
-def under_way(model: nn.Module) -> object:
-    """Returns an object that stands for the generation under way, the same in all its runs; None where there is
-    none.
-    """
-    generations = _under_way.get(model)
-    return generations[0] if generations else None
+def watching(model: nn.Module) -> Handle:
+    """Lets `under_way` know of the model's generations until the handle is removed."""
+    positions = getattr(getattr(model, "cfg", None), "positional_embedding_type", None)
 
+    def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if positions == "shortformer" and kwargs.get("use_past_kv_cache", True):
+            raise CircuitsError(
+                "transformer-lens cannot generate with a cache on a shortformer model: give use_past_kv_cache=False"
+            )
+        generation = _Generation()
+        with _announced(model, generation):
+            result = method(*args, **kwargs)
+        return _stream(model, generation, result) if isinstance(result, GeneratorType) else result
 
-@model_block
-def watching(model: nn.Module) -> Iterator[None]:
-    """Lets `under_way` know of the model's generations that begin inside the block. Blocks may end in any order."""
-    if not _blocks.get(model):
-        inner = vars(model).get("original_model")  # a bridge does not register the model it wraps
-        owners = [model, *([inner] if isinstance(inner, nn.Module) else [])]
-        _methods[model] = [
-            _Announced(model, owner, name)
+    inner = vars(model).get("original_model")  # a bridge does not register the model it wraps
+    owners = [model, *([inner] if isinstance(inner, nn.Module) else [])]
+    return Handles(
+        *(
+            Wrapped(owner, name, around)
             for owner in owners
             for name in METHODS
             if callable(getattr(type(owner), name, None))
-        ]
-        for method in _methods[model]:
-            method.register()
-    _blocks[model] = _blocks.get(model, 0) + 1
-    try:
-        yield
-    finally:
-        _blocks[model] -= 1
-        if not _blocks[model]:
-            for method in _methods.pop(model, []):
-                method.remove()
+        )
+    )
 
 
 def unreached(positions: Positions | Span | Snapshot | None, end: int) -> int | None:

@@ -18,18 +18,19 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.model.bridge import BRIDGE, HuggingFaceBridge, bridge_of
 from circuits.model.contexts import interruptible
+from circuits.model.edit_state import state_of
 from circuits.model.hooks import (
     Function,
     Handle,
     Handles,
     Revocable,
+    Wrapped,
     before_module,
     bound,
     on_hook_point,
     passed,
 )
 from circuits.model.prompts import Prompts
-from circuits.model.sae_insertions import splices_of
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.supported import (
     FAMILIES,
@@ -46,7 +47,6 @@ from circuits.model.supported import (
 SUPPORTED = ("HookedTransformer", BRIDGE)
 
 Begin = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
-Direct = Callable[[Mapping[str, Any]], None]
 
 
 class HookedModel:
@@ -81,7 +81,7 @@ class HookedModel:
         self.huggingface = self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
         #: The hook points of the autoencoders that are spliced in now.
         self.spliced = {
-            name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()
+            name: point for splice in state_of(model).splices.values() for name, point in splice.hooks.items()
         }
         hooks.update(self.spliced)
         grouped = getattr(cfg, "n_key_value_heads", None)
@@ -167,7 +167,7 @@ class HookedModel:
         """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
         if kind.unit != "feature":
             return self.sizes["d_mlp"] if kind.unit else None
-        return next(splice.width for splice in splices_of(self.model).values() if hook in splice.hooks)
+        return next(splice.width for splice in state_of(self.model).splices.values() if hook in splice.hooks)
 
     def shape(self, kind: SiteKind, batch: int, pos: int) -> tuple[int | None, ...]:
         """Returns the shape of an activation, with None where the config does not give the size."""
@@ -401,41 +401,28 @@ class HookedModel:
             return self._bridge.through(hook, activation)
         return passed(self.hooks[hook], activation)
 
-    def on_run(
-        self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
-    ) -> Handle:
+    def on_run(self, begin: Begin, end: Callable[[], None] = lambda: None) -> Handle:
         """Calls `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
 
         kwargs are all arguments by name, those in `args` too. Runs may be nested: a hook may call the model.
-        `run_with_hooks` of a HookedTransformer bypasses the model's own __call__, so that its inputs stay unknown:
-        then `direct(arguments of the first block)` is called, and no `end`.
         """
-        runs = _Runs(begin, end, direct)
-        started, over, entered = (
-            Revocable(runs.start, self.model),
-            Revocable(runs.end, self.model, ignores_others=True),
-            Revocable(runs.enter, self.model),
-        )
+        started = Revocable(begin, self.model)
+        over = Revocable(end, self.model, ignores_others=True)
         if self._bridge is not None:
             return Handles(started, over, self._bridge.on_run(started, over))
-        first = self.model.get_submodule("blocks.0")
         # A user's subclass may take *args and hand them on, so the signature is that of the supported class.
         family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
         forward = family.forward
-        return Handles(
-            started,
-            over,
-            entered,
-            self.model.register_forward_pre_hook(
-                lambda module, args, kwargs: started(args, bound(forward, args, kwargs)),
-                with_kwargs=True,
-            ),
-            self.model.register_forward_hook(lambda module, inputs, output: over(), always_call=True),
-            first.register_forward_pre_hook(
-                lambda module, args, kwargs: entered(bound(type(module).forward, args, kwargs)),
-                with_kwargs=True,
-            ),
-        )
+
+        def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            try:
+                started(args, bound(forward, args, kwargs))
+                return method(*args, **kwargs)
+            finally:
+                over()
+
+        # Not hooks of the model: `generate` and `run_with_hooks` pass these by.
+        return Handles(started, over, Wrapped(self.model, "forward", around))
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Returns the inputs [batch pos ...] of a call of the model, of texts the tokens that it makes; None where they
@@ -487,38 +474,6 @@ def is_text(given: Any) -> bool:
     return isinstance(given, str) or (
         isinstance(given, list) and bool(given) and all(isinstance(one, str) for one in given)
     )
-
-
-class _Runs:
-    """The runs of a model that are under way, for one pair of callbacks."""
-
-    def __init__(self, begin: Begin, end: Callable[[], None] | None, direct: Direct | None) -> None:
-        self._begin, self._end, self._direct = begin, end, direct
-        # One entry per run under way, the innermost last: whether it has reached the first block.
-        self._reached: list[bool] = []
-
-    def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._reached.append(False)
-        self._begin(args, kwargs)
-
-    def end(self) -> None:
-        # Callbacks that were added while the model ran have not seen the start.
-        if self._reached:
-            self._reached.pop()
-            if self._end is not None:
-                self._end()
-
-    def enter(self, kwargs: Mapping[str, Any]) -> None:
-        if not self._reached:
-            if self._direct is not None:
-                self._direct(kwargs)
-        elif self._reached[-1]:
-            raise CircuitsError(
-                "a hook runs the model's forward directly while the model is running (run_with_hooks does that), so "
-                "the two runs cannot be told apart; call model(tokens) in the hook"
-            )
-        else:
-            self._reached[-1] = True
 
 
 def _hook_points(model: nn.Module) -> dict[str, nn.Module]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -74,6 +74,35 @@ class Revocable:
         self._function = None
 
 
+class Wrapped:
+    """A method of a module that is called by way of `around(method, args, kwargs)` while this is on.
+
+    Several may be on one method, and go in any order. A copy of the module, and a stored one, has the plain method.
+    """
+
+    def __init__(self, owner: nn.Module, name: str, around: Callable[..., Any]) -> None:
+        self._owner, self._name, self._around = owner, name, around
+        self._before = vars(owner).get(name)
+        self._on = True
+        functools.update_wrapper(self, getattr(type(owner), name), updated=())
+        vars(owner)[name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method = self._before or getattr(type(self._owner), self._name).__get__(self._owner)
+        return self._around(method, args, kwargs) if self._on else method(*args, **kwargs)
+
+    def remove(self) -> None:
+        self._on = False
+        methods = vars(self._owner)
+        while isinstance(last := methods.get(self._name), Wrapped) and not last._on:
+            del methods[self._name]
+            if last._before is not None:
+                methods[self._name] = last._before
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._owner, self._name)
+
+
 def on_hook_point(hook: nn.Module, function: Function) -> Handle:
     """Hooks the output of a hook point that stands in line: the model goes on with the function's return value."""
     return hook.register_forward_hook(lambda module, inputs, output: function(output))
@@ -102,7 +131,7 @@ def passed(module: nn.Module, x: Tensor) -> Tensor:
     return x if untouched and torch.equal(copy, x) else output
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _signature(forward: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(forward)
 

@@ -83,7 +83,7 @@ class _Depth:
         self._depth += 1
 
     def end(self) -> None:
-        self._depth -= 1
+        self._depth = max(0, self._depth - 1)
 
     def outermost(self, function: Function, activation: Tensor) -> Tensor | None:
         return function(activation) if self._depth == 1 else None

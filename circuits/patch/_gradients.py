@@ -150,9 +150,7 @@ class Pair:
         """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""
         # Gradients are enabled even if the caller has disabled them, because the output may have a graph.
         with torch.enable_grad():
-            if self.logit_columns is not None:
-                return self.metric.values_at(self.logit_columns, output, clean)
-            return self.metric.values(output, clean)
+            return self.metric.values(output, clean, self.logit_columns)
 
     def baseline(self, clean: Tensor) -> PerExample:
         """Returns the metrics at base as sums and counts per example."""

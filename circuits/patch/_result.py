@@ -234,10 +234,9 @@ def ranked(
     )
     examples = {
         (run["variant"], metric): (values[:, place], values[:, 0])
-        for one in measured
         for metric in unedited
-        for values in (one.of(metric),)
-        for place, run in enumerate(one.runs, start=1)
+        for values in (measured.of(metric),)
+        for place, run in enumerate(measured.runs, start=1)
     }
     agreement: list[Row] = []
     for metric, table in tables.items():

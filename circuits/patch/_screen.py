@@ -180,7 +180,7 @@ def attribution(
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": sized.batch_size}
     description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": by}
     described = {run["variant"]: [description] for run in runs}
-    return tabulate([measured], resampling, described, settings | pair.surface.settings | pair.words)
+    return tabulate(measured, resampling, described, settings | pair.surface.settings | pair.words)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ How a value reaches the table:
 
     sweep(model, tokens, variants, metric, batch, positions)
       Metric.of(metric, batch, ...)          the function, its batch and where it reads, checked once  metrics.py
-      ModelSweep(...).run()                  the variants run, on one checkpoint                       model_sweep.py
+      ModelSweep(...).run()                  the variants run                                          model_sweep.py
         rows, variant -> output [n pos out]
         metric.at(rows).measure(output, unedited output) -> sum [n] and count [n], by name
-      Measurements                           of one checkpoint: sums and counts [run example],         measurements.py
+      Measurements                           sums and counts [run example],                            measurements.py
                                              run 0 is the unedited model
       tabulate(measurements, ...)            values, effects, intervals and p-values, a row for each   table.py
 
-The logit difference of given answers stands in logit_difference.py, the checkpoints of a sweep in checkpoints.py.
+The logit difference of given answers stands in logit_difference.py.
 `compare` and `patch.attribution` fill Measurements with outputs and estimates of their own; `patch.screen` and
 `patch.edges` measure their largest estimates by `run_sweep`, and `circuit.evaluate` circuits by the same Metric.
 """

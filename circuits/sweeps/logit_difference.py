@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,17 +127,9 @@ class Answers:
     def __getitem__(self, rows: slice) -> Answers:
         return Answers(*(part[rows] for part in vars(self).values()))
 
-
-class BoundDifference:
-    """The logit difference of answers that come as its batch."""
-
-    __name__ = CALLER
-
-    def __init__(self, read_positions: tuple[int, ...] | None) -> None:
-        self.read_positions = read_positions
-
-    def __call__(self, output: Tensor, answers: Answers | LogitDifference) -> Tensor:
-        return answers(output) if isinstance(answers, LogitDifference) else _difference(output, answers)
+    def among(self, columns: Tensor) -> Answers:
+        """Returns the answers in an output that has only these of its columns."""
+        return replace(self, columns=torch.searchsorted(columns, self.columns))
 
 
 def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDifference:
@@ -178,8 +171,8 @@ def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDiffere
 
 def bound(
     metric: Any, batch: Any, inputs: tuple[HookedModel, Prompts] | None, caller: str
-) -> tuple[Any, Any]:
-    """Returns a metric and its batch; of a logit difference, a function and the answers of these prompts.
+) -> tuple[Callable[..., Tensor], Any, tuple[int, ...] | None]:
+    """Returns a logit difference as a function, its batch (the answers of these prompts) and the positions it reads.
 
     Without prompts, answers are those of the outputs that the function gets.
     """
@@ -187,17 +180,22 @@ def bound(
         raise CircuitsError(
             f"{caller}: logit_difference(right, wrong) makes the metric; give metric=logit_difference(right, wrong)"
         )
-    if not isinstance(metric, LogitDifference):
-        return metric, batch
     if batch is not None:
         raise CircuitsError(f"{caller}: logit_difference has its answers with it; leave out batch=")
     if inputs is None:
-        return BoundDifference(None), metric
+        return difference, metric, None
     surface, prompts = inputs
-    read = (
-        None if prompts.padded and len(set(metric.positions)) > 1 else tuple(dict.fromkeys(metric.positions))
-    )
-    return BoundDifference(read), metric.answers(prompts.real, surface, prompts)
+    several = prompts.padded and len(set(metric.positions)) > 1
+    read = None if several else tuple(dict.fromkeys(metric.positions))
+    return difference, metric.answers(prompts.real, surface, prompts), read
+
+
+def difference(output: Tensor, answers: Answers | LogitDifference) -> Tensor:
+    """Returns the logit difference of each example."""
+    return answers(output) if isinstance(answers, LogitDifference) else _difference(output, answers)
+
+
+difference.__name__ = CALLER
 
 
 def _difference(output: Tensor, answers: Answers) -> Tensor:

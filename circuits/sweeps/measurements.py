@@ -27,7 +27,6 @@ class Measurements:
 
     runs: list[Row]
     engine: str
-    checkpoint: str | None = None
     chunks: list[dict[int, PerExample]] = field(default_factory=list)
 
     def begin(self, unedited: PerExample) -> None:

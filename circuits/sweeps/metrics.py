@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,9 @@ from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding
 from circuits.model.prompts import Prompts
-from circuits.sweeps.logit_difference import Answers, bound
+from circuits.sweeps.logit_difference import Answers, LogitDifference, bound, logit_difference
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
-from circuits.validate import check_batch_length, parse_batch
+from circuits.validate import check_batch_length, check_call, parse_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 
@@ -64,45 +62,43 @@ class Metric:
 
         Args:
             inputs: the model and its prompts; None where outputs come from elsewhere.
-            positions: those that the metric reads; by default what it says itself.
+            positions: those that the metric reads; by default what it says itself, or the object whose method it is.
             default: what is measured without a metric; by default `unedited_metrics`.
         """
-        function, batch = bound(metric, parse_batch(batch, caller), inputs, caller)
-        if function is not None:
-            check_metric(function, batch is not None)
-        read = cls(function, batch, default or unedited_metrics)
-        return read if inputs is None else read._on(*inputs, caller, positions)
-
-    def _on(self, surface: HookedModel, prompts: Prompts, caller: str, positions: Any) -> Metric:
-        """Returns the metric of a model and prompts, with the positions it reads; refuses what does not fit."""
-        what = f"{caller}, positions"
-        if positions is None:
-            positions, what = positions_read_by(self.function), f"{caller}, read_positions of the metric"
-        positions = parse_positions(positions, what)
-        if isinstance(positions, Snapshot):
+        batch = parse_batch(batch, caller)
+        owner = getattr(metric, "__self__", None)
+        own = getattr(metric, "read_positions", getattr(owner, "read_positions", None))
+        if metric is logit_difference or isinstance(metric, LogitDifference):
+            metric, batch, own = bound(metric, batch, inputs, caller)
+        if metric is not None:
+            _check_call(metric, batch is not None)
+        read = cls(metric, batch, default or unedited_metrics)
+        if inputs is None:
+            return read
+        surface, prompts = inputs
+        if batch is not None:
+            check_batch_length(batch, len(prompts), caller)
+        what = f"{caller}, " + ("positions" if positions is not None else "read_positions of the metric")
+        at = parse_positions(own if positions is None else positions, what)
+        if isinstance(at, Snapshot):
             raise CircuitsError(
                 f"{what}: the same positions are read in every example; got a mask [batch pos]"
             )
         kept = prompts.real if prompts.padded else None
-        if positions is not None:
-            kept = select_positions(positions, prompts.shape[1], what, kept).expand(prompts.shape[:2])
-        if self.function is None:
+        if at is not None:
+            kept = select_positions(at, prompts.shape[1], what, kept).expand(prompts.shape[:2])
+        if metric is None:
             used = prompts.real if kept is None else kept
             check_no_padding(surface, prompts, used, f"{caller}, without metric=")
-        if self.batch is not None:
-            check_batch_length(self.batch, len(prompts), caller)
-        return replace(
-            self,
-            positions=positions,
-            kept=kept,
-            aligned=not prompts.padded,
-            model=surface.model,
-            examples=len(prompts),
-        )
+        aligned, model, examples = not prompts.padded, surface.model, len(prompts)
+        return replace(read, positions=at, kept=kept, aligned=aligned, model=model, examples=examples)
 
     @property
     def name(self) -> str:
-        return "unedited" if self.function is None else metric_name(self.function)
+        if self.function is None:
+            return "unedited"
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return "metric" if name == "<lambda>" else str(name)
 
     @property
     def untested(self) -> tuple[str, ...]:
@@ -116,29 +112,20 @@ class Metric:
             kept = kept.to(next(self.model.parameters()).device)
         return replace(self, batch=batch, kept=kept)
 
-    @cached_property
-    def _unread(self) -> Tensor | None:
-        """Where the output is not read, bool [n pos 1]."""
-        return None if self.kept is None else ~self.kept[..., None]
-
     def measure(self, output: Tensor, clean: Tensor, title: str, columns: Tensor | None = None) -> PerExample:
-        """Returns sum and count of every example, by metric, for an output [n pos out] and the unedited one.
+        """Returns sum and count of every example, by metric, for an output and the unedited one at all positions.
 
         Args:
             title: whose output it is, for error messages.
             columns: the positions that the output has; None: all.
         """
-        values = (
-            self.values(output, clean)
-            if columns is None
-            else self.values_at(columns, output, clean[:, columns])
-        )
+        values = self.values(output, clean if columns is None else clean[:, columns], columns)
         return parse_metric_values(values, self.name, len(output), title, self.advice)
 
     @property
     def advice(self) -> str:
         """What may be the matter where a value is not finite."""
-        if self._unread is None:
+        if self.kept is None:
             return NOT_THERE
         where = "elsewhere than at positions=" if self.aligned else "at padding"
         return (
@@ -146,29 +133,52 @@ class Metric:
             "logit_difference reads each prompt's own position"
         )
 
-    def values(self, output: Tensor, clean: Tensor, spare: bool = False) -> dict[str, Any]:
+    @property
+    def columns(self) -> Tensor | None:
+        """The columns of the output that it reads in some example; None: perhaps all."""
+        if isinstance(self.batch, Answers):
+            return self.batch.columns.unique()
+        if self.positions is None or self.kept is None:
+            return None
+        return self.kept.any(0).nonzero()[:, 0]
+
+    def values(self, output: Tensor, clean: Tensor, columns: Tensor | None = None) -> dict[str, Any]:
         """Returns what the function returns, by name; with a gradient where the output has one.
 
         The function gets copies, so that its writes reach no other variant and nobody's tensors, and a batch that is a
         tensor on the output's device. Its output is NaN at padding and where it said that it does not read; one of half
         precision comes as float32, in which differences of logits keep their digits.
+
+        Args:
+            output: [n pos out].
+            clean: the unedited one.
+            columns: the positions that both have; None: all.
         """
-        kept = None if self.kept is None else self.kept.to(output.device)
+        kept, batch, owned = self.kept, self.batch, False
+        kept = None if kept is None else kept.to(output.device)
+        if columns is not None:
+            if self.function is None or isinstance(batch, Answers):
+                kept = None if kept is None else kept[:, columns.to(kept.device)]
+                batch = batch.among(columns) if isinstance(batch, Answers) else batch
+            else:
+                assert kept is not None
+                whole = output.new_full((*kept.shape, output.shape[2]), torch.nan)
+                whole[:, columns.to(output.device)] = output
+                output, owned = whole, True
         if self.function is None:
             if kept is not None and self.aligned:
                 output, clean, kept = output[:, kept[0]], clean[:, kept[0]], None
             return dict(self.default(output, clean.detach(), kept))
         half = output.dtype in (torch.bfloat16, torch.float16)
-        own = output.float() if half else output.clone() if kept is None and not spare else output
-        if self._unread is not None and not spare:
-            own = own.masked_fill(self._unread.to(output.device), torch.nan)
-        batch = self.batch.to(output.device) if isinstance(self.batch, Tensor) else self.batch
+        own = output.float() if half else output.clone() if kept is None and not owned else output
+        if kept is not None and not (owned and self.aligned):
+            own = own.masked_fill(~kept[..., None], torch.nan)
+        batch = batch.to(output.device) if isinstance(batch, Tensor) else batch
         given = () if batch is None else (private(batch),)
-        with (
-            nullcontext()
-            if self.model is None
-            else assert_weights_unchanged(self.model, in_errors(self.name))
-        ):
+        unchanged = (
+            assert_weights_unchanged(self.model, in_errors(self.name)) if self.model else nullcontext()
+        )
+        with unchanged:
             try:
                 return by_name(self.function(own, *given), self.name)
             except (IndexError, RuntimeError, ValueError) as error:
@@ -187,28 +197,6 @@ class Metric:
             "reads of each example (answers, labels) as batch=, whose rows come with those of the output"
         )
 
-    @property
-    def columns(self) -> Tensor | None:
-        """The columns of the output that it reads in some example; None: perhaps all."""
-        if isinstance(self.batch, Answers):
-            return self.batch.columns.unique()
-        if self.positions is None or self.kept is None:
-            return None
-        return self.kept.any(0).nonzero()[:, 0]
-
-    def values_at(self, columns: Tensor, output: Tensor, clean: Tensor) -> dict[str, Any]:
-        """Returns `values` of an output [n column out] that has only these of its columns, as `clean` has."""
-        if isinstance(self.batch, Answers):
-            kept = None if self.kept is None else self.kept[:, columns.to(self.kept.device)]
-            answers = replace(self.batch, columns=torch.searchsorted(columns, self.batch.columns))
-            return replace(self, kept=kept, batch=answers).values(output, clean)
-        assert self.kept is not None
-        if self.function is None:
-            return replace(self, kept=self.kept[:, columns]).values(output, clean)
-        whole = output.new_full((*self.kept.shape, output.shape[2]), torch.nan)
-        whole[:, columns.to(output.device)] = output
-        return self.values(whole, clean, spare=self.aligned)
-
 
 def private(thing: Any) -> Any:
     """Returns a copy of what a user's function may write to; what cannot be copied, such as a lock, is shared."""
@@ -218,30 +206,13 @@ def private(thing: Any) -> Any:
         return thing
 
 
-def check_metric(metric: Any, has_batch: bool) -> None:
+def _check_call(metric: Any, has_batch: bool) -> None:
     """Refuses a metric that cannot be called with the arguments that it will be given."""
     if not callable(metric):
         raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
-    try:
-        inspect.signature(metric).bind(*(("output", "batch") if has_batch else ("output",)))
-    except TypeError as error:
-        given = "(output, batch)" if has_batch else "(output); pass batch= if it needs one"
-        raise CircuitsError(
-            f"{in_errors(metric_name(metric))}: cannot be called with {given}: {error}"
-        ) from error
-    except ValueError:
-        pass  # built in C, without a signature: calling it will tell
-
-
-def positions_read_by(metric: Any) -> Any:
-    """Returns the positions that a metric says it reads, itself or through the object whose method it is; None: all."""
-    owner = getattr(metric, "__self__", None)
-    return getattr(metric, "read_positions", getattr(owner, "read_positions", None))
-
-
-def metric_name(metric: Any) -> str:
-    name = getattr(metric, "__name__", type(metric).__name__)
-    return "metric" if name == "<lambda>" else str(name)
+    what = in_errors(Metric(metric, None, unedited_metrics).name)
+    given = "output, batch" if has_batch else "output; pass batch= if it needs one"
+    check_call(metric, f"{what}, given ({given})", *(("output", "batch") if has_batch else ("output",)))
 
 
 def in_errors(name: str) -> str:

@@ -67,7 +67,7 @@ class ModelSweep:
     batch_size: int
     naive: dict[str, str] = field(default_factory=dict)
 
-    def run(self, checkpoint: str | None = None) -> Measurements:
+    def run(self) -> Measurements:
         """Returns the measurements of all variants."""
         stacked = self._stackable()
         runs: list[Row] = [
@@ -80,7 +80,7 @@ class ModelSweep:
             for index, one in enumerate(self.variants)
         ]
         with evaluating(self.surface.model), torch.no_grad():
-            return within_memory(self.batch_size, partial(self._measured, stacked, runs, checkpoint))
+            return within_memory(self.batch_size, partial(self._measured, stacked, runs))
 
     def _stackable(self) -> dict[int, StackedVariant]:
         """Returns the variants that share forwards, by index; notes why the others do not."""
@@ -99,16 +99,14 @@ class ModelSweep:
                 self.naive[one.name] = str(reason)
         return found
 
-    def _measured(
-        self, stacked: dict[int, StackedVariant], runs: list[Row], checkpoint: str | None, size: int
-    ) -> Measurements:
+    def _measured(self, stacked: dict[int, StackedVariant], runs: list[Row], size: int) -> Measurements:
         """Returns the measurements, of one clean pass after the other, of examples of equal number as far as that
         goes.
         """
         self.batch_size = size
         total = len(self.prompts)
         step = -(-total // -(-total // size))
-        found = Measurements(runs, NAIVE, checkpoint)
+        found = Measurements(runs, NAIVE)
         references = References(self.surface, size * self.prompts.shape[1])
         for start in range(0, total, step):
             with assert_weights_unchanged(self.surface.model, in_errors(self.metric.name)):

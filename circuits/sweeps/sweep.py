@@ -17,13 +17,12 @@ from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import MetricLike, PositionsLike, TokensLike
 from circuits.statistics import Resampling
-from circuits.sweeps.checkpoints import parse_checkpoints
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.measurements import BASELINE, Measurements, Row
 from circuits.sweeps.metrics import Metric
 from circuits.sweeps.model_sweep import ModelSweep, Variant
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
-from circuits.validate import answers_former_names, parse_choice
+from circuits.validate import answers_former_names, by_text, parse_choice
 
 
 @answers_former_names
@@ -36,7 +35,6 @@ def sweep(
     engine: str = "auto",
     batch_size: int | None = None,
     positions: PositionsLike = None,
-    checkpoints: Any = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
@@ -60,15 +58,12 @@ def sweep(
             tokens and on numbers in memory; halved where an accelerator has no room for them.
         positions: the positions the metric reads; the output is NaN everywhere else. Default: `read_positions` of the
             metric, or of the task whose method it is, else all.
-        checkpoints: objects with a .ref and a .model, as `load_checkpoints` yields, or label -> a model, a state_dict
-            that is loaded into `model` for it, or a function that returns one of these; every variant is compared with
-            that checkpoint unedited. Pairs (label, model) may also come from an iterator. Default: `model` itself.
         seed: of the bootstrap over examples (95% percentile intervals) and of the sign-flip test.
         draws: resamples of the bootstrap, shared by all variants.
         flips: the most flips of the sign-flip test, which is exact where 2^n is no more than that.
 
     Inside a block of `intervene`, the edits of that block belong to the model that is compared with, while clean passes
-    still run without them.
+    still run without them. Sweeps of several models (checkpoints, seeds) are one table by `SweepResult.concat`.
 
     Raises:
         CircuitsError: before any run for variants, batch or arguments that do not fit, and after the first one for a
@@ -80,7 +75,7 @@ def sweep(
     surface.check_prompts(prompts, "sweep: tokens")
     measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
     resampling = parse_resampling(seed, draws, flips, "sweep")
-    return run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size, checkpoints)[0]
+    return run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size)[0]
 
 
 def run_sweep(
@@ -91,82 +86,49 @@ def run_sweep(
     resampling: Resampling,
     engine: str = "auto",
     batch_size: int | None = None,
-    checkpoints: Any = None,
-) -> tuple[SweepResult, list[Measurements]]:
-    """Returns the result of `sweep`, and by checkpoint the values of every example behind it."""
+) -> tuple[SweepResult, Measurements]:
+    """Returns the result of `sweep`, and the values of every example behind it."""
     with exclusive(surface.model):
-        read, columns = _parse_variants(variants), metric.columns
+        plans, columns = _planned(variants, surface), metric.columns
         # The streams of the clean pass are held beside a forward.
         kept = surface.n_layers * (surface.sizes["d_model"] or 1)
-        size = rows_in_a_forward(
-            surface,
-            prompts.shape[1],
-            batch_size,
-            "sweep",
-            kept=kept,
-            read=None if columns is None else len(columns),
-        )
-        # Before a checkpoint is loaded, so that what does not fit shows at once.
-        plans = _planned(read, surface)
-        naive: dict[str, str] = {}
-        found: list[Measurements] = []
-        for label, checkpoint in parse_checkpoints(checkpoints, surface):
-            with checkpoint.loaded() as loaded:
-                plans = plans if checkpoints is None else _planned(read, loaded)
-                job = ModelSweep(loaded, prompts, metric, plans, engine, size)
-                measurements = job.run(label)
-            size, naive = job.batch_size, naive | job.naive
-            found.append(measurements)
-            # A model of its own is gone before the next one is read.
-            del checkpoint, loaded, job
-        if not found:
-            raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
-        settings: dict[str, Any] = {"batch_size": size, "n": len(prompts), **surface.settings}
-        settings |= {"words": prompts.labels()} if prompts.words is not None else {}
-        settings |= {
-            "positions": None if metric.positions is None else list(metric.positions),
-            "engine": engine,
-            "naive": naive,
-        }
-        described: dict[str, list[Row]] = {}
-        for name, _, together in read:
-            described.setdefault(name, []).extend(one.describe() for one in together)
-        return tabulate(found, resampling, described, settings, metric.untested), found
+        read = None if columns is None else len(columns)
+        size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
+        job = ModelSweep(surface, prompts, metric, plans, engine, size)
+        measured = job.run()
+    settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.settings}
+    settings |= {"words": prompts.labels()} if prompts.words is not None else {}
+    settings |= {
+        "positions": None if metric.positions is None else list(metric.positions),
+        "engine": engine,
+        "naive": job.naive,
+    }
+    described: dict[str, list[Row]] = {}
+    for one in plans:
+        described.setdefault(one.name, []).extend(each.describe() for each in one.interventions)
+    return tabulate(measured, resampling, described, settings, metric.untested), measured
 
 
-_Given = list[tuple[str, int | None, tuple[Any, ...]]]  # name, draw, the interventions that act together
-
-
-def _parse_variants(variants: Any) -> _Given:
-    """Returns every variant as (name, draw, interventions); refuses names that would be the same in the table."""
+def _planned(variants: Any, surface: HookedModel) -> list[Variant]:
+    """Returns every variant, each draw by itself, as steps on the model; refuses names that would be the same in the
+    table.
+    """
     if not isinstance(variants, Mapping):
         raise CircuitsError(
             f"sweep: give variants by name, such as {{'without 0.1': ablate.zero('0.1')}}; got {format_value(variants)}"
         )
     if not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
-    read: _Given = []
-    names: set[str] = set()
-    for name, given in variants.items():
-        is_draws = isinstance(given, Draws)
-        if str(name) in names:
-            raise CircuitsError(f"sweep: two variants are called {str(name)!r} in the table")
-        names.add(str(name))
+    found: list[Variant] = []
+    for name, given in by_text(variants, "sweep", "variants").items():
+        drawn = isinstance(given, Draws)
         for draw, one in enumerate(given.interventions if isinstance(given, Draws) else (given,)):
             together = tuple(one) if isinstance(one, tuple | list) else (one,)
             if not together:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
-            read.append((str(name), draw if is_draws else None, together))
-    return read
-
-
-def _planned(read: _Given, surface: HookedModel) -> list[Variant]:
-    """Returns the variants as steps on a model with its current weights."""
-    parsed: list[Variant] = []
-    for name, draw, together in read:
-        with prefixed(f"variant {name!r}"):
-            parsed.append(Variant(name, draw, together, planned(together, surface)))
-    return parsed
+            with prefixed(f"variant {name!r}"):
+                found.append(Variant(name, draw if drawn else None, together, planned(together, surface)))
+    return found
 
 
 def compare(
@@ -222,4 +184,4 @@ def compare(
     if found is None or not found.runs or (batch is not None and len(batch) != done):
         got = "no outputs" if found is None or not found.runs else f"{done} examples, batch has {len(batch)}"
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
-    return tabulate([found], resampling, {}, {"engine": "given", "n": done}, measured.untested)
+    return tabulate(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -14,10 +14,10 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, Resampling, Summary, holm, least_p_notes, summarise
+from circuits.statistics import LEVEL, Resampling, holm, least_p_notes, summarise
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.tables import short_table
-from circuits.validate import is_whole, parse_seed
+from circuits.validate import by_text, is_whole, parse_seed
 
 # fmt: off
 COLUMNS = (
@@ -40,14 +40,15 @@ class SweepResult:
     """The result of a sweep.
 
     Attributes:
-        frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
-            the unedited model's on the same examples, `effect` = value − baseline and `ratio` = value / baseline with
-            paired intervals; `p_value` is a paired sign-flip test, `p_adjusted` Holm's adjustment over all rows (of
-            `of_metric`: over those of one metric); `n` is the number of examples. `layer`, `head` and `position` are
-            filled in where the variant is about exactly one. A variant of several draws has a row for their mean,
-            `draw` empty, and then one for each draw, untested. `null_effect` marks an edit that was made and which
-            changed not one example by more than rounding. A value without any entry (ΣC = 0) is NaN.
-        baseline: the unedited model, one row per metric and checkpoint.
+        frame: one row per variant and metric, and per model where `concat` has joined several. `value` with its
+            interval is the edited model's, `baseline` the unedited model's on the same examples, `effect` = value −
+            baseline and `ratio` = value / baseline with paired intervals; `p_value` is a paired sign-flip test,
+            `p_adjusted` Holm's adjustment over all rows (of `of_metric`: over those of one metric); `n` is the number
+            of examples. `layer`, `head` and `position` are filled in where the variant is about exactly one. A variant
+            of several draws has a row for their mean, `draw` empty, and then one for each draw, untested. `null_effect`
+            marks an edit that was made and which changed not one example by more than rounding. A value without any
+            entry (ΣC = 0) is NaN.
+        baseline: the unedited model, one row per metric (and model).
         interventions: by variant, its interventions as JSON-able data; for several draws, one after the other.
         settings: seed, draws, batch_size and so on; `naive` says by variant why it did not share forwards.
     """
@@ -61,17 +62,23 @@ class SweepResult:
         return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings)])
 
     @classmethod
-    def concat(cls, parts: Iterable[SweepResult]) -> SweepResult:
-        """Returns the result of one sweep from those of its parts, which have other variants or checkpoints each.
+    def concat(cls, parts: Iterable[SweepResult] | Mapping[Any, SweepResult]) -> SweepResult:
+        """Returns one result from those of several sweeps: of other variants of one model each, or by label, of
+        other models (checkpoints, seeds), whose labels are the column `checkpoint`.
 
         Holm's adjustment is made anew, over all rows. The parts have the same examples, metrics and resampling (`seed`,
         `draws`, `flips`), so that they may come from different processes and machines.
 
         Raises `CircuitsError` for parts that share a row, and for parts whose unedited models or settings differ.
         """
-        results = list(parts)
+        labels = list(by_text(parts, "SweepResult.concat", "models")) if isinstance(parts, Mapping) else []
+        results = list(parts.values() if isinstance(parts, Mapping) else parts)
         if not results or not all(isinstance(one, SweepResult) for one in results):
-            raise CircuitsError("SweepResult.concat: give results of sweep, of some variants each")
+            raise CircuitsError(
+                "SweepResult.concat: give results of sweep, in a list or by label of their model"
+            )
+        if labels:
+            results = [one._of_model(label) for label, one in zip(labels, results, strict=True)]
         first = results[0].settings
         for name in ("seed", "draws", "flips", "n", "positions"):
             if any(one.settings.get(name) != first.get(name) for one in results):
@@ -100,6 +107,10 @@ class SweepResult:
         settings["naive"] = {key: why for one in results for key, why in one.settings["naive"].items()}
         interventions = {name: given for one in results for name, given in one.interventions.items()}
         return cls(frame, baseline.drop_duplicates(model, ignore_index=True), interventions, settings)
+
+    def _of_model(self, label: str) -> SweepResult:
+        frame, baseline = (table.assign(checkpoint=label) for table in (self.frame, self.baseline))
+        return replace(self, frame=frame, baseline=baseline)
 
     @property
     def metrics(self) -> list[str]:
@@ -187,67 +198,39 @@ def parse_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resampli
 
 
 def tabulate(
-    measured: Sequence[Measurements],
+    measured: Measurements,
     resampling: Resampling,
     described: dict[str, Any],
     settings: dict[str, Any],
     untested: Collection[str] = (),
 ) -> SweepResult:
-    """Returns the table of measurements: by checkpoint as they came, by variant in the order of `described`, by draw.
+    """Returns the table of measurements: by variant in the order of `described`, by draw, by metric.
 
     Draws of one variant come after a row that pools them: per example the sums and counts of all draws together. Only
     that row is tested. Metrics in `untested` get no p-value: a distance from the unedited output cannot be less than
     the unedited one's 0, so a test of "no change" would reject for any edit at all.
     """
     rows: list[Row] = []
-    unedited: dict[tuple[str | None, str], Row] = {}
-    for one, metric in [(each, name) for each in measured for name in each.metrics]:
-        runs, values = _with_pooled(one, metric)
+    unedited: list[Row] = []
+    for metric in measured.metrics:
+        runs, values = _with_pooled(measured, metric)
         summary = summarise(values[0], values[1], resampling.seed, resampling.draws, resampling.flips, LEVEL)
-        statistics = _rows(summary, _unchanged(values[0], values[1]))
-        common = {"metric": metric, "checkpoint": one.checkpoint, "n": values.shape[-1]}
-        unedited[one.checkpoint, metric] = statistics[0] | common
-        for run, row in zip(runs, statistics[1:], strict=True):
-            p_value = np.nan if run.get("draw") is not None or metric in untested else row["p_value"]
-            rows.append({"engine": one.engine, **run, **row, **common, "p_value": p_value})
-    checkpoints, variants = (
-        {name: place for place, name in enumerate(dict.fromkeys(names))}
-        for names in (
-            [row["checkpoint"] for row in rows],
-            [*described, *(row["variant"] for row in rows)],
-        )
-    )
-    rows.sort(
-        key=lambda row: (
-            checkpoints[row["checkpoint"]],
-            variants[row["variant"]],
-            -1 if row.get("draw") is None else row["draw"],
-        )
-    )
+        columns: dict[str, Any] = vars(summary) | {"null_effect": _unchanged(values[0], values[1])}
+        series = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        common = {"metric": metric, "checkpoint": None, "n": values.shape[-1], "baseline": summary.value[0]}
+        unedited.append(series[0] | common)
+        for run, row in zip(runs, series[1:], strict=True):
+            if run.get("draw") is not None or metric in untested:
+                row["p_value"] = np.nan
+            rows.append({"engine": measured.engine, **run, **row, **common})
+    order = {name: at for at, name in enumerate(dict.fromkeys([*described, *(r["variant"] for r in rows)]))}
+    rows.sort(key=lambda row: (order[row["variant"]], -1 if row.get("draw") is None else row["draw"]))
     frame = _frame(rows, COLUMNS)
     frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
     drawn = {"seed": resampling.seed, "draws": resampling.draws, "flips": resampling.flips}
-    baseline = _frame(list(unedited.values()), BASELINE_COLUMNS)
-    return SweepResult(frame, baseline, described, drawn | settings | {"level": LEVEL})
-
-
-def _rows(summary: Summary, unchanged: Sequence[bool]) -> list[Row]:
-    """Returns the columns of each series of a summary, that of the unedited model first."""
-    columns = {
-        "value": summary.value,
-        "value_ci_low": summary.low,
-        "value_ci_high": summary.high,
-        "baseline": np.full_like(summary.value, summary.value[0]),
-        "effect": summary.effect,
-        "effect_ci_low": summary.effect_low,
-        "effect_ci_high": summary.effect_high,
-        "ratio": summary.ratio,
-        "ratio_ci_low": summary.ratio_low,
-        "ratio_ci_high": summary.ratio_high,
-        "p_value": summary.p_value,
-        "null_effect": unchanged,
-    }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return SweepResult(
+        frame, _frame(unedited, BASELINE_COLUMNS), described, drawn | settings | {"level": LEVEL}
+    )
 
 
 def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:

@@ -9,7 +9,7 @@
 # `matrix-completion.py` by `build.py`; figures are interactive in JupyterLab, pictures elsewhere.
 
 # %%
-from circuits import ablate, heads, patterns, plots, sweep
+from circuits import SweepResult, ablate, heads, patterns, plots, sweep
 from interp_tasks import experiments, load_checkpoint
 
 before = load_checkpoint("zoo:matrix-completion-7x7@pre")
@@ -35,28 +35,27 @@ experiments.drops("zoo:matrix-completion-7x7").plot()
 # matters for hidden entries; after it 1.3 does most, and 0.6, and most others little by themselves.
 
 # %%
-result = sweep(
-    after.model,
-    batch.tokens,
-    ablate.each(ablate.uniform, heads("all", after.model)),
-    metric=task.metrics,
-    batch=batch,
-    checkpoints={"before": before.model, "after": after.model},
-)
+models = {"before": before.model, "after": after.model}
+
+
+def at_both(variants):
+    """Returns the table of the variants at both checkpoints."""
+    return SweepResult.concat(
+        {
+            label: sweep(model, batch.tokens, variants, metric=task.metrics, batch=batch)
+            for label, model in models.items()
+        }
+    )
+
+
+result = at_both(ablate.each(ablate.uniform, heads("all", after.model)))
 plots.heads(result, "mse_masked", title="Effect of uniform attention on the error at hidden entries")
 
 # %% [markdown]
 # All heads together: what the drop gained is lost.
 
 # %%
-every = sweep(
-    after.model,
-    batch.tokens,
-    {"all heads": ablate.uniform("all"), "layer 0": ablate.uniform("0.0-7")},
-    metric=task.metrics,
-    batch=batch,
-    checkpoints={"before": before.model, "after": after.model},
-)
+every = at_both({"all heads": ablate.uniform("all"), "layer 0": ablate.uniform("0.0-7")})
 every.plot("mse_masked")
 
 # %%

@@ -11,7 +11,7 @@
 # %%
 import torch
 
-from circuits import ablate, fourier, plots, run, sweep
+from circuits import SweepResult, ablate, fourier, plots, run, sweep
 from interp_tasks import experiments, load_checkpoint, load_checkpoints
 
 RUN = "zoo:modular-addition-113"
@@ -36,13 +36,13 @@ experiments.drops(RUN).plot()
 
 # %%
 batch = task.sample(512, seed=0)
-result = sweep(
-    model,
-    batch.tokens,
-    {"uniform over a, b": ablate.uniform("all", keys=[0, 1]), "no MLP": ablate.zero("mlp_out.0")},
-    metric=task.metrics,
-    batch=batch,
-    checkpoints={"before": load_checkpoint(f"{RUN}@pre").model, "after": model},
+variants = {"uniform over a, b": ablate.uniform("all", keys=[0, 1]), "no MLP": ablate.zero("mlp_out.0")}
+models = {"before": load_checkpoint(f"{RUN}@pre").model, "after": model}
+result = SweepResult.concat(
+    {
+        label: sweep(one, batch.tokens, variants, metric=task.metrics, batch=batch)
+        for label, one in models.items()
+    }
 )
 result.plot("accuracy")
 

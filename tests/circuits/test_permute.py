@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, permute, run
-from circuits.interventions.clean_passes import References
-from circuits.interventions.forward_pass import ForwardPass, RunState
-from circuits.model.edit_state import State
+from circuits.interventions.forward_pass import extra_argument
 from circuits.model.hooked_model import HookedModel
 from circuits.permute import random_order
 
@@ -84,14 +82,9 @@ def test_a_seed_permutes_the_rows_in_use_and_nothing_else_decides(model, tokens,
         ({}, None),
     ],
 )
-def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what):
+def test_calls_that_read_other_rows_are_told_apart(tokens, kwargs, what):
     """By what is passed to the model; only what the model is given in this run counts."""
-    surface = HookedModel.of(causal)
-    call = ForwardPass(
-        surface, References(surface), State(), frames=[RunState({"input": tokens, **kwargs}, tokens)]
-    )
-    replacement = permute.positions(3).replacement
-    assert replacement.prepare(call) == what
+    assert extra_argument({"input": tokens, **kwargs}) == what
 
 
 def test_a_table_of_positions_that_is_not_used(make_model, hooked_only, tokens):

@@ -129,10 +129,6 @@ def hook_before_a_receiver(model: Any) -> None:
     run(split, tokens, patch.path("0.1", ("q", "1.0"), other))
 
 
-def state(**changes: Any) -> dict[str, Any]:
-    return build(1, HOOKED, **changes).state_dict()
-
-
 def grouped() -> Any:
     return build(family=HOOKED, n_key_value_heads=2)
 
@@ -246,7 +242,6 @@ REFUSALS: list[tuple[Any, ...]] = [
     ),
     (lambda m: sweep(m, tokens, zero, batch_size=0), "batch_size=0"),
     (lambda m: sweep(m, tokens, zero, executor=None), "no argument executor=", "SweepResult.concat"),
-    (lambda m: sweep(m, tokens, zero, checkpoints={1: state(d_vocab=12)}), "embed.W_E [11, 16]", "[12, 16]"),
     (lambda m: sweep(m, tokens, zero).plot("loss"), "no metric 'loss'", "kl, mse, logit_diff"),
     (lambda m: logit_difference(1, 0, position=6)(m(tokens)), "no position 6", "has 6 tokens"),
     (lambda m: compare([]), "compare: no outputs"),

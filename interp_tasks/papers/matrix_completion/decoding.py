@@ -62,7 +62,10 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
                 row: Row = {"variant": variant, "intervention": variant, "metric": name, "engine": "naive"}
                 ends, gap = (
                     (low[index], high[index])
-                    for low, high in ((summary.low, summary.high), (summary.effect_low, summary.effect_high))
+                    for low, high in (
+                        (summary.value_ci_low, summary.value_ci_high),
+                        (summary.effect_ci_low, summary.effect_ci_high),
+                    )
                 )
                 values = numbers(summary.value[index], ends, *((summary.value[0], gap) if index else ()))
                 rows.append({**row, **values, "n": len(batch)})  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, grid, heads, patch, permute, sweep
+from circuits import CircuitsError, SweepResult, ablate, grid, heads, patch, permute, sweep
 from circuits.figures import results
 
 
@@ -106,7 +106,14 @@ def test_what_is_no_grid_becomes_points(model, tokens, per_head):
 def test_draws_and_checkpoints_are_traces_of_their_own(model, tokens, make_model):
     other = make_model(3, n_layers=3, n_heads=2)
     variants = {"zero": ablate.zero("0.1"), "places": permute.draws(3)}
-    result = sweep(model, tokens, variants, metric=metric, checkpoints={"early": other, "late": model}, **FEW)
+
+    def at_both(variants):
+        models = {"early": other, "late": model}
+        return SweepResult.concat(
+            {name: sweep(one, tokens, variants, metric, **FEW) for name, one in models.items()}
+        )
+
+    result = at_both(variants)
     figure = result.plot("last")
     assert [trace.name for trace in figure.data] == ["early", "early, each draw", "late", "late, each draw"]
     frame = result.frame[(result.frame["metric"] == "last") & (result.frame["checkpoint"] == "late")]
@@ -118,12 +125,5 @@ def test_draws_and_checkpoints_are_traces_of_their_own(model, tokens, make_model
         result.baseline[result.baseline["metric"] == "last"]["value"]
     )
     # One map cannot show two checkpoints.
-    both = sweep(
-        model,
-        tokens,
-        ablate.each(ablate.uniform, heads("all", model)),
-        metric=metric,
-        checkpoints={"early": other, "late": model},
-        **FEW,
-    )
+    both = at_both(ablate.each(ablate.uniform, heads("all", model)))
     assert {trace.type for trace in both.plot().data} == {"scatter"}

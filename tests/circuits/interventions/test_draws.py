@@ -51,11 +51,11 @@ def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_token
         for column, values in (
             ("value", expected.value),
             ("effect", expected.effect),
-            ("value_ci_low", expected.low),
+            ("value_ci_low", expected.value_ci_low),
         ):
             np.testing.assert_allclose(rows[column], [values[5], *values[1:5]], rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(
-            rows["effect_ci_high"].iloc[0], expected.effect_high[5], rtol=1e-9, atol=1e-12
+            rows["effect_ci_high"].iloc[0], expected.effect_ci_high[5], rtol=1e-9, atol=1e-12
         )
         np.testing.assert_allclose(rows["p_value"].iloc[0], expected.p_value[5])
     # The draws are not questions of their own: only the pooled row is tested and counted by Holm.

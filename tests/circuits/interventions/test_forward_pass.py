@@ -72,25 +72,6 @@ def test_after_a_failed_run_in_a_hook_the_outer_one_goes_on(make_model, hooked_o
     assert bool((run(model, tokens, one) == expected).all())
 
 
-def test_a_direct_forward_in_a_hook_is_refused(make_model, hooked_only, tokens, other_tokens):
-    model, inside = make_model(), []
-
-    def call(x, hook):
-        if not inside:
-            inside.append(True)
-            model.run_with_hooks(other_tokens)
-
-    model.blocks[0].attn.hook_z.register_forward_hook(lambda module, inputs, x: call(x, module))
-    with (
-        pytest.raises(
-            CircuitsError, match=r"two runs cannot be told apart; call model\(tokens\) in the hook"
-        ),
-        intervene(model, ablate.uniform("all")),
-    ):
-        model(tokens)
-    assert bool((run(model, tokens) == model(tokens)).all())
-
-
 def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens):
     """Nobody sees what it was called with, but the first block does."""
     model, padded = make_model(), {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)}
@@ -109,16 +90,24 @@ def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, token
         model.run_with_hooks(tokens, **padded)
 
 
-def test_what_an_earlier_run_was_prepared_with_is_not_used(
-    make_model, hooked_only, tokens, other_tokens, grid
-):
+def test_run_with_hooks_is_a_run_like_any_other(make_model, hooked_only, tokens, other_tokens, grid):
+    """Also inside a hook, where it is one of its own."""
     model = make_model()
     one = INTERVENTIONS["frequencies"](tokens, other_tokens, grid)
     given = grid[:8]
+    expected, inside = run(model, given.flip(0), one), []
+
+    def call(x, hook):
+        if not inside:
+            inside.append(True)
+            inside.append(model.run_with_hooks(given))
+
     with intervene(model, one):
-        model(given)
-        with pytest.raises(CircuitsError, match="call the whole model"):
-            model.run_with_hooks(given.flip(0))
+        assert torch.equal(model.run_with_hooks(given.flip(0)), expected)
+        model.add_hook("blocks.0.attn.hook_attn_scores", call)
+        assert torch.equal(model(given.flip(0)), expected)
+    model.reset_hooks()
+    assert torch.equal(inside[1], run(model, given, one))
 
 
 @pytest.mark.parametrize("name", ["path", "path, keys and queries"])

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from circuits import CircuitsError, SweepResult, ablate, draws, heads, sweep
+from circuits.statistics import holm
 from circuits.sweeps.table import COLUMNS
 
 
@@ -64,21 +65,20 @@ def test_one_metric_is_a_family_of_tests_of_its_own(result):
 
 
 def test_parts_together_are_the_table_of_one_sweep(make_model, tokens):
-    """Draws and checkpoints too; parts come from other processes, so that they are pickled."""
-    model, states = make_model(), {str(seed): make_model(seed).state_dict() for seed in range(2)}
+    """Draws too; parts come from other processes, so that they are pickled."""
+    model = make_model()
 
     def part(*names):
         drawn = {"drawn": draws(lambda seed: ablate.resample("0.1", tokens, seed=seed), 2)}
         variants = ablate.each(ablate.zero, heads("all", model)) | drawn
         chosen = {name: variants[name] for name in names or variants}
-        return sweep(model, tokens, chosen, metric=by_row, checkpoints=states, draws=50, flips=50)
+        return sweep(model, tokens, chosen, metric=by_row, draws=50, flips=50)
 
     parts = [part("0.0", "drawn"), part("1.1"), part("0.1", "0.2", "0.3", "1.0", "1.2", "1.3")]
     found, whole = SweepResult.concat(pickle.loads(pickle.dumps(parts))), part()
-    keys = ["checkpoint", "variant", "draw", "metric"]
+    keys = ["variant", "draw", "metric"]
     frames = [one.frame.sort_values(keys, ignore_index=True) for one in (found, whole)]
     pd.testing.assert_frame_equal(*frames, rtol=1e-9, atol=1e-12)
-    assert list(found.frame["checkpoint"]) == sorted(found.frame["checkpoint"])
     pd.testing.assert_frame_equal(found.baseline, whole.baseline, rtol=1e-9)
     assert found.interventions == whole.interventions
     assert (frames[0]["p_adjusted"].dropna() > frames[0]["p_value"].dropna()).any()
@@ -96,6 +96,25 @@ def test_parts_together_are_the_table_of_one_sweep(make_model, tokens):
     ):
         with pytest.raises(CircuitsError, match=f"SweepResult.concat: .*{message}"):
             SweepResult.concat(others)
+
+
+def test_several_models_are_one_table_by_label(make_model, tokens):
+    models = {4000: make_model(1), "last": make_model(0)}
+    variants = ablate.each(ablate.zero, heads("0.0-3", models["last"]))
+    alone = {label: sweep(one, tokens, variants, by_row, draws=50, flips=50) for label, one in models.items()}
+    found = SweepResult.concat(alone)
+    assert found.frame["checkpoint"].tolist() == ["4000"] * 4 + ["last"] * 4
+    assert found.baseline["checkpoint"].tolist() == ["4000", "last"]
+    for label, one in alone.items():
+        rows = found.frame[found.frame["checkpoint"] == str(label)].reset_index(drop=True)
+        same = [name for name in COLUMNS if name not in ("checkpoint", "p_adjusted")]
+        pd.testing.assert_frame_equal(rows[same], one.frame[same])
+    p_values = found.frame["p_value"].to_numpy()
+    assert found.frame["p_adjusted"].tolist() == holm(p_values).tolist()
+    with pytest.raises(
+        CircuitsError, match=r"no argument checkpoints=; sweep each model, and join: SweepResult"
+    ):
+        sweep(models["last"], tokens, variants, checkpoints=models)
 
 
 def by_row(output):

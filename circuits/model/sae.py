@@ -1,8 +1,17 @@
-"""Splices sparse autoencoders into a model, so that their features are sites: patched, ablated, edited, attributed."""
+"""Splices sparse autoencoders into a model, so that their features are sites: patched, ablated, edited, attributed.
+
+Where x is what the edits of a site leave, f = encode(x) passes the hook point of the features and x − decode(f) that
+of the error; what they leave, f' and e', goes on as decode(f') + e'. It is computed as x + (decode(f') − decode(f)) +
+(e' − e), so that the model goes on with x itself, bit for bit, where nothing is edited. No gradient is cut: that at x
+is then what it is without an autoencoder, and that at f' goes through the decoder alone, with the error held, as in
+Marks et al. 2024 (arXiv:2403.19647), where the error is a node too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +19,69 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefixed
 from circuits.model.contexts import model_block
-from circuits.model.edit_state import exclusive
+from circuits.model.edit_state import exclusive, state_of
 from circuits.model.hooked_model import HookedModel
-from circuits.model.sae_insertions import Autoencoder, SAEInsertion, reinstall, spliced
-from circuits.model.sites import KINDS, Site
+from circuits.model.sites import ERROR, FEATURES, KINDS, Site, part_of
 
 CALLER = "splice"
+
+
+@dataclass(frozen=True)
+class Autoencoder:
+    """The two functions of a sparse autoencoder, [... d_in] to [... feature] and back, and the type that it computes
+    in (None: the model's).
+    """
+
+    encode: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], Tensor]
+    dtype: torch.dtype | None
+
+    def like(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
+
+
+class SAEInsertion(nn.Module):
+    """An autoencoder in line at one site: a module that maps the site's activation to what the model goes on with.
+
+    Attributes:
+        features: the hook point of the features [batch pos feature].
+        error: the hook point of the error, in the shape of the site.
+        width: the number of features.
+    """
+
+    def __init__(self, site: Site, autoencoder: Autoencoder, width: int) -> None:
+        super().__init__()
+        self.site, self.width = site, width
+        self.features, self.error = nn.Identity(), nn.Identity()
+        self._autoencoder = autoencoder
+
+    @property
+    def hooks(self) -> dict[str, nn.Module]:
+        """Its hook points by full name."""
+        points = {FEATURES: self.features, ERROR: self.error}
+        return {
+            part_of(part, self.site.kind).hook.format(self.site.layer): point
+            for part, point in points.items()
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        edited = self.edited(x)
+        return x if edited is None else edited
+
+    def edited(self, x: Tensor) -> Tensor | None:
+        """Returns what takes the place of x; None where neither features nor error are changed."""
+        sae, flat = self._autoencoder, x.flatten(2)
+        # Copies, as the functions may write to what they are given, and give one buffer again and again.
+        features = sae.encode(sae.like(flat).clone()).clone()
+        reconstruction = sae.decode(features.clone()).clone()
+        error = (flat - reconstruction.to(x.dtype)).reshape(x.shape)
+        new_features, new_error = self.features(features), self.error(error)
+        changes: list[Tensor] = []
+        if new_features is not features:
+            changes.append((sae.decode(new_features.clone()) - reconstruction).to(x.dtype).reshape(x.shape))
+        if new_error is not error:
+            changes.append(new_error - error)
+        return sum(changes, x) if changes else None
 
 
 @model_block
@@ -52,12 +118,27 @@ def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
             if hook in new:
                 raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
             new[hook] = splice
-    with exclusive(surface.model), spliced(surface.model, new, lambda: reinstall_hooks(surface)):
-        yield model
+    with exclusive(surface.model):
+        current = state_of(surface.model).splices
+        for hook, splice in new.items():
+            if hook in current:
+                raise CircuitsError(f"{CALLER}: there is an autoencoder at {splice.site} already")
+        current.update(new)
+        try:
+            reinstall(surface)
+            yield model
+        finally:  # Blocks may end in any order.
+            for hook in new:
+                current.pop(hook, None)
+            reinstall(surface)
 
 
-def reinstall_hooks(surface: HookedModel) -> None:
-    reinstall(surface.model, surface.on_forward)
+def reinstall(surface: HookedModel) -> None:
+    """Puts the model's splices behind all hooks that are there now, so that they read what these leave."""
+    state = state_of(surface.model)
+    for handle in state.splice_handles:
+        handle.remove()
+    state.splice_handles = [surface.on_forward(hook, splice.edited) for hook, splice in state.splices.items()]
 
 
 def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]:
@@ -91,16 +172,16 @@ def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
         raise CircuitsError(
             f"{what}: give an object with encode and decode, or a pair of functions, got {type(sae).__name__}"
         )
-    elsewhere = {weight.device for weight in _weights(sae)} - {surface.device}
+    weights = list(sae.parameters()) if isinstance(sae, nn.Module) else []
+    elsewhere = {weight.device for weight in weights} - {surface.device}
     if elsewhere:
         raise CircuitsError(
             f"{what}: the SAE is on {elsewhere.pop()}, the model on {surface.device}; move it there first: "
             f'sae.to("{surface.device}")'
         )
-    autoencoder = Autoencoder(pair[0], pair[1], _dtype(sae))
-    size = 1
-    for length in surface.shape(site.kind, 1, 1)[2:]:
-        size *= length or 0
+    dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
+    autoencoder = Autoencoder(pair[0], pair[1], dtype)
+    size = math.prod(length or 0 for length in surface.shape(site.kind, 1, 1)[2:])
     weight = next(surface.model.parameters())
     zeros = torch.zeros(1, 1, size, device=surface.device, dtype=weight.dtype)
     try:
@@ -115,11 +196,3 @@ def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
             "they map [batch pos d_in] to [batch pos feature] and back"
         )
     return SAEInsertion(site, autoencoder, features.shape[2])
-
-
-def _weights(sae: Any) -> Iterator[Tensor]:
-    return iter(sae.parameters() if isinstance(sae, nn.Module) else ())
-
-
-def _dtype(sae: Any) -> torch.dtype | None:
-    return next((weight.dtype for weight in _weights(sae) if weight.is_floating_point()), None)
