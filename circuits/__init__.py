@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from circuits.model.sites import Site as Site
     from circuits.model.supported import unchecked as unchecked
     from circuits.sweeps.logit_difference import logit_difference as logit_difference
+    from circuits.sweeps.prompt_pairs import PromptPairs as PromptPairs
+    from circuits.sweeps.prompt_pairs import read_prompts as read_prompts
     from circuits.sweeps.sweep import compare as compare
     from circuits.sweeps.sweep import sweep as sweep
     from circuits.sweeps.table import SweepResult as SweepResult
@@ -78,6 +80,7 @@ _HOMES = {
     "Intervention": "circuits.interventions.base",
     "KeyValueGroup": "circuits.model.heads",
     "Lens": "circuits.logit_lens",
+    "PromptPairs": "circuits.sweeps.prompt_pairs",
     "Prompts": "circuits.model.prompts",
     "Site": "circuits.model.sites",
     "SweepResult": "circuits.sweeps.table",
@@ -92,6 +95,7 @@ _HOMES = {
     "lens": "circuits.logit_lens",
     "logit_difference": "circuits.sweeps.logit_difference",
     "prompts": "circuits.model.inputs",
+    "read_prompts": "circuits.sweeps.prompt_pairs",
     "run": "circuits.interventions.apply",
     "splice": "circuits.model.sae",
     "sweep": "circuits.sweeps.sweep",

@@ -52,6 +52,10 @@ class Prompts:
         return self.mask is not None and not bool(self.mask.all())
 
     @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    @property
     def real(self) -> Tensor:
         """The mask, bool [batch pos], all true where there is none."""
         return torch.ones(self.shape[:2], dtype=torch.bool) if self.mask is None else self.mask

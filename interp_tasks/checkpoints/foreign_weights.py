@@ -1,4 +1,6 @@
-"""Makes a run of weights that something else has trained: state_dicts of a ``HookedTransformer``, one file a step."""
+"""Makes a run of weights that something else has trained: state_dicts of a ``HookedTransformer``, one file a step, or a
+Hugging Face folder.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,12 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.architecture import config_to_json, model_from_json
+from interp_tasks.checkpoints.hugging_face import (
+    has_tokenizer,
+    is_hugging_face,
+    read_hugging_face,
+    save_tokenizer,
+)
 from interp_tasks.checkpoints.run_config import declared_drop
 from interp_tasks.checkpoints.run_files import checkpoint_folder, is_step
 from interp_tasks.checkpoints.run_folder import RunFolder
@@ -65,6 +73,7 @@ def import_checkpoint(
     step: int | None = None,
     log: str | Path | None = None,
     own_split: bool = False,
+    tokenizer: str | Path | None = None,
 ) -> list[ImportedCheckpoint]:
     """Makes a run folder of a ``HookedTransformer``'s weights that something else has trained; returns its checkpoints.
 
@@ -73,7 +82,8 @@ def import_checkpoint(
 
     Args:
         source: a state_dict (``.pt``, ``.pth``, which are read without running what is pickled in them, or
-            ``.safetensors``), or a folder of such files, each with its step in its name (``model_4000.pth``).
+            ``.safetensors``), or a folder of such files, each with its step in its name (``model_4000.pth``); or a
+            Hugging Face folder (config.json, safetensors), whose tokenizer the run keeps.
         out: the run folder; of one that exists, ``source`` becomes further steps.
         task: what the model was trained on; its models have what the weights do not tell.
         config: fields of ``HookedTransformerConfig``, over those of the task: ``act_fn``, ``normalization_type`` and
@@ -83,16 +93,28 @@ def import_checkpoint(
             with the metric of the task's drop among them, REFs such as ``@pre`` and ``@post`` work.
         own_split: whether the model was trained on the inputs that the task trains on; otherwise measures that tell
             training inputs from others ask which they were.
+        tokenizer: a folder with a Hugging Face tokenizer, which the run keeps for texts; default: that of ``source``.
 
     Raises:
         UserError: in one line, for a file that holds something else, weights that are no such model's, or a setting
             that is missing.
     """
-    files = weight_files(Path(source), step)
+    folder = Path(source)
+    hugging_face = is_hugging_face(folder)
+    files = {step or 0: folder} if hugging_face else weight_files(folder, step)
+    if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
+        raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
     lines = None if log is None else log_lines(Path(log))
-    states = {number: read_state(file) for number, file in files.items()}
-    last = max(states)
-    described = described_model(states[last], task, dict(config or {}), files[last])
+    last = max(files)
+    if hugging_face:
+        if config:
+            raise UserError(f"{folder} says itself what its model is: leave config out")
+        tokenizer = tokenizer or (folder if has_tokenizer(folder) else None)
+        described, state = read_hugging_face(folder)
+        states = {last: state}
+    else:
+        states = {number: read_state(file) for number, file in files.items()}
+        described = described_model(states[last], task, dict(config or {}), files[last])
     models, arranged = {}, {}
     # All before the folder is made, so that what is refused leaves none.
     for number, state in sorted(states.items()):
@@ -109,6 +131,8 @@ def import_checkpoint(
         "drop_metric": None if task is None else declared_drop(task),
     }
     with RunFolder.open(out, whole, info) as run:
+        if tokenizer is not None:
+            save_tokenizer(Path(tokenizer), run.path)
         for line in lines or []:
             run.log(line)
         for number, model in models.items():
@@ -125,11 +149,6 @@ def weight_files(source: Path, step: int | None) -> dict[int, Path]:
         return {step_in_name(source) or 0 if step is None else step: source}
     if not source.is_dir():
         raise UserError(f"no file or folder {str(source)!r}")
-    if (source / "config.json").is_file():
-        raise UserError(
-            f"{source} is a Hugging Face model's folder: use circuits on it in Python, "
-            "TransformerBridge.boot_transformers (docs/tutorials/hugging-face.md)"
-        )
     found: dict[int, Path] = {}
     for file in sorted(each for each in source.iterdir() if each.suffix in SUFFIXES):
         number = step_in_name(file)
@@ -177,8 +196,8 @@ def read_state(file: Path) -> dict[str, Tensor]:
     found = {name: each for name, each in state.items() if not BUFFERS.search(name)}
     if "embed.W_E" not in found:
         raise UserError(
-            f"{file} is no HookedTransformer's state_dict: it has {next(iter(state))} and no embed.W_E; a Hugging Face "
-            "model goes into a TransformerBridge (docs/tutorials/hugging-face.md)"
+            f"{file} is no HookedTransformer's state_dict: it has {next(iter(state))} and no embed.W_E; of a Hugging "
+            "Face model give the folder, with its config.json"
         )
     return found
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.architecture import model_from_json
+from interp_tasks.checkpoints.hugging_face import give_tokenizer
 from interp_tasks.checkpoints.meta import no_task
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
@@ -132,6 +133,7 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
     tensors = read_parameters(folder, meta)
     model = model_from_json(meta["model"], folder / META_FILE)
     fill_parameters(model, tensors, folder / WEIGHTS_FILE)
+    give_tokenizer(model, resolved.run_path)
     frozen = set(meta["frozen"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)

@@ -124,7 +124,7 @@ def no_task(meta: Mapping[str, Any], ref: str) -> UserError:
 
     named = meta["task"]
     if named is None:
-        return UserError(f"{ref} names no task: give --task NAME, or --tokens FILE.npy")
+        return UserError(f"{ref} names no task: give --task NAME, --prompts FILE or --tokens FILE.npy")
     return UserError(
         f"{ref} is of task {named.get('name')!r}, which is not registered here: "
         f"import it (--import FILE.py), or give --task NAME; tasks are {', '.join(tasks.list())}"

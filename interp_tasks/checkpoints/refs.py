@@ -209,7 +209,9 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
         if (path / RUN_FILE).is_file():
             kind = "has no checkpoints yet"
         elif (path / "config.json").is_file():
-            kind = "is a Hugging Face model's folder: use circuits on it in Python, TransformerBridge.boot_transformers"
+            kind = (
+                f"is a Hugging Face model's folder: interp-run runs import {path} --out RUN makes a run of it"
+            )
         raise UserError(f"{name} {kind}")
     run_name = name if name.startswith(ZOO) else path.as_posix()
     chosen = [step for selector in selectors or ["last"] for step in _select(selector, path, run_name, steps)]

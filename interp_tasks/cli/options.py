@@ -20,7 +20,7 @@ from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
-from interp_tasks.measurement.options import check_choice, check_samples, check_seed, unknown
+from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, check_samples, check_seed, unknown
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -191,6 +191,14 @@ class ExampleOptions(DrawnOptions):
         Path | None,
         typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
     ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="Run on these texts: CSV or JSON Lines with columns clean, corrupted, answer, wrong.",
+        ),
+    ] = None
 
     def given(self, progress: Progress | None = None) -> Options:
         """Returns the options as an experiment's function takes them, once tasks of the user's own are known."""
@@ -198,12 +206,15 @@ class ExampleOptions(DrawnOptions):
             check_task_name(self.task)
         if self.tokens is not None:
             check_file(self.tokens, "--tokens")
+        if self.prompts is not None:
+            check_file(self.prompts, "--prompts")
         config = task_config(self.task, self.settings)
         more: Options = {
             "split": self.split,
             "task": self.task,
             "task_config": config,
             "tokens": self.tokens,
+            "prompts": self.prompts,
         }
         return {**super().given(progress), **more}
 
@@ -338,6 +349,9 @@ def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Exam
     """
     from interp_tasks.measurement.table import plain_metric
 
+    if examples.prompts is not None:
+        check_choice("--metric", plain_metric(metric), PROMPT_METRICS)
+        return
     own = examples.own_task()
     wholes = [own] if own is not None else [task_of(each) for each in refs]
     tasks = dict.fromkeys(part for whole in wholes for part in (whole.parts() or {"": whole}).values())

@@ -120,7 +120,7 @@ def patch(
         options,
         patching.measured,
         config=patching.describe() | {"heads": list(choices) if heads else None},
-        notes=patching.notes(judged=is_name and examples.tokens is None),
+        notes=patching.notes(judged=is_name and examples.tokens is None and examples.prompts is None),
         check_sizes=patching.check_sizes,
         check=patching.check,
     )
@@ -194,7 +194,8 @@ class Patching:
                 row = label if label and len(self.sites) == 1 else f"{site} {label}".strip()
                 variants[row] = patches.activations(site, given, chosen, positions=where)
                 names[row] = called(site, {"positions": self.positions, "source": self.source})
-        if subject.task is None or other is None:
+        # The source of a file's prompts has no answers of its own.
+        if subject.task is None or other is None or subject.task.name == "prompts":
             return run_sweep(subject, variants, names)
         return run_sweep(subject, variants, names, judged_by_both(subject.task), Both(subject.batch, other))
 

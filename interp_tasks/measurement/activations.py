@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = 16384
 
 
-def in_passes(tokens: Tensor, most: int | None = None) -> Sequence[Tensor]:
+def in_passes(tokens: Any, most: int | None = None) -> Sequence[Any]:
     """Returns tokens ``[batch pos]`` in parts of at most so many tokens (``TOKENS_PER_PASS``), one example at least."""
-    return tokens.split(max(1, (most or TOKENS_PER_PASS) // tokens.shape[1]))
+    size = max(1, (most or TOKENS_PER_PASS) // tokens.shape[1])
+    return [tokens[start : start + size] for start in range(0, len(tokens), size)]
 
 
 def recorded(

@@ -109,7 +109,7 @@ def declared(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, 
     return {} if declare is None or (given and len(subject.tokens) < 2) else dict(declare(*given))
 
 
-def record_patterns(subject: LoadedCheckpoint, tokens: Tensor) -> Any:
+def record_patterns(subject: LoadedCheckpoint, tokens: Any) -> Any:
     """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
     memory, so that each runs them anew.
     """
@@ -162,8 +162,9 @@ def chosen_templates(
 
 
 def tokens_of(batch: Any) -> Any:
-    """Returns the tokens of a task's examples, or bare tokens."""
-    return getattr(batch, "tokens", batch)
+    """Returns the tokens ``[batch pos]`` of a task's examples, of prompts, or bare tokens."""
+    tokens = getattr(batch, "tokens", batch)
+    return getattr(tokens, "tokens", tokens)
 
 
 def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:

@@ -63,6 +63,7 @@ class Options(TypedDict, total=False):
     task: Any
     task_config: Mapping[str, Any]
     tokens: Any
+    prompts: Any
     device: str
     progress: Progress | None
 
@@ -87,6 +88,7 @@ class Examples:
         task: a task, or the name of one, for checkpoints that name none (or to use instead of theirs).
         task_config: settings of a task given by name.
         tokens: int array ``[batch pos]``, or the ``.npy`` file of one, to run on in place of a task's.
+        prompts: a file of prompts and answers, as ``circuits.read_prompts`` reads it, to run on in place of a task's.
         device: such as ``"cuda:1"``.
         progress: called as progress(done, total, what).
     """
@@ -97,6 +99,7 @@ class Examples:
     task: str | Task | None = None
     task_config: Mapping[str, Any] = field(default_factory=dict)
     tokens: Any = None
+    prompts: str | Path | None = None
     device: str = "cpu"
     progress: Progress | None = None
 
@@ -113,10 +116,13 @@ class Examples:
             raise UserError(f"no argument {name}=; {GONE[name]}")
         if unknown := given.keys() - Options.__annotations__.keys():
             raise TypeError(f"no option {unknown.pop()!r}: options are {', '.join(Options.__annotations__)}")
-        if {"tokens", "split"} <= given.keys():
+        own = [f"--{name}" for name in ("tokens", "prompts") if name in given]
+        if own and "split" in given:
             raise UserError(
-                "--split chooses among a task's examples, and --tokens are your own: leave one out"
+                f"--split chooses among a task's examples, and {own[0]} are your own: leave one out"
             )
+        if len(own) == 2:
+            raise UserError("give --tokens or --prompts, not both")
         return cls(**given)
 
     def __post_init__(self) -> None:
@@ -132,6 +138,10 @@ class Examples:
             raise UserError(f"task is a task or the name of one, not {self.task!r}")
         if isinstance(self.tokens, (str, Path)) and not Path(self.tokens).exists():
             raise UserError(f"cannot read {self.tokens}: No such file or directory")
+        if self.prompts is not None and not Path(self.prompts).is_file():
+            raise UserError(f"cannot read {self.prompts}: no such file")
+        if self.task is not None and self.prompts is not None:
+            raise UserError("give --task or --prompts, not both: prompts have answers of their own")
         if self.task is not None and self.tokens is not None:
             raise UserError(
                 "give --task or --tokens, not both: tokens of your own have no targets to compare with"
@@ -140,7 +150,8 @@ class Examples:
             raise UserError("--set here configures the task that --task NAME names: give --task too")
 
     def describe(self) -> dict[str, Any]:
-        own = self.tokens is not None
+        own = self.tokens is not None or self.prompts is not None
+        prompts = {} if self.prompts is None else {"prompts": str(self.prompts)}
         tokens = str(self.tokens) if isinstance(self.tokens, (str, Path)) else type(self.tokens).__name__
         return {
             "samples": self.samples or (None if own else DEFAULT_SAMPLES),
@@ -148,7 +159,8 @@ class Examples:
             "split": None if own else self.split,
             "task": getattr(self.task, "name", self.task),
             "task_config": dict(self.task_config),
-            "tokens": tokens if own else None,
+            "tokens": None if self.tokens is None else tokens,
+            **prompts,
             "device": self.device,
         }
 
@@ -203,7 +215,7 @@ class LoadedCheckpoint:
     sizes: Any
     task: Task | None
     batch: Batch | None
-    tokens: Tensor
+    tokens: Any  # [batch pos], or circuits.Prompts
     labels: Mapping[str, Any]
     loaded: Checkpoint | None = None
 
@@ -263,11 +275,12 @@ def resolve_refs(refs: Refs, examples: Examples) -> list[ResolvedCheckpoint]:
     found = labelled(refs)
     if not found:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
-    if examples.task is None and examples.tokens is None:
+    if examples.task is None and examples.tokens is None and examples.prompts is None:
         for each in found:
             if each.meta["task"] is None:
                 raise UserError(
-                    f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array (batch, pos)"
+                    f"{each.label} names no task: say --task NAME, --prompts FILE with texts and answers, or --tokens "
+                    "FILE.npy with an int array (batch, pos)"
                 )
     return found
 
@@ -352,6 +365,7 @@ def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> li
     check_device(examples.device)
     own_tokens, own_task = examples.own_tokens(), examples.own_task()
     batches: dict[Task, Batch] = {}
+    prompted: dict[Path, Task] = {}
     unloaded = []
     for each in found:
         sizes = sizes_of(each)
@@ -359,6 +373,17 @@ def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> li
         if own_tokens is not None:
             check_tokens_fit(own_tokens, sizes, each.ref)
             unloaded.append(LoadedCheckpoint(each, sizes, None, None, own_tokens, labels | {"split": None}))
+            continue
+        if examples.prompts is not None:
+            from interp_tasks.measurement.prompts_task import prompts_task
+
+            run = each.run_path or each.path
+            if run not in prompted:
+                prompted[run] = prompts_task(examples.prompts, each)
+            task, batch = prompted[run], prompted[run].sample(examples.samples, examples.seed)
+            unloaded.append(
+                LoadedCheckpoint(each, sizes, task, batch, batch.tokens, labels | {"split": None})
+            )
             continue
         whole = own_task or task_of(each)
         if type(whole).check_model is Task.check_model:

@@ -38,6 +38,8 @@ def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
 
     task = subject.task
     assert task is not None
+    if task.name == "prompts":
+        return reinitialised(subject, derive_seed(subject.seed, "untrained", draw))
     cfg = subject.model.cfg
     settings = {
         **initialisation(subject, task),
@@ -58,6 +60,20 @@ def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
             raise refusal(
                 subject, task, f"{own.get(name, 'no')} {name}, where its own has {built.get(name, 'no')}"
             )
+    return model.to(subject.tokens.device, print_details=False)
+
+
+def reinitialised(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
+    """Returns the subject's architecture with weights drawn as transformer-lens draws them for it."""
+    import torch
+
+    from interp_tasks.checkpoints.architecture import model_from_json
+    from tasks.hooked import global_randomness_untouched
+
+    model = model_from_json(subject.stored.meta["model"], subject.stored.path)
+    with global_randomness_untouched():
+        torch.manual_seed(seed)
+        model.init_weights()
     return model.to(subject.tokens.device, print_details=False)
 
 

@@ -19,7 +19,10 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "runs": {
         "checkpoints": "List the checkpoints of a run, and where its drop lies.",
-        "import": "Make a run of weights that something else has trained: files of a HookedTransformer's state_dict.",
+        "import": (
+            "Make a run of weights that something else has trained: a HookedTransformer's state_dicts, a Hugging "
+            "Face folder."
+        ),
         "report": (
             "Show a run on one page: its training curve and drop, effects and attention of its heads at each "
             "checkpoint."

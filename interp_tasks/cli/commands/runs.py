@@ -67,7 +67,8 @@ def import_weights(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A .pt, .pth or .safetensors file, or a folder of one for each step."
+            metavar="SOURCE",
+            help="A .pt, .pth or .safetensors file, a folder of one for each step, or a Hugging Face folder.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder.")],
@@ -93,8 +94,17 @@ def import_weights(
     own_split: Annotated[
         bool, typer.Option("--own-split", help="It was trained on the inputs that the task trains on.")
     ] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FOLDER",
+            help="A Hugging Face tokenizer, for texts.",
+            show_default="that of SOURCE",
+        ),
+    ] = None,
 ) -> None:
-    """Make a run of weights that something else has trained: files of a HookedTransformer's state_dict.
+    """Make a run of weights that something else has trained: a HookedTransformer's state_dicts, a Hugging Face folder.
 
     Sizes are read from the weights; what they do not tell (act_fn, normalization_type, attention_dir) comes from the
     task or from --config. Prints the task's metrics, which tell whether the weights arrived as they were meant.
@@ -113,6 +123,7 @@ def import_weights(
         "step": step,
         "log": log,
         "own_split": own_split,
+        "tokenizer": tokenizer,
     }
     rows = [imported_row(out, each, of_task) for each in import_checkpoint(source, out, **given)]
     if printing.format != "table":

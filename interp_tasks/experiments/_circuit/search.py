@@ -26,7 +26,7 @@ RANKS = ("mean", "size")
 #: Fewest examples: two to find by, and two to test on.
 FEWEST = 4
 #: The source that a task declares for this where it can (other values, all else alike), and another example.
-VALUES, RESAMPLE = "values", "resample"
+VALUES, RESAMPLE, CORRUPTED = "values", "resample", "corrupted"
 #: Members whose effects are measured, not only estimated, where the method itself measures none.
 MEASURED = 10
 #: What rows are about: the circuit, the first so many of the ranking, or one member by its name; and a ranking.
@@ -144,7 +144,8 @@ def sources(subject: LoadedCheckpoint, source: str | None) -> Batch | None:
 
     Args:
         source: ``"resample"``, a name that the task declares in ``attention_moves(batch, seed)`` or
-            ``patch_sources(batch)``; ``None``: ``"values"`` where it declares that, else ``"resample"``.
+            ``patch_sources(batch)``; ``None``: ``"values"`` where it declares that, ``"corrupted"`` of prompts, else
+            ``"resample"``.
 
     Raises:
         UserError: for a name that it does not declare.
@@ -157,7 +158,7 @@ def sources(subject: LoadedCheckpoint, source: str | None) -> Batch | None:
         declared |= task.attention_moves(subject.batch, subject.seed)
     if hasattr(task, "patch_sources"):
         declared |= task.patch_sources(subject.batch)
-    name = source or VALUES
+    name = source or (CORRUPTED if CORRUPTED in declared else VALUES)
     if name in declared:
         return declared[name].to(str(subject.tokens.device))
     if source is None:
@@ -180,9 +181,11 @@ def metrics_of(subject: LoadedCheckpoint, search: Search) -> tuple[str | None, s
         return None, None
     import torch
 
+    from circuits import run
+
     assert subject.batch is not None
     with torch.no_grad():
-        output = subject.model(subject.tokens[:2])
+        output = run(subject.model, subject.tokens[:2])
     values = subject.task.metrics(output.clone().requires_grad_(), subject.batch[:2])
     own = subject.task.drop_metric.name
     metric = check_choice(

@@ -106,7 +106,7 @@ def test_steps_a_log_and_the_task_make_a_run_with_its_marks(tmp_path, capsys):
     ("content", "said"),
     [
         ({"a": 1}, "holds no state_dict"),
-        ({"transformer.wte.weight": torch.zeros(2, 2)}, "TransformerBridge"),
+        ({"transformer.wte.weight": torch.zeros(2, 2)}, "of a Hugging Face model give the folder"),
         ({"embed.W_E": torch.zeros(12, 4)}, "W_Q' is missing"),
         (object(), "save model.state_dict()"),
     ],

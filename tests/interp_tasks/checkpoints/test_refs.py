@@ -175,7 +175,7 @@ def test_weights_of_others(place: Path) -> None:
     message = "model.pt is a file, no run or checkpoint folder: interp-run runs import model.pt --out RUN"
     assert complaint("model.pt").startswith(message)
     assert complaint("model.pt@last").startswith(message)
-    assert "is a Hugging Face model's folder: use circuits on it in Python" in complaint("llama")
+    assert "interp-run runs import llama --out RUN" in complaint("llama")
 
 
 @pytest.mark.parametrize(
