@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ else:
 
 #: Bytes of a file that somebody wrote (a grid, a space, Python), and of a JSON object that describes something.
 MAX_TEXT, MAX_JSON = 4 << 20, 64 << 20
+#: Dots in a TOML key, for which its parser takes the square of their number in time and memory.
+MAX_DOTS = 50
 #: One past the largest whole number that a generator, or the integer column of a table, holds.
 WHOLE_END = 2**63
 
@@ -75,6 +78,9 @@ def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
     """
     named = f"{option} {file}".lstrip()
     content = read_file(file, noun, MAX_TEXT, option)
+    joined = re.sub(rb"[ \t]+", b" ", content).replace(b" .", b".").replace(b". ", b".")
+    if any(word.count(b".") > MAX_DOTS for word in re.split(rb"[\s,=\[\]{}]", joined)):
+        raise UserError(f"{named} has a key of more than {MAX_DOTS} parts: it should hold {noun}")
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError:

@@ -60,3 +60,13 @@ def test_what_may_never_end_is_not_read(tmp_path, make):
         read_toml(file, "a grid")
     with pytest.raises(UserError, match=r"--tokens .*file: it is (a folder|no regular file)"):
         check_file(file, "--tokens")
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 200, "a" + " .\ta" * 200])
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]", "x = {{ {} = 1 }}"])
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path, key, form):
+    (tmp_path / "grid.toml").write_text("x = ['a.b', 1.5, \"one. two. three.\"]\n")
+    assert read_toml(tmp_path / "grid.toml", "a grid")["x"][1] == 1.5
+    (tmp_path / "grid.toml").write_text(form.format(key))
+    with pytest.raises(UserError, match="has a key of more than 50 parts: it should hold a grid"):
+        read_toml(tmp_path / "grid.toml", "a grid")
