@@ -14,7 +14,7 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
 from interp_tasks.demo.measure import MATRIX_RUN, Filled, fill_in
 from interp_tasks.demo.page import matrix_panel
-from interp_tasks.measurement.run_logs import Run, find_runs, plateau_levels, read_one
+from interp_tasks.measurement.run_logs import Run, declared, find_runs, read_one
 from interp_tasks.pages import Figure, Page
 
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
@@ -28,7 +28,7 @@ MATRIX, BEFORE, AFTER = 0, 4_000, 44_000
 
 def picture(log: Run, filled: Filled) -> list[Figure]:
     """Returns the training curve with both steps, and what the model fills in at each of them."""
-    level = plateau_levels(log)["mse_masked"]
+    level = declared(log, "plateau_levels")["mse_masked"]
     steps, values = log.points("mse_masked")
     grey = {"color": "#5c5c5c", "width": 2}
     lines = [{"x": BEFORE, "line": grey}, {"x": AFTER, "line": grey}, {"y": level}]

@@ -6,19 +6,18 @@ Imports no torch, except for a run whose ``run.json`` is older than the stored p
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.drop import Drop, detect_drop, why_no_drop
+from interp_tasks.checkpoints.drop import Drop, drop_or_reason
 from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
-    iterate_metrics,
     log_file,
     read_run,
     stored_steps,
 )
+from interp_tasks.checkpoints.run_log import read_columns
 from interp_tasks.errors import UserError
 
 MARKS = ("pre", "onset", "end", "post")
@@ -71,32 +70,19 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
         raise UserError(
             f"{run / RUN_FILE} declares no drop_metric, so no drop can be found: give steps, or @last"
         )
-    logged = [
-        (line["step"], line["validation"].get(metric["name"]))
-        for line in iterate_metrics(run)
-        if isinstance(line.get("validation"), dict)
-    ]
-    points = [(step, value) for step, value in logged if value is not None]
-    if not points:
+    columns, _ = read_columns(run)
+    logged = columns.get(("validation", metric["name"]))
+    if logged is None or all(value != value for value in logged[1]):
         raise UserError(
             f"{log_file(run, METRICS_FILE)} logs no validation {metric['name']}, so no drop can be found"
         )
-    strange = next((step for step, value in points if not isinstance(value, (int, float))), None)
-    if strange is not None:
-        raise UserError(
-            f"{log_file(run, METRICS_FILE)} is mangled: validation {metric['name']} at step {strange} is not a number"
-        )
-    for (before, _), (step, _) in pairwise(points):
-        if step <= before:
-            raise UserError(f"{log_file(run, METRICS_FILE)} is mangled: step {step} follows step {before}")
+    steps, values = logged
     theory = theoretical_plateau(described)
-    curve = ([step for step, _ in points], [value for _, value in points], metric["direction"], theory)
-    drop = detect_drop(*curve)
-    if drop is None:
+    drop = drop_or_reason(steps, values, metric["direction"], theory)
+    if not isinstance(drop, Drop):
         expected = "" if theory is None else f" from its plateau by theory, {theory:.4g},"
         raise UserError(
-            f"{name} shows no drop in {metric['name']}{expected} up to step {points[-1][0]}: "
-            f"{why_no_drop(*curve)}. Give steps, or @last"
+            f"{name} shows no drop in {metric['name']}{expected} up to step {steps[-1]}: {drop}. Give steps, or @last"
         )
     return drop
 

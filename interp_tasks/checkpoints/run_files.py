@@ -177,6 +177,7 @@ _RUN_FORM: dict[str, Callable[[Any], bool]] = {
     "resumed": lambda value: isinstance(value, list),
     "peak_memory": _numbers,
     "plateau_levels": _numbers,
+    "loss_shares": _numbers,
 }
 
 

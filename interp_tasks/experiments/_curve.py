@@ -18,7 +18,7 @@ from interp_tasks.checkpoints.drop import final_level, plateau_steps
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Curve, Run, measures, plateau_levels, read_runs, task_of_run
+from interp_tasks.measurement.run_logs import Curve, Run, declared, measures, read_runs
 from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
 from interp_tasks.measurement.table import Row, tidy, value_text
 from interp_tasks.pages import Column, Figure, number
@@ -76,7 +76,7 @@ def curve(
 
 def levels(run: Run, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:
     """Yields the plateau and final level of every metric, with the theoretical level as baseline where known."""
-    theory = plateau_levels(run)
+    theory = declared(run, "plateau_levels")
     for variant in ("plateau", "final"):
         for name, each in curves.items():
             value, baseline = level(each, own, variant), theory.get(name.partition(" (")[0], math.nan)
@@ -102,9 +102,8 @@ def fall(run: Run, own: Curve) -> Iterator[Row]:
     for quantity, value in measures(own).items():
         if quantity not in ("plateau", "final"):
             yield {**shared, "metric": quantity, "value": value}
-    task = task_of_run(run)
     parts = {}
-    for name, weight in ({} if task is None else task.loss_shares()).items():
+    for name, weight in declared(run, "loss_shares").items():
         one = Curve(name, *run.finite(name), None)
         parts[name] = weight * (level(one, own, "plateau") - level(one, own, "final"))
     whole = sum(parts.values())

@@ -26,8 +26,8 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import (
     Curve,
     Run,
+    declared,
     measures,
-    plateau_levels,
     pooled_over_seeds,
     read_runs,
     setting,
@@ -123,7 +123,7 @@ def reasons(curves: Mapping[tuple[str, str], Curve]) -> Iterator[str]:
 
 def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
     """Yields what is said of the curves of one run."""
-    theory = plateau_levels(run)
+    theory = declared(run, "plateau_levels")
     for (name, metric), curve in curves.items():
         if name != run.name:
             continue

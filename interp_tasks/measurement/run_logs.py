@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,29 +13,16 @@ from interp_tasks.checkpoints import Drop, read_run, resolve
 from interp_tasks.checkpoints.drop import drop_or_reason, final_level
 from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
-from interp_tasks.checkpoints.run_files import (
-    COMPRESSED,
-    METRICS_FILE,
-    RUN_FILE,
-    is_checkpoint,
-    log_file,
-    read_log,
-)
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file
+from interp_tasks.checkpoints.run_log import read_columns
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import finite_or_nan, interval_over_runs, share_interval
 from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from interp_tasks.checkpoints.run_log import Steps, Values
     from tasks import Task
 
-    Steps = NDArray[np.int64]
-    Values = NDArray[np.float64]
-
-#: Bytes of a log that are read at once.
-BLOCK = 2**23
 #: What is said of a curve, in order.
 QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "plateau", "final")
 
@@ -201,68 +187,6 @@ def read_one(name: str, path: Path) -> Run:
     return Run(name, path, described, *read_columns(path))
 
 
-def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
-    """Reads the metrics of a log, one column each, and the last step; a last line that is unfinished is left out.
-
-    Raises:
-        UserError: for a mangled log.
-    """
-    import numpy as np
-    import pyarrow as arrow
-    import pyarrow.json
-
-    file = log_file(path, METRICS_FILE)
-    parts: dict[tuple[str, str], list[tuple[Steps, Values]]] = {}
-    last, lines = -1, 0
-    for block in blocks_of(file):
-        try:
-            table = pyarrow.json.read_json(arrow.BufferReader(block))
-        except arrow.ArrowInvalid as error:
-            raise UserError(f"{file} is mangled after line {lines}: {str(error).splitlines()[0]}") from None
-        if "step" not in table.column_names or not arrow.types.is_integer(table["step"].type):
-            raise UserError(
-                f"{file} is mangled after line {lines}: a line is not an object with an integer step"
-            )
-        steps = table["step"].to_numpy()
-        wrong = np.flatnonzero(np.diff(steps, prepend=last) <= 0)
-        if len(wrong) or table["step"].null_count:
-            line = lines + 1 + (int(wrong[0]) if len(wrong) else 0)
-            raise UserError(f"{file} is mangled: line {line} has no later step than the one before it")
-        last, lines = int(steps[-1]), lines + len(steps)
-        for split in {"train", "validation"} & {*table.column_names}:
-            column = table[split]
-            if arrow.types.is_null(column.type):
-                continue
-            if not arrow.types.is_struct(column.type):
-                raise UserError(f"{file} is mangled: a line has {split} metrics that are not an object")
-            has = column.is_valid()
-            of_split = steps[has.to_numpy()]
-            for name, values in zip(column.type.names, column.filter(has).flatten(), strict=True):
-                if values.type in (arrow.int64(), arrow.float64(), arrow.null()):
-                    numbers = np.asarray(values.cast(arrow.float64()).to_numpy(), dtype=np.float64)
-                    parts.setdefault((split, name), []).append((of_split, numbers))
-    columns = {
-        key: (np.concatenate([one for one, _ in several]), np.concatenate([one for _, one in several]))
-        for key, several in parts.items()
-    }
-    return columns, last if lines else None
-
-
-def blocks_of(file: Path) -> Iterator[bytes]:
-    """Yields the finished lines of a log, some megabytes at a time."""
-    stream = (
-        io.BytesIO(read_log(file, "what the run has logged"))
-        if file.suffix == COMPRESSED
-        else file.open("rb")
-    )
-    with stream:
-        rest = b""
-        while block := stream.read(BLOCK):
-            lines, end, rest = (rest + block).rpartition(b"\n")
-            if end:
-                yield lines
-
-
 def whole(value: Any) -> int | None:
     """Returns a number that a column of whole numbers can hold, ``None`` for all else."""
     return value if type(value) is int and abs(value) < 2**63 else None
@@ -362,14 +286,15 @@ def task_of_run(run: Run) -> Task | None:
     return tasks.get(name, **config) if name in tasks.list() else None
 
 
-def plateau_levels(run: Run) -> Mapping[str, float]:
-    """Returns the levels that the run's task declares for its plateau; none for a task that is not known here."""
-    stored: Mapping[str, float] | None = run.described.get("plateau_levels")
+def declared(run: Run, name: Literal["plateau_levels", "loss_shares"]) -> Mapping[str, float]:
+    """Returns numbers by metric that the run's task declares; none for a task that is not known here."""
+    stored: Mapping[str, float] | None = run.described.get(name)
     if stored is not None:
         return stored
-    # A run of 0.2 does not say them.
+    # Older runs do not say them.
     task = task_of_run(run)
-    return {} if task is None else task.plateau_levels()
+    numbers: Mapping[str, float] = {} if task is None else getattr(task, name)()
+    return numbers
 
 
 def logged_drop(run: Path) -> Drop | None:

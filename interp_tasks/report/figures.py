@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.run_logs import plateau_levels
+from interp_tasks.measurement.run_logs import declared
 from interp_tasks.pages import signed, step_labels, stepped
 from interp_tasks.report.snapshots import ALL, MODES, Snapshot, View, shown_metrics
 
@@ -64,7 +64,7 @@ def metric_series(view: View, metric: str, look: int, dash: str, several: bool) 
         known = [value if value > 0 else None for value in batch]
         faint = hidden | {"opacity": 0.5, "line": {"width": 1.1}}
         series[f"{metric}, train"] = Series(batch_steps, known, style=faint, look=look)
-    if (level := plateau_levels(run).get(metric, 0.0)) > 0:
+    if (level := declared(run, "plateau_levels").get(metric, 0.0)) > 0:
         dotted, ends = hidden | {"line": {"dash": "dot", "width": 1.2}}, [0, run.last_step]
         series[f"{name}, plateau by theory"] = Series(ends, [level, level], style=dotted, look=look)
     return series

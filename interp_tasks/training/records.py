@@ -136,6 +136,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
         **({"published_drop": dict(published)} if published else {}),
         "drop_metric": declared_drop(task),
         "plateau_levels": dict(task.plateau_levels()),
+        "loss_shares": dict(task.loss_shares()),
         "seeds": {"train": config.seed},
         "versions": {
             "python": platform.python_version(),

@@ -247,7 +247,7 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path)
     (found,) = read_runs(str(run))
     assert found.labels()["n"] == 17
     assert stored["drop_metric"] == {"name": "accuracy", "direction": "up", "plateau": None}
-    assert stored["plateau_levels"] == {}
+    assert stored["plateau_levels"] == stored["loss_shares"] == {}
     assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
 
 
