@@ -41,13 +41,14 @@ class Competitor:
 
     def fill(self, average: GrokfastMA) -> None:
         """A queue that is not full adds nothing yet."""
-        for _ in range(average.window):
+        for _ in range(average.config.grokfast_window):
             for name, parameter in self.updater.parameters.items():
                 average.add_slow_part(name, torch.randn_like(parameter) * 1e-6)
 
     def step(self) -> None:
         self.task.loss(self.forward(self.batch.tokens), self.batch).backward()
-        self.updater.update(100)
+        self.updater.set_rate(100)
+        self.updater.apply()
 
     def filtering(self) -> None:
         """The filter alone, on gradients that are there."""

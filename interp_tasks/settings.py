@@ -104,10 +104,10 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     if not settings:
         return {}
     from interp_tasks.training.config import list_keys, typed
-    from tasks import catalog
+    from tasks import registry
 
     # A task that --import brings is not known yet when the options are checked.
-    lists = list_keys(task) if task is not None and catalog.is_known(task) else frozenset()
+    lists = list_keys(task) if task is not None and registry.is_known(task) else frozenset()
     config = {}
     for key, value in parse_settings(settings).items():
         section, _, name = key.rpartition(".")
@@ -119,7 +119,7 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
 
 def check_task_name(name: str) -> None:
     """Refuses an unknown task without importing any."""
-    from tasks import catalog
+    from tasks import registry
 
-    if not catalog.is_known(name):
-        raise UserError(catalog.unknown(name))
+    if not registry.is_known(name):
+        raise UserError(registry.unknown(name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tasks.catalog import names as list
+from tasks.registry import names as list
 
 if TYPE_CHECKING:
     from tasks.base import Batch, DropMetric, GridAxis, Metric, ProbeTarget, ProbeTargets, Split, Task, pool

@@ -59,10 +59,9 @@ PAGES = {
 def table() -> str:
     """Returns a row for each command, in the order of the help."""
     rows = ["| command | |", "|---|---|"]
-    for name, entry in program().entries.items():
-        group = program().get_command(None, name) if name in GROUPS else None
-        for member, one in group.entries.items() if group is not None else [("", entry)]:
+    for name, line in program().lines.items():
+        for member, help in (program(name).lines if name in GROUPS else {"": line}).items():
             path = f"{name} {member}".strip()
             shown = f"[`{path}`]({PAGES[path]})" if path in PAGES else f"`{path}`"
-            rows.append(f"| {shown} | {one.help} |")
+            rows.append(f"| {shown} | {help} |")
     return "\n".join(rows)

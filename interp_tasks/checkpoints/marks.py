@@ -24,7 +24,10 @@ MARKS = ("pre", "onset", "end", "post")
 
 
 def find_marks(
-    run: str | Path, run_name: str | None = None, needed: Collection[str] = MARKS
+    run: str | Path,
+    run_name: str | None = None,
+    needed: Collection[str] = MARKS,
+    described: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Returns the step of each mark that there is; with the default arguments, of all four.
 
@@ -33,6 +36,9 @@ def find_marks(
     drop, and ``post`` is the last. A run of the preset ``paper`` whose ``run.json`` has ``published_drop``
     takes those steps instead.
 
+    Args:
+        described: the content of its ``run.json``; ``None``: as it is on disk.
+
     Raises:
         UserError: if the run has no drop (yet), no checkpoint on a side of it that a needed mark is on, or no metrics.
     """
@@ -40,17 +46,7 @@ def find_marks(
     name = run_name or folder.as_posix()
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{name} has no {RUN_FILE}, so its drop is unknown: give steps, or @last")
-    return marks_of(folder, read_run(folder), name, needed)
-
-
-def marks_of(
-    folder: Path, described: dict[str, Any], name: str, needed: Collection[str] = MARKS
-) -> dict[str, int]:
-    """Returns the step of each mark that there is of a run that is described by the content of its ``run.json``.
-
-    Raises:
-        UserError: as :func:`find_marks`.
-    """
+    described = read_run(folder) if described is None else described
     published = described.get("published_drop") if described.get("preset") == "paper" else None
     given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
     if set(given) == set(MARKS):
@@ -59,7 +55,7 @@ def marks_of(
     return {**marks_around(drop, stored_steps(folder), name, lacking), **given}
 
 
-def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
+def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
     """Returns the drop that a run's own metrics show.
 
     Raises:

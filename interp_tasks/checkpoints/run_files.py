@@ -209,13 +209,6 @@ def read_log(file: Path, what: str) -> bytes:
     return content
 
 
-def write_log(run: Path, name: str, content: str) -> None:
-    """Writes a compressed log; the same content gives the same bytes."""
-    (run / (name + COMPRESSED)).write_bytes(
-        lzma.compress(content.encode("utf-8"), preset=6 | lzma.PRESET_EXTREME)
-    )
-
-
 def iterate_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yields the logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from typing import Annotated, Any
@@ -43,44 +42,32 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line of a help page, and what makes its command.
-
-    Attributes:
-        help: the first paragraph of the command's help.
-        panel: the heading that it stands under; empty within a group.
-    """
-
-    name: str
-    help: str
-    load: Callable[[], Any]
-    panel: str = ""
-
-
 class LazyGroup(PlainFlags, TyperGroup):
     """A group that makes a command when it is called, and lists all of them without."""
 
-    entries: Mapping[str, Entry] = {}
-    #: Those that were called; ``commands`` has the names of all, for one that is close to a wrong one.
-    made: dict[str, Any]
-    #: What was called ``KEY`` at this place, and is called otherwise now.
-    moved: Mapping[str, str] = {}
-    #: What is called ``KEY`` at other places.
-    elsewhere: Mapping[str, Sequence[str]] = {}
+    #: Heading -> name -> the first line of the help.
+    panels: Mapping[str, Mapping[str, str]] = {}
+    #: What names this group: empty for ``interp-run`` itself.
+    word: str = ""
     #: The command that is meant where none is named.
     default: str | None = None
 
+    @property
+    def lines(self) -> dict[str, str]:
+        """Returns the first line of the help of each command."""
+        return {name: line for listed in self.panels.values() for name, line in listed.items()}
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.entries)
+        return list(self.lines)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self.entries and cmd_name not in self.made:
-            self.made[cmd_name] = self.entries[cmd_name].load()
-        return self.made.get(cmd_name)
+        if cmd_name not in self.lines:
+            return None
+        is_group = not self.word and cmd_name in GROUPS
+        return program(cmd_name) if is_group else load(f"{self.word} {cmd_name}".strip())
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if self.default is not None and not {*args[:1]} & {*self.entries, "-h", "--help"}:
+        if self.default is not None and not {*args[:1]} & {*self.lines, "-h", "--help"}:
             # Options alone are the default command's; another word is a mistake, said below.
             if not args or args[0].startswith("-"):
                 args = [self.default, *args]
@@ -91,77 +78,54 @@ class LazyGroup(PlainFlags, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name not in self.entries and name in self.moved:
-            now = self.moved[name]
-            is_option = now.rpartition(" ")[2].startswith("-")
-            raise UserError(f"{name} is now {now}" + ("" if is_option else f"; see {now} --help"))
-        if name not in self.entries and name in self.elsewhere:
-            raise UserError(
-                f"no command {name!r} of {ctx.command_path}; there is {' and '.join(self.elsewhere[name])}"
-            )
+        if name not in self.lines and name == "schema":
+            raise UserError("schema is now interp-run --schema")
+        if name not in self.lines and (group := GROUP_OF.get(name)):
+            now = f"interp-run {group} {name}"
+            raise UserError(f"{name} is now {now}; see {now} --help")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Lists the commands without loading them, each panel under its heading."""
-        for panel in dict.fromkeys(entry.panel for entry in self.entries.values()):
-            with formatter.section(panel or "Commands"):
-                formatter.write_dl([(e.name, e.help) for e in self.entries.values() if e.panel == panel])
+        for panel, listed in self.panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(list(listed.items()))
 
 
-def group_of(
-    name: str, help: str, entries: Sequence[Entry], callback: Callable[..., None], default: str | None = None
-) -> LazyGroup:
-    """Returns a group of commands, with the options of ``callback``."""
+#: Command -> the group that it is in.
+GROUP_OF = {name: group for group in GROUPS for name in COMMANDS[group]}
+
+
+@cache
+def program(word: str = "") -> LazyGroup:
+    """Returns ``interp-run``, or a group within, with all its commands, none of them loaded."""
+    _, help, default = GROUPS.get(word, ("", HELP, None))
     app = typer.Typer(
-        name=name,
-        help=help,
+        name=word or "interp-run",
         cls=LazyGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings=CONTEXT,
     )
-    app.callback(help=help)(callback)
-    group = typer.main.get_group(app)
-    assert isinstance(group, LazyGroup)
-    group.entries, group.made = {each.name: each for each in entries}, {}
-    names: dict[str, Any] = dict.fromkeys(group.entries)
-    group.commands = names
-    group.default = default
-    return group
+    app.callback(help=help)(no_options if word else interp_run)
+    made = typer.main.get_group(app)
+    assert isinstance(made, LazyGroup)
+    made.word, made.default = word, default
+    made.panels = {"Commands": COMMANDS[word]} if word else {panel: listed_under(panel) for panel in PANELS}
+    # The names of all, for one that is close to a wrong one.
+    names: dict[str, Any] = dict.fromkeys(made.lines)
+    made.commands = names
+    return made
+
+
+def listed_under(panel: str) -> dict[str, str]:
+    """Returns the commands and groups under a heading of the help, with their lines."""
+    groups = {name: help for name, (heading, help, _) in GROUPS.items() if heading == panel}
+    return {**COMMANDS.get(panel, {}), **groups}
 
 
 @cache
-def program() -> LazyGroup:
-    """Returns ``interp-run`` with all its commands, none of them loaded."""
-    placed: dict[str, list[Entry]] = {}
-    paths: dict[str, list[str]] = {}
-    for group, listed in COMMANDS.items():
-        for name, help in listed.items():
-            path = f"{group} {name}" if group in GROUPS else name
-            placed.setdefault(group, []).append(Entry(name, help, partial(load, path)))
-            paths.setdefault(name, []).append(f"interp-run {path}")
-    moved = {"schema": "interp-run --schema"}
-    for name, (panel, help, default) in GROUPS.items():
-        entries = placed.pop(name)
-        moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in entries}
-        made = group_of(name, help, entries, no_options, default)
-        made.elsewhere = paths
-        placed.setdefault(panel, []).append(Entry(name, help, partial(already_loaded, made)))
-    panels = dict.fromkeys([*PANELS, *placed])
-    first = [
-        Entry(each.name, each.help, each.load, panel) for panel in panels for each in placed.get(panel, [])
-    ]
-    whole = group_of("interp-run", HELP, first, interp_run)
-    whole.moved = moved
-    return whole
-
-
-def already_loaded(group: LazyGroup) -> LazyGroup:
-    """Returns the group itself, which needs no loading."""
-    return group
-
-
 def load(path: str) -> TyperCommand:
     """Returns the command of an experiment, or of a function in ``interp_tasks/cli/commands``."""
     name = path.rpartition(" ")[2]
@@ -176,7 +140,7 @@ def load(path: str) -> TyperCommand:
 
 def every_command(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields every command of a group and of the groups in it, with its words: ``("modular", "progress")``."""
-    for name in group.entries:
+    for name in group.lines:
         command = group.get_command(None, name)
         if isinstance(command, LazyGroup):
             yield from every_command(command, (*before, name))

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -76,9 +76,10 @@ class MeasureUnit:
         on = self.runs[0] if len(self.runs) == 1 else f"{self.runs[0]} and {len(self.runs) - 1} more"
         return f"{self.asked.name} of {on}"
 
-    def refs(self, path_of: Callable[[str], str]) -> list[str]:
-        """Returns the REFs of the unit; ``path_of`` gives the path of a run."""
-        paths = [path_of(run) for run in self.runs]
+    def refs(self, root: Path) -> list[str]:
+        """Returns the REFs of the unit: the grid's own runs lie in its folder, others keep their path."""
+        own = [run.startswith("runs/") and (root / run).is_dir() for run in self.runs]
+        paths = [str(root / run) if here else run for run, here in zip(self.runs, own, strict=True)]
         return [f"{run}@{mark}" for run in paths for mark in self.asked.at] or paths
 
 
@@ -129,10 +130,10 @@ def check_experiment(asked: ExperimentSpec) -> None:
     """Refuses an experiment that does not exist, and arguments that it does not take, by calling it on no run."""
     from interp_tasks import experiments
 
-    signatures = {
-        each.function.__name__: inspect.signature(each.function) for each in every_experiment().values()
-    }
-    names = sorted(name for name, each in signatures.items() if {"refs", "runs"} & {*each.parameters})
+    functions = [each.function for each in every_experiment().values()]
+    names = sorted(
+        each.__name__ for each in functions if {"refs", "runs"} & {*inspect.signature(each).parameters}
+    )
     if asked.name not in names:
         hint = did_you_mean(asked.name, names)
         raise UserError(f"no experiment {asked.name!r}: {hint}experiments are {', '.join(names)}")

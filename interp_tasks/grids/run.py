@@ -8,6 +8,7 @@ import os
 import re
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ from interp_tasks.devices import check_device
 from interp_tasks.disk import atomic_write, lock_folder, writing
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
-from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, plan
+from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, parameters_of, plan
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.recipes.spec import Spec, naming_file, read_spec, spec_of
 from interp_tasks.settings import EXECUTORS, import_file
@@ -126,25 +127,19 @@ def grid(
     held = False
     while not held:
         # Where the executor is not there, nothing is left behind.
-        with opened(executor, slots) as pool, locked(root):
-            held = run_units(planned, pool, slots, (str(root), device, files), records, progress)
+        with opened(executor, slots) as pool:
+            with writing(root):
+                root.mkdir(parents=True, exist_ok=True)
+                lock = lock_folder(root)
+            try:
+                held = run_units(planned, pool, slots, (str(root), device, files), records, progress)
+            finally:
+                lock.release()
         if not held and executor != "processes":
             raise UserError(
                 "the executor broke down; what is done is kept: the same command goes on from there"
             )
     return Grid(out, spec, planned, records, before)
-
-
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Holds the lock of a folder, so that only one grid runs in it."""
-    with writing(root):
-        root.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(root)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def settled_records(planned: Plan, root: Path, retry: bool = False) -> dict[str, Record]:
@@ -308,15 +303,11 @@ def perform(unit: Unit, root: str, device: str, imports: Sequence[Path] = ()) ->
 
 def measure(unit: MeasureUnit, root: Path, device: str) -> bytes:
     """Returns the rows of an experiment as parquet, its runs named by their folders under the grid's."""
-    import inspect
-    import warnings
-
     import torch
 
     from interp_tasks import experiments
 
-    call = getattr(experiments, unit.asked.name)
-    parameters = inspect.signature(call).parameters
+    call, parameters = getattr(experiments, unit.asked.name), parameters_of(unit.asked)
     settings = dict(unit.asked.settings)
     takes_options = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if device != "cpu" and (takes_options or "device" in parameters):
@@ -326,7 +317,7 @@ def measure(unit: MeasureUnit, root: Path, device: str) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = call(unit.refs(lambda run: place_of(run, root)), **settings)
+            result = call(unit.refs(root), **settings)
     finally:
         torch.set_num_threads(threads)
     parquet: bytes = replace(result, frame=relative(result.frame, f"{root}/")).parquet()
@@ -341,11 +332,6 @@ def relative(rows: Any, root: str) -> Any:
             for name in ("run", "ref")
         }
     )
-
-
-def place_of(run: str, root: Path) -> str:
-    """Returns the path of a run: the grid's own runs lie in its folder, others keep their path."""
-    return str(root / run) if run.startswith("runs/") and (root / run).is_dir() else run
 
 
 def one_line(failure: BaseException) -> str:

@@ -102,7 +102,7 @@ class Training(Entry):
         settings: as of ``--set``, in the file under ``set``. A list stands for one run per value; of a setting that is
             a list itself, a list of lists does.
         seeds: ``"0:4"``, ``"0,2"``, or a list.
-        ship: which of the runs ``interp-run runs zoo --pack`` ships, and how; training does not read it.
+        ship: which of the runs ship with the package, and how; training does not read it.
     """
 
     task: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,22 +57,16 @@ def has_unknown_hooks(parameter: Tensor) -> bool:
     return not all(getattr(hook, "capturable", False) for hook in hooks)
 
 
-class CudaGraphs:
-    """Records updates on one device, each as a CUDA graph."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def __call__(self, update: Callable[[], None]) -> Callable[[], None]:
-        """Returns the replay of an update, whose operations are recorded and not run."""
-        graph = torch.cuda.CUDAGraph()
-        with _CAPTURING, torch.cuda.device(self.device):
-            # Torch's own stream for captures is one of the first device that it was used on. Another thread may use
-            # the device meanwhile.
-            stream = torch.cuda.Stream(self.device)
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                update()
-        return graph.replay
+def cuda_graph(update: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Returns the replay of an update on one device, whose operations are recorded and not run."""
+    graph = torch.cuda.CUDAGraph()
+    with _CAPTURING, torch.cuda.device(device):
+        # Torch's own stream for captures is one of the first device that it was used on. Another thread may use
+        # the device meanwhile.
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            update()
+    return graph.replay
 
 
 class CapturedUpdate:
@@ -92,8 +86,9 @@ class CapturedUpdate:
         capture: Capture | None = None,
     ) -> None:
         self.compute, self.parameters, self.device = compute, parameters, torch.device(device)
-        self.capture = capture or CudaGraphs(self.device)
-        self.captured: dict[tuple[object, ...], Captured] = {}
+        self.capture = capture or partial(cuda_graph, device=self.device)
+        #: By the shapes of the inputs: the memory that a replay reads them from, and the replay.
+        self.captured: dict[tuple[object, ...], tuple[Mapping[str, Tensor], Callable[[], None]]] = {}
         self.seen: dict[tuple[object, ...], int] = {}
         self.places: list[tuple[int, bool]] = []
         self.failed = False
@@ -109,7 +104,10 @@ class CapturedUpdate:
             if self.failed or self.seen[shapes] <= WARM_UP or not self._record(shapes, inputs):
                 self.compute(inputs)
                 return
-        self.captured[shapes](inputs)
+        kept, replay = self.captured[shapes]
+        for name, tensor in inputs.items():
+            kept[name].copy_(moved(tensor, kept[name].device))
+        replay()
 
     def forget(self) -> None:
         """Frees what was captured; it is captured anew where it is needed."""
@@ -122,7 +120,7 @@ class CapturedUpdate:
         # Into a gradient that is there, the captured backward pass would add.
         self._drop_gradients()
         try:
-            self.captured[shapes] = Captured(kept, self.capture(lambda: self.compute(kept)))
+            self.captured[shapes] = kept, self.capture(lambda: self.compute(kept))
         except RuntimeError as error:
             self._drop_gradients()
             self.failed = True
@@ -133,19 +131,6 @@ class CapturedUpdate:
     def _drop_gradients(self) -> None:
         for parameter in self.parameters.values():
             parameter.grad = None
-
-
-@dataclass
-class Captured:
-    """One captured update, and the memory that it reads its inputs from."""
-
-    inputs: Mapping[str, Tensor]
-    replay: Callable[[], None]
-
-    def __call__(self, inputs: Mapping[str, Tensor]) -> None:
-        for name, tensor in inputs.items():
-            self.inputs[name].copy_(moved(tensor, self.inputs[name].device))
-        self.replay()
 
 
 def inputs_of(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:

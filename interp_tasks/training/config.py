@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from interp_tasks.errors import UserError
 from interp_tasks.files import parse_value
-from tasks import catalog
+from tasks import registry
 from tasks.settings import list_fields, one_line, unknown_key
 
 SECTIONS = ("task", "model", "train")
@@ -234,13 +234,11 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     Raises:
         UserError: for an unknown task.
     """
-    if task_name in catalog.BUILT_IN:
-        return catalog.built_in_presets(task_name)
-    if not catalog.is_known(task_name):
-        raise UserError(catalog.unknown(task_name))
-    from tasks.registry import task_class
-
-    return task_class(task_name).presets
+    if task_name in registry.BUILT_IN:
+        return registry.built_in_presets(task_name)
+    if not registry.is_known(task_name):
+        raise UserError(registry.unknown(task_name))
+    return registry.task_class(task_name).presets
 
 
 def resolve_config(
@@ -262,7 +260,7 @@ def resolve_config(
         section, dot, name = key.partition(".")
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
-        valid = catalog.built_in_keys(task_name).get(section) if task_name in catalog.BUILT_IN else None
+        valid = registry.built_in_keys(task_name).get(section) if task_name in registry.BUILT_IN else None
         if valid is not None and name not in valid:
             raise UserError(unknown_key(section, name, valid))
         sections[section][name] = typed(text, is_list=key in lists)
@@ -272,11 +270,9 @@ def resolve_config(
 def list_keys(task_name: str) -> frozenset[str]:
     """Returns the keys, such as ``train.betas``, whose value is a list; torch-free for a built-in task."""
     lists = {f"train.{name}" for name in list_fields(TrainConfig)}
-    if task_name in catalog.BUILT_IN:
-        return frozenset({*lists, *catalog.LIST_KEYS.get(task_name, ())})
-    from tasks.registry import task_class
-
-    task_type = task_class(task_name)
+    if task_name in registry.BUILT_IN:
+        return frozenset({*lists, *registry.LIST_KEYS.get(task_name, ())})
+    task_type = registry.task_class(task_name)
     lists |= {f"task.{name}" for name in list_fields(task_type)}
     return frozenset(lists | {f"model.{name}" for name in list_fields(task_type.Model)})
 

@@ -15,11 +15,11 @@ from interp_tasks.checkpoints.run_folder import KEPT_STATES
 from interp_tasks.devices import check_device
 from interp_tasks.training.captured import WARM_UP
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.forward import Forward, FusedForward, HookedForward, why_not_fused
+from interp_tasks.training.forward import FusedForward, HookedForward, why_not_fused
 from interp_tasks.training.loop import Loop, whole_split
 from interp_tasks.training.records import check_observed
 from interp_tasks.training.trainer import model_settings, prepare_model, reproducible
-from tasks.base import Batch, Task
+from tasks.base import Batch, Split, Task
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -74,30 +74,11 @@ class Cost:
     @property
     def memory_bytes(self) -> int:
         """Returns the bytes of all tensors that live at once, at the end of a forward pass."""
-        return (
-            self.weights_bytes
-            + self.gradients_bytes
-            + self.optimiser_bytes
-            + self.filter_bytes
-            + self.activations_bytes
-        )
+        state = self.weights_bytes + self.gradients_bytes + self.optimiser_bytes + self.filter_bytes
+        return state + self.activations_bytes
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "memory_bytes": self.memory_bytes}
-
-
-@dataclass(frozen=True)
-class Counted:
-    """A forward and backward pass without its numbers.
-
-    Attributes:
-        forward, step: FLOP of the forward pass, and of both.
-        kept: bytes that the first keeps for the second, parameters and inputs left out.
-    """
-
-    forward: int
-    step: int
-    kept: int
 
 
 def cost(
@@ -127,93 +108,50 @@ def cost(
         check_device(device)
     model, _ = prepare_model(task, settings, config, "cpu")
     check_observed(config.observe, model)
-    forward = forward_of(model, task)
-    examples = _examples(task, config.batch_size, "train")
-    step = counted(model, task, _without_values(task, config, "train", examples))
-    moments, remembered = state_bytes(model, config)
+    n = config.batch_size or len(whole_split(task))
+    forward, step, kept = counted(model, task, without_values(task, config, "train", n))
+    evaluated = 0
+    for part in (task.parts() or {"": task}).values():
+        validation = len(part.sample(config.eval_samples, seed=0, split="validation"))
+        evaluated += counted(model, part, without_values(part, config, "validation", validation))[0]
+    stored = config.checkpoint_steps(task.published_steps)
+    logged = config.steps // config.log_every + 1 + sum(each % config.log_every > 0 for each in stored)
+    run_flop = config.steps * step + logged * (forward + evaluated)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    weights, gradients = weight_bytes(model)
-    stored_steps = config.checkpoint_steps(task.published_steps)
-    stored = len(stored_steps)
-    logged = config.steps // config.log_every + 1 + sum(step % config.log_every > 0 for step in stored_steps)
-    run_flop = config.steps * step.step + logged * (step.forward + _evaluation_flop(model, task, config))
-    rate = gflop_per_second or measured_rate(model, task, config, step.step, device)
+    gradients = sum(parameter.nbytes for parameter in trained)
+    moments, remembered = (copies * gradients for copies in config.state_copies)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    disk = len(stored) * (weights + CHECKPOINT_EXTRA) + logged * LOG_LINE
+    rate = gflop_per_second or measured_rate(model, task, config, step, device)
     return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained=sum(parameter.numel() for parameter in trained),
-        examples=examples,
+        examples=n,
         steps=config.steps,
-        forward=forward.kind,
-        step_flop=step.step,
+        forward=forward_of(model, task).kind,
+        step_flop=step,
         run_flop=run_flop,
         weights_bytes=weights,
         gradients_bytes=gradients,
         optimiser_bytes=moments,
         filter_bytes=remembered,
-        activations_bytes=step.kept,
-        checkpoints=stored,
-        disk_bytes=stored * (weights + CHECKPOINT_EXTRA)
-        + min(stored, KEPT_STATES) * (moments + remembered)
-        + logged * LOG_LINE,
+        activations_bytes=kept,
+        checkpoints=len(stored),
+        disk_bytes=disk + min(len(stored), KEPT_STATES) * (moments + remembered),
         gflop_per_second=rate,
         measured=gflop_per_second is None,
         seconds=run_flop / (1e9 * rate),
     )
 
 
-def forward_of(model: HookedTransformer, task: Task) -> Forward:
+def forward_of(model: HookedTransformer, task: Task) -> FusedForward | HookedForward:
     """Returns the forward that the trainer will take, unless its check at the start finds the fused one wrong."""
     if why_not_fused(model):
         return HookedForward(model, task.read_positions)
     return FusedForward(model, task.read_positions)
 
 
-def counted(model: HookedTransformer, task: Task, batch: Batch) -> Counted:
-    """Counts FLOP and saved bytes of a forward and backward pass over a batch on the device ``meta``."""
-    parameters = {
-        name: nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-        for name, parameter in model.named_parameters()
-    }
-    known = {_storage(tensor) for tensor in (*parameters.values(), batch.tokens, batch.targets)}
-    saved_bytes: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in known:
-            saved_bytes[_storage(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with FlopCounterMode(display=False) as counter, torch.device("meta"), saved:
-        output = _passed(model, task, parameters, batch)
-        forward = int(counter.get_total_flops())
-        task.loss(output, batch).backward()
-        return Counted(forward, int(counter.get_total_flops()), sum(saved_bytes.values()))
-
-
-def _passed(
-    model: HookedTransformer, task: Task, parameters: Mapping[str, nn.Parameter], batch: Batch
-) -> Tensor:
-    forward = forward_of(model, task)
-    if isinstance(forward, FusedForward):
-        forward.parameters = dict(parameters)
-        return forward(batch.tokens)
-    tensors = {**{name: buffer.to("meta") for name, buffer in model.named_buffers()}, **parameters}
-    output: Tensor = torch.func.functional_call(model, tensors, (batch.tokens,))
-    return output[:, list(task.read_positions)]
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _examples(task: Task, n: int | None, split: Any) -> int:
-    """Counts the examples that a sample of ``n`` holds."""
-    if split == "train":
-        return len(whole_split(task)) if n is None else n
-    return len(task.sample(n, seed=0, split=split))
-
-
-def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batch:
+def without_values(task: Task, config: TrainConfig, split: Split, n: int) -> Batch:
     """Returns a batch of ``n`` on the device ``meta``."""
     sample = task.sample(min(n, 2), seed=config.seed, split=split)
 
@@ -224,27 +162,39 @@ def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batc
     return Batch(empty(sample.tokens), empty(sample.targets), extras)
 
 
-def _evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) -> int:
-    """Returns the FLOP of evaluating the validation sample; for a mixture of each of its parts."""
-    total = 0
-    for part in (task.parts() or {"": task}).values():
-        n = _examples(part, config.eval_samples, "validation")
-        total += counted(model, part, _without_values(part, config, "validation", n)).forward
-    return total
+def counted(model: HookedTransformer, task: Task, batch: Batch) -> tuple[int, int, int]:
+    """Returns the FLOP of a forward pass over a batch on the device ``meta``, of that and the backward pass, and the
+    bytes that the first keeps for the second, parameters and inputs left out.
+    """
+    parameters = {
+        name: nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    }
 
+    def storage(tensor: Tensor) -> int:
+        return int(tensor.untyped_storage()._cdata)
 
-def weight_bytes(model: HookedTransformer) -> tuple[int, int]:
-    """Returns the bytes of the parameters, and of the gradients of those that train."""
-    parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return sum(parameter.nbytes for parameter in parameters), sum(parameter.nbytes for parameter in trained)
+    known = {storage(tensor) for tensor in (*parameters.values(), batch.tokens, batch.targets)}
+    kept: dict[int, int] = {}
 
+    def keep(tensor: Tensor) -> Tensor:
+        if storage(tensor) not in known:
+            kept[storage(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
 
-def state_bytes(model: HookedTransformer, config: TrainConfig) -> tuple[int, int]:
-    """Returns the bytes of the optimiser's moments and of the Grokfast filter's memory, once both are full."""
-    _, trained = weight_bytes(model)
-    moments, remembered = config.state_copies
-    return moments * trained, remembered * trained
+    forward = forward_of(model, task)
+    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with FlopCounterMode(display=False) as counter, torch.device("meta"), saved:
+        if isinstance(forward, FusedForward):
+            forward.parameters = dict(parameters)
+            output = forward(batch.tokens)
+        else:
+            tensors = {**{name: each.to("meta") for name, each in model.named_buffers()}, **parameters}
+            whole: Tensor = torch.func.functional_call(model, tensors, (batch.tokens,))
+            output = whole[:, list(task.read_positions)]
+        passed = int(counter.get_total_flops())
+        task.loss(output, batch).backward()
+        return passed, int(counter.get_total_flops()), sum(kept.values())
 
 
 def measured_rate(

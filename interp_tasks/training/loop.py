@@ -110,7 +110,10 @@ class Loop:
                 self.after(folder, step + 1, self.update(step))
                 if stop is not None and step + 1 < self.config.steps and stop():
                     self.store_stop(folder, step + 1)
-                    raise stopped(str(folder.path), step + 1, self.config.steps)
+                    raise Stopped(
+                        f"{folder.path}: stopped after step {step + 1} of {self.config.steps}, which is stored; the "
+                        "same command goes on from there"
+                    )
         finally:
             if self.captured is not None:
                 # What is captured holds the loop, and the loop it: nobody else would free its memory.
@@ -131,7 +134,10 @@ class Loop:
 
     def batch(self, step: int) -> Batch:
         """Returns the examples of update number ``step``, counted from 0."""
-        return self.whole_split if self.whole_split is not None else self.drawn(step).to(self.device)
+        if self.whole_split is not None:
+            return self.whole_split
+        seed = derive_seed(self.config.seed, "batch", step)
+        return self.task.sample(self.config.batch_size, seed=seed, split="train").to(self.device)
 
     def first_batch(self) -> Batch:
         """Returns the examples of the first update, checked."""
@@ -139,12 +145,6 @@ class Loop:
             return self.whole_split
         seed = derive_seed(self.config.seed, "batch", 0)
         return checked_sample(self.task, self.config.batch_size, seed, "train").to(self.device)
-
-    def drawn(self, step: int) -> Batch:
-        """Returns fresh examples of an update, where the task draws them: not on the run's device yet."""
-        return self.task.sample(
-            self.config.batch_size, seed=derive_seed(self.config.seed, "batch", step), split="train"
-        )
 
     def update(self, step: int) -> dict[str, Any]:
         """Takes one step, and returns what is logged of it: norms of gradients, where they are due."""
@@ -160,13 +160,10 @@ class Loop:
         if self.captured is None:
             self.compute(batch, dropout)
         else:
-            self.captured(inputs_of(batch, self.masks(dropout, len(batch))))
+            cfg = self.model.cfg
+            shape = (len(batch), cfg.n_layers, cfg.attn_only, cfg.d_model)
+            self.captured(inputs_of(batch, dropout.drawn_for(*shape) if dropout else {}))
         return {}
-
-    def masks(self, dropout: Dropout | None, examples: int) -> Mapping[str, Tensor]:
-        """Returns what stays of a step's residual streams, by ``layer.place``; empty without dropout."""
-        cfg = self.model.cfg
-        return dropout.drawn_for(examples, cfg.n_layers, cfg.attn_only, cfg.d_model) if dropout else {}
 
     def compute_from(self, inputs: Mapping[str, Tensor]) -> None:
         """Makes one update at the learning rate that is set, from tensors alone."""
@@ -189,14 +186,10 @@ class Loop:
         """Returns whether metrics are due after ``step`` updates."""
         return step % self.config.log_every == 0 or step in self.wanted or step == self.config.steps
 
-    def pauses(self, step: int) -> bool:
-        """Returns whether something else than updates is due after ``step`` of them."""
-        return self.logs(step) or any(step % observer.every == 0 for observer in self.observers)
-
     def after(self, folder: RunFolder, step: int, line: dict[str, Any]) -> None:
         """Logs, observes and stores the model after ``step`` updates."""
         last = step == self.config.steps
-        if line or self.pauses(step):
+        if line or self.logs(step) or any(step % observer.every == 0 for observer in self.observers):
             self.clock.stop()
         if self.logs(step):
             line |= self._evaluate(step)
@@ -264,10 +257,3 @@ class Loop:
             config.observe_samples, seed=derive_seed(config.seed, "observe"), split="validation"
         ).to(self.device)
         return [Activations(config.observe, config.observe_every, fixed, self.model)]
-
-
-def stopped(runs: str, step: int, steps: int) -> Stopped:
-    """Returns the exception to raise once all is stored."""
-    return Stopped(
-        f"{runs}: stopped after step {step} of {steps}, which is stored; the same command goes on from there"
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,15 +34,6 @@ def optimizer_of(
     return adam(parameters, betas=config.betas, eps=config.eps, **shared)
 
 
-def filter_of(config: TrainConfig) -> GradientFilter | None:
-    """Returns the Grokfast filter that a config asks for."""
-    if config.grokfast == "ma":
-        return GrokfastMA(config.grokfast_window, config.grokfast_lambda)
-    if config.grokfast == "ema":
-        return GrokfastEMA(config.grokfast_alpha, config.grokfast_lambda, config.grokfast_start)
-    return None
-
-
 class Updater:
     """Grokfast filter, clipping, learning rate and optimiser over a model's trainable parameters."""
 
@@ -55,12 +46,9 @@ class Updater:
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = optimizer_of(list(self.parameters.values()), config, captured=captured)
-        self.filter = filter_of(config)
-
-    def update(self, step: int, watch: GradientWatcher | None = None) -> None:
-        """Makes update number ``step`` from the gradients in ``.grad``, and clears them."""
-        self.set_rate(step)
-        self.apply(watch)
+        self.filter: GradientFilter | None = None
+        if config.grokfast is not None:
+            self.filter = GrokfastMA(config) if config.grokfast == "ma" else GrokfastEMA(config)
 
     def set_rate(self, step: int) -> None:
         """Sets the learning rate of update number ``step``."""
@@ -80,7 +68,7 @@ class Updater:
             if watch:
                 watch("filtered", self._gradients())
         if self.config.clip_norm is not None:
-            self._clip(self.config.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -96,8 +84,8 @@ class Updater:
                 # SGD without momentum keeps an empty place for one.
                 if value is not None:
                     tensors[f"optimizer/{name}/{key}"] = value
-        if self.filter is not None:
-            tensors |= {f"grokfast/{key}": tensor for key, tensor in self.filter.state().items()}
+        for name, memory in ({} if self.filter is None else self.filter.memory).items():
+            tensors |= {f"grokfast/{name}/{key}".rstrip("/"): tensor for key, tensor in memory.items()}
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -109,10 +97,11 @@ class Updater:
                 self.optimizer.state[parameter] = moments
             remembered = _kept(f"grokfast/{name}", tensors, parameter.device)
             if self.filter is not None and remembered:
-                self.filter.load_state(name, remembered)
-
-    def _clip(self, largest: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), largest)
+                # What counts steps stays where it can be read without waiting for a GPU.
+                self.filter.memory[name] = {
+                    key: tensor if tensor.ndim or not key else tensor.cpu()
+                    for key, tensor in remembered.items()
+                }
 
     def _gradients(self) -> dict[str, Tensor]:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
@@ -127,11 +116,16 @@ def _kept(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> d
     }
 
 
-QUEUE = "queue"
-
-
 class GradientFilter(ABC):
-    """g ← g + λ · (a mean of past gradients), in place, before clipping and the optimiser's step."""
+    """g ← g + λ · (a mean of past gradients), in place, before clipping and the optimiser's step.
+
+    Attributes:
+        memory: all that is remembered, by parameter and then by name.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.memory: dict[str, dict[str, Tensor]] = {}
 
     @torch.no_grad()
     def __call__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -143,14 +137,6 @@ class GradientFilter(ABC):
     def add_slow_part(self, name: str, gradient: Tensor) -> None:
         """Remembers the gradient of one parameter, and amplifies it in place."""
 
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """Returns all that is remembered, by keys that begin with the parameter's name."""
-
-    @abstractmethod
-    def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Puts back what :meth:`state` gave of one parameter; the keys are without its name."""
-
 
 class GrokfastEMA(GradientFilter):
     """h ← α h + (1 − α) g;  g ← g + λ h.
@@ -159,66 +145,39 @@ class GrokfastEMA(GradientFilter):
     The MIIII paper's equation 13 prints another recurrence; its code computes this one.
     """
 
-    def __init__(self, alpha: float, lamb: float, start: Literal["first-gradient", "zero"]) -> None:
-        self.alpha = alpha
-        self.lamb = lamb
-        self.start = start
-        self.averages: dict[str, Tensor] = {}
-
     def add_slow_part(self, name: str, gradient: Tensor) -> None:
-        if name not in self.averages:
-            zero = self.start == "zero"
-            self.averages[name] = torch.zeros_like(gradient) if zero else gradient.clone()
-        average = self.averages[name].mul_(self.alpha).add_(gradient, alpha=1 - self.alpha)
-        gradient.add_(average, alpha=self.lamb)
-
-    def state(self) -> dict[str, Tensor]:
-        return dict(self.averages)
-
-    def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        self.averages[name] = state[""]
+        alpha = self.config.grokfast_alpha
+        if name not in self.memory:
+            zero = self.config.grokfast_start == "zero"
+            self.memory[name] = {"": torch.zeros_like(gradient) if zero else gradient.clone()}
+        average = self.memory[name][""].mul_(alpha).add_(gradient, alpha=1 - alpha)
+        gradient.add_(average, alpha=self.config.grokfast_lambda)
 
 
 class GrokfastMA(GradientFilter):
     """g ← g + λ · (mean of the last w gradients, this one included), from the w-th gradient on.
 
     The gain is 1 + λ for a constant gradient, and 1 for one that repeats after a divisor of w with mean 0. It keeps w
-    gradients of every parameter. Their sum follows them by one addition and one subtraction a step, in float64, and
-    is taken anew whenever the queue has gone round, so that rounding cannot pile up.
+    gradients of every parameter, number t in row t mod w of ``queue [w, *shape]``. Their ``sum`` follows them by one
+    addition and one subtraction a step, in float64, and is taken anew whenever the queue has gone round, so that
+    rounding cannot pile up.
     """
 
-    def __init__(self, window: int, lamb: float) -> None:
-        self.window = window
-        self.lamb = lamb
-        #: ``[w, *shape]`` by parameter: gradient number t stands in row t mod w.
-        self.queues: dict[str, Tensor] = {}
-        #: float64, by parameter.
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
     def add_slow_part(self, name: str, gradient: Tensor) -> None:
-        if name not in self.queues:
-            self.queues[name] = gradient.new_zeros(self.window, *gradient.shape)
-            self.sums[name] = torch.zeros_like(gradient, dtype=torch.float64)
-            self.counts[name] = 0
-        queue, total, row = self.queues[name], self.sums[name], self.counts[name] % self.window
+        window = self.config.grokfast_window
+        if name not in self.memory:
+            self.memory[name] = {
+                "queue": gradient.new_zeros(window, *gradient.shape),
+                "sum": torch.zeros_like(gradient, dtype=torch.float64),
+                "count": torch.tensor(0),
+            }
+        queue, total, count = (self.memory[name][key] for key in ("queue", "sum", "count"))
+        row = int(count) % window
         total += gradient
         total -= queue[row]
         queue[row] = gradient
-        if row == self.window - 1:
+        if row == window - 1:
             torch.sum(queue, 0, dtype=torch.float64, out=total)
-        self.counts[name] += 1
-        if self.counts[name] >= self.window:
-            gradient.add_(total, alpha=self.lamb / self.window)
-
-    def state(self) -> dict[str, Tensor]:
-        averages = {}
-        for name, queue in self.queues.items():
-            averages[f"{name}/{QUEUE}"] = queue
-            averages[f"{name}/sum"] = self.sums[name]
-            averages[f"{name}/count"] = torch.tensor(self.counts[name])
-        return averages
-
-    def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        self.queues[name], self.sums[name] = state[QUEUE], state["sum"]
-        self.counts[name] = int(state["count"])
+        count += 1
+        if int(count) >= window:
+            gradient.add_(total, alpha=self.config.grokfast_lambda / window)

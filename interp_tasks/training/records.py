@@ -150,7 +150,9 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
             "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         },
         "git": git_state(),
-        "command": command() if sys.argv[0].endswith(("interp-run", "interp_tasks/__main__.py")) else None,
+        "command": shlex.join(["interp-run", *sys.argv[1:]])
+        if sys.argv[0].endswith(("interp-run", "interp_tasks/__main__.py"))
+        else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -169,11 +171,6 @@ def processor() -> str:
     return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
 
 
-def command() -> str:
-    """Returns the command line."""
-    return shlex.join(["interp-run", *sys.argv[1:]])
-
-
 def is_published(task: Task, preset: str | None) -> bool:
     """Returns whether the data is the paper's: the preset ``paper``, none of its task settings overridden."""
     return preset == "paper" and task == type(task)(**task.presets["paper"].get("task", {}))
@@ -181,13 +178,13 @@ def is_published(task: Task, preset: str | None) -> bool:
 
 def git_state() -> dict[str, Any] | None:
     """Returns the working directory's commit and whether tracked files differ; ``None`` outside a repository."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
+        return done.stdout.strip()
+
     try:
-        commit = _git("rev-parse", "HEAD")
-        return {"commit": commit, "modified": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "modified": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
-    return done.stdout.strip()

@@ -88,7 +88,10 @@ def train(
     model, described = prepare_model(task, settings, config, device, model)
     with reproducible(config):
         loop = Loop(task, model, config, device, observers, progress)
-        with open_run_folder(out, described, loop, preset) as folder:
+        info = run_info(task, config, preset, device) | loop.described()
+        schedule = Schedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
+        defaults = {"train": TrainConfig().model_dump(mode="json")}
+        with RunFolder.open(out, described, info, defaults=defaults, schedule=schedule) as folder:
             loop.run(folder, stop)
     return out
 
@@ -147,18 +150,6 @@ def prepare_model(
         **({} if config.attention_from is None else {"attention": describe_teacher(config.attention_from)}),
     }
     return model, described
-
-
-def open_run_folder(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | None) -> RunFolder:
-    """Returns the run folder, locked."""
-    info = run_info(loop.task, loop.config, preset, loop.device) | loop.described()
-    return RunFolder.open(
-        out,
-        described,
-        info,
-        defaults={"train": TrainConfig().model_dump(mode="json")},
-        schedule=Schedule(SCHEDULE, lambda train: train_config(train).learning_rate_at),
-    )
 
 
 def resolve_settings(
@@ -256,7 +247,8 @@ def reproducible(config: TrainConfig) -> Iterator[None]:
     """Sets threads, deterministic kernels, denormals and torch's generator for the run, and restores them."""
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    flushed = flushes_denormals()
+    # Whether numbers below 1.2e-38 are 0 here.
+    flushed = not bool(torch.tensor([1e-39]) * 1.0)
     torch.set_num_threads(config.threads or threads)
     # Once the training data are known, gradients hold numbers below 1e-38, which CPUs are slow with. The threads of a
     # pool keep the arithmetic they began with, so that of several some would flush and others not.
@@ -274,8 +266,3 @@ def reproducible(config: TrainConfig) -> Iterator[None]:
         torch.set_flush_denormal(flushed)
         torch.set_rng_state(random_state)
         torch.use_deterministic_algorithms(deterministic)
-
-
-def flushes_denormals() -> bool:
-    """Returns whether this thread takes float32 numbers below 1.2e-38 for 0."""
-    return not bool(torch.tensor([1e-39]) * 1.0)

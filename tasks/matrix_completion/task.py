@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tasks.attention import ClassRule, Relocation
 from tasks.base import Batch, DropMetric, Influences, Metric, ProbeTarget, ProbeTargets, Split, Task
-from tasks.catalog import built_in_presets
 from tasks.matrix_completion.attention import (
     ATTENTION_RULES,
     attention_templates,
@@ -29,7 +28,7 @@ from tasks.matrix_completion.completion import (
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.rank_one import pairs_of_entries
 from tasks.matrix_completion.variations import copying_inputs, variations
-from tasks.registry import register
+from tasks.registry import built_in_presets, register
 from tasks.seeds import derive_seed, generator
 from tasks.settings import ModelSettings
 

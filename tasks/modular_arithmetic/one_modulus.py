@@ -10,9 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.base import Batch, GridAxis, Metric, ModularAnswer
-from tasks.catalog import built_in_presets
 from tasks.modular_arithmetic.table import ModularTask, cross_entropy
-from tasks.registry import register
+from tasks.registry import built_in_presets, register
 
 
 class OneModulus(ModularTask):

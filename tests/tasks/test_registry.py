@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 import tasks
-from tasks import TaskError, catalog, registry
+from tasks import TaskError, registry
+from tasks.settings import list_fields
 
 THIRD_PARTY = Path(__file__).with_name("third_party_task.py")
 
@@ -30,7 +34,6 @@ def third_party() -> Iterator[str]:
 
 def forget(name: str) -> None:
     registry._CLASSES.pop(name, None)
-    catalog.registered.discard(name)
 
 
 def test_a_third_party_task_has_everything_a_built_in_one_has(third_party: str) -> None:
@@ -69,7 +72,6 @@ def test_a_file_may_register_its_task_as_two_modules(
         monkeypatch.setitem(sys.modules, name, module)
     one, two, other = (type("Mine", (mine,), {"__module__": name}) for name in ("mine_a", "mine_b", "mine_c"))
     monkeypatch.setattr(registry, "_CLASSES", {})
-    monkeypatch.setattr(catalog, "registered", set())
     tasks.register("mine")(one)
     assert tasks.register("mine")(two) is tasks.task_class("mine") is two
     with pytest.raises(TaskError, match=r"is taken by mine_b\.Mine"):
@@ -81,7 +83,7 @@ def test_a_built_in_name_cannot_be_taken(
     loaded: bool, third_party: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also before the built-in task is imported, so that the import order cannot decide what a name means."""
-    for built_in in catalog.BUILT_IN:
+    for built_in in registry.BUILT_IN:
         # What loads during the test would be forgotten with it, and is loaded once only.
         registry.task_class(built_in)
     monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))
@@ -110,11 +112,10 @@ def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
         assert group == "interp_tasks.tasks"
         return [point] if name in (None, point.name) else []
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
     monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     assert "from-a-package" in tasks.list()
-    assert catalog.is_known("from-a-package")
-    assert not catalog.is_known("from-nowhere")
+    assert registry.is_known("from-a-package")
+    assert not registry.is_known("from-nowhere")
     assert isinstance(tasks.get("from-a-package"), mine)
     forget("from-a-package")
 
@@ -161,7 +162,7 @@ def test_a_config_that_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.names() if not tasks.get(name).parts()])
+@pytest.mark.parametrize("name", [name for name in registry.names() if not tasks.get(name).parts()])
 def test_a_task_says_what_its_metrics_are_called(name: str) -> None:
     task = tasks.get(name)
     batch = task.sample(2)
@@ -169,3 +170,47 @@ def test_a_task_says_what_its_metrics_are_called(name: str) -> None:
     assert task.metric_names == tuple(task.metrics(output, batch))
     assert task.drop_metric.name in task.metric_names
     assert getattr(task, "property_names", ()) == tuple(getattr(task, "properties", lambda _: ())(output))
+
+
+def test_listing_tasks_and_presets_does_not_import_torch() -> None:
+    program = """
+import sys, tasks
+from tasks import registry
+print(*tasks.list())
+assert registry.built_in_presets("miiii")["paper"]["train"]["steps"] == 65536
+assert "nearest" not in registry.unknown("miii") and "'miiii'" in registry.unknown("miii")
+heavy = {"torch", "transformer_lens", "numpy", "pydantic"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(registry.BUILT_IN) <= set(done.stdout.split())
+
+
+def test_every_built_in_name_is_registered_where_the_catalog_says() -> None:
+    for name, home in registry.BUILT_IN.items():
+        task_class = tasks.task_class(name)
+        assert task_class.name == name
+        assert task_class.__module__.startswith(home + ".")
+        assert task_class.presets == registry.built_in_presets(name)
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_settings_and_lists_are_those_that_the_classes_declare(name: str) -> None:
+    task, model = tasks.task_class(name), tasks.task_class(name).Model
+    assert registry.built_in_keys(name) == {"task": (*task.model_fields,), "model": (*model.model_fields,)}
+    lists = [f"task.{key}" for key in list_fields(task)] + [f"model.{key}" for key in list_fields(model)]
+    assert registry.LIST_KEYS.get(name, ()) == tuple(lists)
+
+
+def test_list_fields_are_told_from_text():
+    class Settings(BaseModel):
+        names: tuple[str, ...] | None = None
+        steps: list[int] = []
+        untyped: tuple = ()  # type: ignore[type-arg]
+        law: str = "a,b"
+        kind: Literal["x", "y"] | None = None
+
+    assert list_fields(Settings) == ("names", "steps", "untyped")

@@ -28,7 +28,7 @@ COMMANDS: dict[str, dict[str, str]] = {
             "checkpoint."
         ),
         "search": "Search hyper-parameters with Optuna: a training run for every trial.",
-        "zoo": "List the trained models that ship, or ship those of a recipe.",
+        "zoo": "List the trained models that ship.",
         "curve": (
             "Put plateau, drop and final level of runs beside theory, and exact answers beside errors at "
             "stored steps."

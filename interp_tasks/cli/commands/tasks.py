@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def list_tasks(printing: PrintingOptions) -> None:
     """List the tasks there are, with their presets."""
     from interp_tasks.training.config import presets_of
-    from tasks import catalog
+    from tasks import registry
 
     printing.import_tasks()
     rows: list[dict[str, Any]] = [
@@ -35,7 +35,7 @@ def list_tasks(printing: PrintingOptions) -> None:
                 for key, value in values.items()
             },
         }
-        for name in catalog.names()
+        for name in registry.names()
         for preset, sections in presets_of(name).items()
     ]
     if printing.format != "table":

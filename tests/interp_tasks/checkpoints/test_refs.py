@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from interp_tasks.checkpoints import describe_run, find_marks, refs, resolve, zo
 from interp_tasks.checkpoints.marks import find_drop
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.refs import find_run
-from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, read_clock, read_metrics, write_log
+from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, read_clock, read_metrics
 from interp_tasks.errors import UserError
 
 STEPS = [0, 1, 2, 4, 100, 200, 300, 1000, 2000, 3000, 4000]
@@ -278,7 +279,7 @@ def test_a_compressed_log_is_read_like_another(place: Path) -> None:
     write_metrics(run)
     plain, marks = read_metrics(run), find_marks(run)
     assert read_clock(run) == {}
-    write_log(run, METRICS_FILE, (run / METRICS_FILE).read_text())
+    (run / f"{METRICS_FILE}.xz").write_bytes(lzma.compress((run / METRICS_FILE).read_bytes()))
     (run / METRICS_FILE).write_text('{"step": 7}\n')
     assert [line["step"] for line in read_metrics(run)] == [7], "the one that is written to goes first"
     (run / METRICS_FILE).unlink()
@@ -287,7 +288,7 @@ def test_a_compressed_log_is_read_like_another(place: Path) -> None:
     for content in (first[:-9], first[:40] + b"x" + first[41:], b"no xz"):
         (run / "metrics.jsonl.xz").write_bytes(content)
         assert "metrics.jsonl.xz is mangled: " in complaint("packed@pre")
-    write_log(run, CLOCK_FILE, '{"step": 4, "seconds": 1.5}\n')
+    (run / f"{CLOCK_FILE}.xz").write_bytes(lzma.compress(b'{"step": 4, "seconds": 1.5}\n'))
     assert read_clock(run) == {4: 1.5}
     (run / "clock.jsonl.xz").write_bytes(b"no xz")
     assert read_clock(run) == {}

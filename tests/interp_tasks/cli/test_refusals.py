@@ -21,7 +21,6 @@ QUICK = {
     "ablation run@40": ["--ckpt run@40 (quote a glob)"],
     "progress --ckpt run": ["progress is now interp-run modular progress"],
     "schema": ["schema is now interp-run --schema"],
-    "modular copying --ckpt run": ["no command 'copying' of interp-run modular; there is interp-run matrix"],
     "ablation --ckpt rnu@last": ["no run or checkpoint folder 'rnu'", "did you mean 'run'"],
     "ablation --ckpt run@5": ["step 5", "0 and 10"],
     "ablation --ckpt run@soon": ["no step 'soon'", "first:last:every"],

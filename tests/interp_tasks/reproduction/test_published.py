@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from docs.scripts.pack import shipped_runs
 from interp_tasks import experiments
 from interp_tasks.errors import UserError
 from interp_tasks.published import papers, read_paper
@@ -11,7 +12,6 @@ from interp_tasks.published.paper import as_typed, parse_paper
 from interp_tasks.recipes.recipe import recipe_names
 from interp_tasks.settings import parse_seeds
 from interp_tasks.training.config import resolve_config
-from interp_tasks.zoo.pack import shipped_runs
 
 #: Experiments of the two papers on matrix completion, as our fact sheet counts them.
 MATRIX_ROWS = 31
@@ -76,7 +76,9 @@ def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
 
 
 #: What recipes ship, by name: the whole configuration as `grid` trains it.
-SHIPPED = {run.name: run for recipe in recipe_names() for run in shipped_runs(recipe)}
+SHIPPED = {
+    name: (recipe, unit) for recipe in recipe_names() for name, (_, unit) in shipped_runs(recipe).items()
+}
 
 
 @pytest.mark.parametrize("name", papers())
@@ -86,10 +88,10 @@ def test_runs_that_a_recipe_ships_are_those_that_it_trains(name):
     for run in read_paper(name).run:
         seeds = parse_seeds(run.seeds)
         names = [run.name] if seeds is None else [f"{run.name}/seed-{seed}" for seed in seeds]
-        recipes = {SHIPPED[each].recipe if each in SHIPPED else "" for each in names}
+        recipes = {SHIPPED[each][0] if each in SHIPPED else "" for each in names}
         assert recipes == {run.recipe}, run.name
         for each in names if run.recipe else ():
-            unit = SHIPPED[each].unit.resolved
+            unit = SHIPPED[each][1].resolved
             settings = {key: as_typed(value) for key, value in run.settings.items()}
             if seeds is not None:
                 settings["train.seed"] = each.rpartition("-")[2]

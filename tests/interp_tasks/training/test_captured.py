@@ -6,22 +6,19 @@ everything which changes from step to step reaches the memory that the recorded 
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 import tasks
 from interp_tasks import UserError, train
-from interp_tasks.checkpoints import read_run
 from interp_tasks.cli import main
 from interp_tasks.training.captured import CapturedUpdate, is_capturable, why_not_captured
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.loop import Loop
 from interp_tasks.training.optimizer import Updater
 from interp_tasks.training.trainer import prepare_model
-from tasks.catalog import BUILT_IN
 from tasks.modular_arithmetic.one_modulus import OneModulus
+from tasks.registry import BUILT_IN
 
 TINY = {"d_model": 8, "n_heads": 2}
 EVERYTHING = {
@@ -219,18 +216,3 @@ def test_cuda_graphs_make_the_same_updates(case):
         for loop in (eager, captured):
             loop.update(step)
     assert_same(eager.updater.parameters, captured.updater.parameters, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_runs_of_several_threads_share_a_device(tmp_path):
-    """Waiting for the whole device, as a clock might, is refused while another thread records."""
-
-    def run(seed):
-        config = {"steps": 20, "log_every": 1, "batch_size": 8, "seed": seed}
-        return train(
-            "modular-addition", out=tmp_path / f"{seed}", settings=TINY, config=config, device="cuda"
-        )
-
-    with ThreadPoolExecutor(4) as pool:
-        runs = list(pool.map(run, range(8)))
-    assert {read_run(each)["updates"]["kind"] for each in runs} == {"captured"}

@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import tasks
 from interp_tasks import train
 from interp_tasks.cli import main
+from interp_tasks.training.components import freeze_others
 from interp_tasks.training.config import train_config
-from interp_tasks.training.cost import cost, counted, state_bytes
+from interp_tasks.training.cost import cost, counted
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.optimizer import Updater
 from tasks import Batch
@@ -23,58 +24,16 @@ def addition():
     return tasks.get("modular-addition", p=11)
 
 
-def block(positions, read, d, d_mlp, vocabulary_out):
-    """Multiply-adds of an example: keys and values everywhere, the rest where the output is read."""
-    # What one query attends to is summed without a matrix product.
-    mixing = 2 * read * positions * d if read > 1 else 0
-    attention = 2 * positions * d * d + 2 * read * d * d + mixing
-    return attention + 2 * read * d * d_mlp + read * d * vocabulary_out
-
-
-def test_flop_of_a_step_follow_the_formula(addition):
-    # 22 examples, fewer than two per (position, token): no table of keys and values is looked up.
-    found = cost(
-        addition,
-        settings={"d_model": 16, "n_heads": 2},
-        config=train_config({"batch_size": 20, "steps": 7}),
-        gflop_per_second=RATE,
-    )
-    forward = 2 * 20 * block(positions=3, read=1, d=16, d_mlp=64, vocabulary_out=11)
-    assert found.step_flop == 3 * forward
-    assert found.examples == 20
-    assert found.forward == "fused"
-
-
-def test_flop_of_a_full_batch_look_keys_and_values_up(addition):
-    found = cost(addition, settings={"d_model": 16, "n_heads": 2}, gflop_per_second=RATE)
-    n, vocabulary = found.examples, addition.d_vocab
-    table = vocabulary * 16 * 16 * (2 * 3 + 1)  # K and V at three positions, Q at the last
-    rest = n * (16 * 16 + 2 * 16 * 64 + 16 * 11)
-    assert found.step_flop == 3 * 2 * (table + rest)
-
-
-def test_flop_are_those_of_a_real_step():
-    task = tasks.get("matrix-completion", n=3, rank=1)
-    model = task.build_model(0, task.Model(n_layers=2, n_heads=2, d_model=16))
-    batch = task.sample(8, seed=0, split="train")
-    forward = FusedForward(model, task.read_positions)
-    # The counter knows no FLOP of the fused kernel of attention on the CPU.
-    plain_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with FlopCounterMode(display=False) as counter, plain_attention:
-        task.loss(forward(batch.tokens), batch).backward()
-    empty = Batch(
-        batch.tokens.to("meta"), batch.targets.to("meta"), {k: v.to("meta") for k, v in batch.extras.items()}
-    )
-    assert counted(model, task, empty).step == counter.get_total_flops()
-
-
-def test_a_run_is_its_steps_and_the_metrics_between_them(addition):
+def test_flop_follow_the_formula_and_a_run_is_its_steps_and_the_metrics_between_them(addition):
+    """22 examples, fewer than two per (position, token): no table of keys and values is looked up."""
     config = {"batch_size": 20, "steps": 10, "log_every": 5, "eval_samples": 4, "checkpoint_every": 10}
     settings = {"d_model": 16, "n_heads": 2}
     found = cost(addition, settings=settings, config=train_config(config), gflop_per_second=RATE)
+    # Keys and values at three positions; query, output, MLP of 64 and 11 classes at the last.
+    forward = 2 * 20 * (2 * 3 * 16 * 16 + 2 * 16 * 16 + 2 * 16 * 64 + 16 * 11)
+    assert (found.step_flop, found.examples, found.forward) == (3 * forward, 20, "fused")
     # Logged at 0, 5, 10 and at the checkpoints 1, 2, 4, 8: the step's batch and 4 validation examples.
-    metrics = 7 * (20 + 4) * found.step_flop // 3 // 20
-    assert found.run_flop == 10 * found.step_flop + metrics
+    assert found.run_flop == 10 * found.step_flop + 7 * (20 + 4) * forward // 20
     assert found.seconds == pytest.approx(found.run_flop / 1e9)
     assert not found.measured
 
@@ -90,20 +49,35 @@ def test_a_run_is_its_steps_and_the_metrics_between_them(addition):
     ],
 )
 def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
-    from interp_tasks.training.components import freeze_others
-
-    config = train_config({"weight_decay": 0.1, **changes})
-    model = addition.build_model(0, addition.Model(d_model=16, n_heads=2))
+    config, settings = train_config({"weight_decay": 0.1, **changes}), {"d_model": 16, "n_heads": 2}
+    model = addition.build_model(0, addition.Model(**settings))
     freeze_others(model, config)
     updater = Updater(model, config)
     batch = addition.sample(8, seed=0, split="train")
     for step in range(4):
         addition.loss(model(batch.tokens), batch).backward()
-        updater.update(step)
+        updater.set_rate(step)
+        updater.apply()
     state = {key: value for key, value in updater.state().items() if not key.endswith(("/step", "/torch"))}
     moments = sum(value.nbytes for key, value in state.items() if key.startswith("optimizer/"))
     remembered = [value for key, value in state.items() if key.startswith("grokfast/") and value.ndim]
-    assert state_bytes(model, config) == (moments, sum(value.nbytes for value in remembered))
+    found = cost(addition, settings=settings, config=config, gflop_per_second=RATE)
+    assert (found.optimiser_bytes, found.filter_bytes) == (moments, sum(each.nbytes for each in remembered))
+
+
+def test_flop_are_those_of_a_real_step():
+    task = tasks.get("matrix-completion", n=3, rank=1)
+    model = task.build_model(0, task.Model(n_layers=2, n_heads=2, d_model=16))
+    batch = task.sample(8, seed=0, split="train")
+    forward = FusedForward(model, task.read_positions)
+    # The counter knows no FLOP of the fused kernel of attention on the CPU.
+    plain_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with FlopCounterMode(display=False) as counter, plain_attention:
+        task.loss(forward(batch.tokens), batch).backward()
+    empty = Batch(
+        batch.tokens.to("meta"), batch.targets.to("meta"), {k: v.to("meta") for k, v in batch.extras.items()}
+    )
+    assert counted(model, task, empty)[1] == counter.get_total_flops()
 
 
 def test_disk_is_about_what_the_run_folder_takes(addition, tmp_path):

@@ -25,7 +25,8 @@ def test_grokfast_is_its_recurrence(start):
     alpha, lamb = 0.9, 2.0
     gradients = [1.0, -0.5, 3.0, 0.25]
     parameter = torch.zeros(1, requires_grad=True)
-    grokfast = GrokfastEMA(alpha, lamb, start)
+    config = {"grokfast_alpha": alpha, "grokfast_lambda": lamb, "grokfast_start": start}
+    grokfast = GrokfastEMA(TrainConfig(**config))
     average = 0.0 if start == "zero" else gradients[0]
     for gradient in gradients:
         parameter.grad = torch.tensor([gradient])
@@ -52,7 +53,7 @@ def test_grokfast_ma_is_the_mean_of_the_last_gradients(window):
     expected = gradients.double().clone()
     for step in range(window - 1, len(gradients)):
         expected[step] += lamb * gradients[step - window + 1 : step + 1].double().mean(0)
-    found = filtered(GrokfastMA(window, lamb), gradients)
+    found = filtered(GrokfastMA(TrainConfig(grokfast_window=window, grokfast_lambda=lamb)), gradients)
     assert torch.equal(found[: window - 1], gradients[: window - 1])
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
@@ -61,7 +62,7 @@ def test_a_huge_gradient_leaves_nothing_behind_in_the_moving_average():
     """1e12 takes away all digits below 1e-4 of a float64 sum; after one round of the queue they are back."""
     gradients = torch.full((30, 1), 1e-5)
     gradients[3] = 1e12
-    found = filtered(GrokfastMA(4, 2.0), gradients)
+    found = filtered(GrokfastMA(TrainConfig(grokfast_window=4)), gradients)
     torch.testing.assert_close(found[12:], torch.full((18, 1), 3e-5), rtol=1e-6, atol=0)
 
 
@@ -99,7 +100,7 @@ def test_learning_rate_by_its_closed_form(task, settings, expected):
     ]
     updater = Updater(small_model(task), config)
     for step, rate in enumerate(rates):
-        updater.update(step)
+        updater.set_rate(step)
         assert [group["lr"] for group in updater.optimizer.param_groups] == [rate]
 
 
@@ -113,7 +114,7 @@ def gradients_seen_by(task, config, factor=1.0):
         {name: p.grad.clone() for name, p in updater.parameters.items()}
     )
     stages = []
-    updater.update(0, lambda stage, gradients: stages.append((stage, dict(gradients))))
+    updater.apply(lambda stage, gradients: stages.append((stage, dict(gradients))))
     return seen, stages, model
 
 
@@ -147,7 +148,8 @@ def test_state_resumes_an_update_bit_for_bit(task, settings):
     def advance(model, updater, steps):
         for step in steps:
             task.loss(model(batch.tokens), batch).backward()
-            updater.update(step)
+            updater.set_rate(step)
+            updater.apply()
 
     model = small_model(task)
     updater = Updater(model, config)
