@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from circuits.circuit._evaluation import baseline
 from circuits.circuit._graph import EVERYWHERE, NOWHERE, Graph, Member, Where, parse_member
-from circuits.circuit._measurement import Faithfulness, Measurement, with_interval
+from circuits.circuit._measurement import Measurement, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
@@ -119,28 +118,36 @@ def curve(
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
     named = by_text(rankings, _CALLER, "rankings")
     given = {name: _parse_ranking(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
-    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
+    runs = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size, seed, draws)
     rows, areas = list[Row](), list[Row]()
     for name, (names, kind, graph) in given.items():
-        measurement.graph.check_same(graph, f"{_CALLER}: {name}")
-        counts, share, runs = _growing(measurement, _entries(measurement, names, kind), kind, asked)
-        for metric_name in measurement.clean:
-            measured = Faithfulness.of(measurement, runs, metric_name, seed, draws)
-            labels: Row = {"ranking": name, "metric": metric_name}
-            for at, size in enumerate(counts):
-                row = labels | {"size": size, "share": share[at]}
-                row |= with_interval("value", measured.value[at], measured.drawn_value[:, at])
-                row |= with_interval("faithfulness", measured.share[at], measured.drawn[:, at])
-                rows.append(row | {"n": measured.n})
-            area = labels | {"sizes": len(counts) - 2, "of": counts[-1]}
-            for column, (value, drawn) in {
-                "CPR": (measured.share, measured.drawn),
-                "CMD": (np.abs(1 - measured.share), np.abs(1 - measured.drawn)),
-            }.items():
-                area |= with_interval(column, float(area_under(value, share)), area_under(drawn, share))
-            areas.append(area)
-    table = baseline(measurement, seed, draws)
-    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), table, measurement.settings(seed, draws))
+        runs.graph.check_same(graph, f"{_CALLER}: {name}")
+        for points, area in _drawn(runs, _entries(runs, names, kind), kind, asked):
+            rows += [{"ranking": name, **row} for row in points]
+            areas.append({"ranking": name, **area})
+    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), runs.baseline(), runs.settings())
+
+
+def _drawn(
+    measurement: Measurement,
+    entries: list[tuple[Member, Where]],
+    kind: str,
+    asked: list[int | float] | None,
+) -> Iterator[tuple[list[Row], Row]]:
+    """Yields the points of a ranking's curve under each metric, and the areas under it."""
+    counts, share, runs = _growing(measurement, entries, kind, asked)
+    for metric, measured in measurement.faithfulness(runs):
+        points = [
+            {"metric": metric, "size": size, "share": share[at], **measured.columns(at), "n": measured.n}
+            for at, size in enumerate(counts)
+        ]
+        area: Row = {"metric": metric, "sizes": len(counts) - 2, "of": counts[-1]}
+        for column, (value, drawn) in {
+            "CPR": (measured.share, measured.drawn),
+            "CMD": (np.abs(1 - measured.share), np.abs(1 - measured.drawn)),
+        }.items():
+            area |= with_interval(column, float(area_under(value, share)), area_under(drawn, share))
+        yield points, area
 
 
 def _growing(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from circuits.circuit._graph import Member, Where
-from circuits.circuit._measurement import Faithfulness, Measurement, stacked, with_interval
+from circuits.circuit._measurement import Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures import results
 from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.measurements import Row
-from circuits.sweeps.metrics import PerExample
 from circuits.tables import bounded, chosen_metrics, short_table
 from circuits.validate import answers_former_names, by_text, is_whole, parse_seed
 
@@ -144,125 +141,84 @@ def evaluate(
         least = int(name in ("draws", "flips"))
         if not is_whole(number, least):
             raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
-    measurement = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size)
-    tests = [_Test.of(measurement, name, circuit, seed, draws, flips) for name, circuit in given.items()]
+    runs = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size, seed, draws)
+    fitted: dict[str, Circuit] = {}
+    for name, one in given.items():
+        # Names of inputs of whole layers are resolved, so that members can be taken out one by one.
+        runs.graph.check_same(one.graph, f"{_CALLER}: {name}")
+        where = runs.graph.fitted(one.where, one.kind, f"{_CALLER}: {name}")
+        fitted[name] = Circuit.of(one.kind, where, runs.graph)
+
+    def rows(test: Callable[..., Iterator[Row]], *more: int) -> list[Row]:
+        return [{"circuit": name, **row} for name, one in fitted.items() for row in test(runs, one, *more)]
+
     return Evaluation(
-        pd.DataFrame([row for one in tests for row in one.faithfulness(random)]),
-        pd.DataFrame([row for one in tests for row in one.completeness(subsets)], columns=COMPLETENESS),
-        pd.DataFrame([row for one in tests if minimality for row in one.minimality()], columns=MINIMALITY),
-        baseline(measurement, seed, draws),
-        measurement.settings(seed, draws) | counts,
+        pd.DataFrame(rows(_faithfulness, random)),
+        pd.DataFrame(rows(_completeness, subsets), columns=COMPLETENESS),
+        pd.DataFrame(rows(_minimality, flips) if minimality else [], columns=MINIMALITY),
+        runs.baseline(),
+        runs.settings() | counts,
     )
 
 
-def baseline(measurement: Measurement, seed: int, draws: int) -> pd.DataFrame:
-    """Tabulates the clean and the source run, a row per metric; all circuits have been run.
+def _faithfulness(measurement: Measurement, circuit: Circuit, random: int) -> Iterator[Row]:
+    """Yields, for each metric, the share that the circuit and random ones of its size keep."""
+    candidates = sorted(measurement.candidates(circuit.kind), key=lambda one: one.sort_key)
+    own = [(member, circuit.where[member]) for member in candidates if member in circuit.where]
+    # Circuits of one size have the same controls, where all are at all positions.
+    rng = np.random.default_rng([measurement.seed, 3, len(own)])
+    runs = [measurement.kept(circuit)]
+    for _ in range(random):
+        chosen = rng.choice(len(candidates), len(own), replace=False)
+        drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
+        runs.append(measurement.kept(Circuit.of(circuit.kind, drawn, measurement.graph)))
+    share = measurement.share_of(own, len(candidates))
+    for metric, measured in measurement.faithfulness(runs):
+        kept, others = measured.share[0], measured.share[1:]
+        row = {"metric": metric, "size": len(circuit), "share": share, **measured.columns(0)}
+        row |= dict.fromkeys(("random_mean", "random_low", "random_high", "p_random"), np.nan)
+        if random:
+            row |= {"random_mean": others.mean(), "random_low": others.min(), "random_high": others.max()}
+        if random and not np.isnan(kept):
+            row["p_random"] = (1 + (others >= kept).sum()) / (1 + random)
+        yield row | {"n": measured.n}
 
-    Warns of a metric by which the two runs do not surely differ: faithfulness is then a share of nothing.
-    """
-    rows: list[Row] = []
-    for metric in measurement.clean:
-        measured = Faithfulness.of(measurement, [], metric, seed, draws)
-        (clean, source), drawn = measured.ends
-        gap = with_interval("gap", clean - source, drawn[:, 0] - drawn[:, 1])
-        low, high = gap["gap_ci_low"], gap["gap_ci_high"]
-        if low <= 0 <= high:
-            warnings.warn(
-                f"{measurement.caller}: {metric}: the gap between clean and source run is {clean - source:.3g} "
-                f"[{low:.3g}, {high:.3g}], so that faithfulness may be a share of nothing; does the metric "
-                "belong to these examples?",
-                stacklevel=3,
-            )
-        rows.append({"metric": metric, "clean": clean, "source": source, **gap, "n": measured.n})
-    return pd.DataFrame(rows)
+
+def _completeness(measurement: Measurement, circuit: Circuit, subsets: int) -> Iterator[Row]:
+    """Yields, for each subset taken out, the shares of the circuit and of the model without it."""
+    members, rng = circuit.members, np.random.default_rng([measurement.seed, 4])
+    removed: list[Circuit] = []
+    for _ in range(subsets if members else 0):
+        chosen = rng.random(len(members)) < 0.5
+        # An empty subset would test nothing, so one member is always taken out.
+        chosen[rng.integers(len(members))] = True
+        where = dict(one for one, out in zip(members, chosen, strict=True) if out)
+        removed.append(Circuit.of(circuit.kind, where, measurement.graph))
+    runs = [run for part in removed for run in (measurement.kept(circuit - part), measurement.without(part))]
+    for metric, measured in measurement.faithfulness(runs):
+        for at, part in enumerate(removed):
+            (own, of_model), drawn = measured.share[2 * at :][:2], measured.drawn[:, 2 * at :]
+            row = {"metric": metric, "size": len(part), "without": own, "model_without": of_model}
+            row |= with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1])
+            yield row | {"removed": "; ".join(str(member) for member, _ in part.members)}
 
 
-@dataclass(frozen=True)
-class _Test:
-    """The tests of one circuit."""
-
-    measurement: Measurement
-    name: str
-    circuit: Circuit
-    seed: int
-    draws: int
-    flips: int
-
-    @classmethod
-    def of(
-        cls, measurement: Measurement, name: str, circuit: Circuit, seed: int, draws: int, flips: int
-    ) -> _Test:
-        """Resolves the names of inputs of whole layers, so that members can be taken out one by one."""
-        graph, caller = measurement.graph, f"{_CALLER}: {name}"
-        graph.check_same(circuit.graph, caller)
-        where = graph.fitted(circuit.where, circuit.kind, caller)
-        return cls(measurement, name, Circuit.of(circuit.kind, where, graph), seed, draws, flips)
-
-    def _shares(self, runs: list[PerExample]) -> Iterator[tuple[Row, Faithfulness]]:
-        """Yields what runs keep under each metric, with the columns that name it."""
-        for metric in self.measurement.clean:
-            named: Row = {"circuit": self.name, "metric": metric}
-            yield named, Faithfulness.of(self.measurement, runs, metric, self.seed, self.draws)
-
-    def _part(self, where: Mapping[Member, Where]) -> Circuit:
-        return Circuit.of(self.circuit.kind, where, self.measurement.graph)
-
-    def faithfulness(self, random: int) -> Iterator[Row]:
-        """Yields, for each metric, the share that the circuit and random ones of its size keep."""
-        candidates = sorted(self.measurement.candidates(self.circuit.kind), key=lambda one: one.sort_key)
-        own = [(member, self.circuit.where[member]) for member in candidates if member in self.circuit.where]
-        # Circuits of one size have the same controls, where all are at all positions.
-        rng = np.random.default_rng([self.seed, 3, len(own)])
-        runs = [self.measurement.kept(self.circuit)]
-        for _ in range(random):
-            chosen = rng.choice(len(candidates), len(own), replace=False)
-            drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
-            runs.append(self.measurement.kept(self._part(drawn)))
-        share = self.measurement.share_of(own, len(candidates))
-        for named, measured in self._shares(runs):
-            kept, others = measured.share[0], measured.share[1:]
-            row = named | {"size": len(self.circuit), "share": share}
-            row |= with_interval("value", measured.value[0], measured.drawn_value[:, 0])
-            row |= with_interval("faithfulness", kept, measured.drawn[:, 0])
-            row |= dict.fromkeys(("random_mean", "random_low", "random_high", "p_random"), np.nan)
-            if random:
-                row |= {"random_mean": others.mean(), "random_low": others.min(), "random_high": others.max()}
-            if random and not np.isnan(kept):
-                row["p_random"] = (1 + (others >= kept).sum()) / (1 + random)
-            yield row | {"n": measured.n}
-
-    def completeness(self, subsets: int) -> Iterator[Row]:
-        """Yields, for each subset taken out, the shares of the circuit and of the model without it."""
-        members, rng = self.circuit.members, np.random.default_rng([self.seed, 4])
-        removed: list[Circuit] = []
-        for _ in range(subsets if members else 0):
-            chosen = rng.random(len(members)) < 0.5
-            # An empty subset would test nothing, so one member is always taken out.
-            chosen[rng.integers(len(members))] = True
-            removed.append(self._part(dict(one for one, out in zip(members, chosen, strict=True) if out)))
-        runs: list[PerExample] = []
-        for part in removed:
-            runs += [self.measurement.kept(self.circuit - part), self.measurement.without(part)]
-        for named, measured in self._shares(runs):
-            for at, part in enumerate(removed):
-                (own, of_model), drawn = measured.share[2 * at :][:2], measured.drawn[:, 2 * at :]
-                row = named | {"size": len(part), "without": own, "model_without": of_model}
-                row |= with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1])
-                yield row | {"removed": "; ".join(str(member) for member, _ in part.members)}
-
-    def minimality(self) -> Iterator[Row]:
-        """Yields, for each member, the share that the circuit loses without it, tested against no loss."""
-        where = self.circuit.where
-        rests = [self._part({one: where[one] for one in where if one != member}) for member in where]
-        runs = [self.measurement.kept(one) for one in (self.circuit, *rests)]
-        for named, measured in self._shares(runs) if rests else ():
-            p_values = sign_flip(*stacked(runs, named["metric"]), self.seed, self.flips)[1:]
-            tests = zip(self.circuit, p_values, holm(p_values), strict=True)
-            for at, (member, p_value, adjusted) in enumerate(tests, start=1):
-                lost = measured.drawn[:, 0] - measured.drawn[:, at]
-                row = named | {"member": member}
-                row |= with_interval("share", measured.share[0] - measured.share[at], lost)
-                yield row | {"p_value": p_value, "p_adjusted": adjusted}
+def _minimality(measurement: Measurement, circuit: Circuit, flips: int) -> Iterator[Row]:
+    """Yields, for each member, the share that the circuit loses without it, tested against no loss."""
+    where = circuit.where
+    rests = [
+        Circuit.of(circuit.kind, {one: where[one] for one in where if one != member}, measurement.graph)
+        for member in where
+    ]
+    runs = [measurement.kept(one) for one in (circuit, *rests)]
+    for metric, measured in measurement.faithfulness(runs) if rests else ():
+        p_values = sign_flip(*stacked(runs, metric), measurement.seed, flips)[1:]
+        tests = zip(circuit, p_values, holm(p_values), strict=True)
+        for at, (member, p_value, adjusted) in enumerate(tests, start=1):
+            lost = measured.drawn[:, 0] - measured.drawn[:, at]
+            row = {"metric": metric, "member": member}
+            row |= with_interval("share", measured.share[0] - measured.share[at], lost)
+            yield row | {"p_value": p_value, "p_adjusted": adjusted}
 
 
 def _read(circuits: Any) -> dict[str, Circuit]:

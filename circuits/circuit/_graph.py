@@ -242,7 +242,7 @@ def _parse_positions(text: str, whole: str, caller: str) -> Where:
 
 
 class Layer(NamedTuple):
-    """The edges into the same input of a layer's heads, of an MLP or of the output."""
+    """The edges into the same input of a layer's heads, of an MLP or of the output; layers in order of computation."""
 
     site: str
     layer: int | None
@@ -386,7 +386,7 @@ def _layers(graph: Graph) -> tuple[Layer, ...]:
     inputs = [Input(site, layer) for layer in range(graph.n_layers) for site in ("q", "k", "v")]
     inputs += [Input("mlp_pre", layer) for layer in range(graph.n_layers) if graph.mlps]
     layers: list[Layer] = []
-    for one in [*inputs, Input("resid_post")]:
+    for one in sorted([*inputs, Input("resid_post")], key=lambda one: one.stage):
         parts = graph.heads_of(one)
         senders = [node for node in graph.nodes if node.stage < one.stage]
         if graph.parallel:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from circuits.circuit._graph import EVERYWHERE, Edge, Graph, Member, Where
@@ -32,6 +34,36 @@ from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors
 CLEAN, SOURCE = "the clean run", "the source run"
 
 
+def parse_pair(
+    caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any, how: str
+) -> tuple[HookedModel, Prompts, Prompts | None, Metric]:
+    """Reads what all that patches a source into base is given: the model, base and source, and the metric.
+
+    Args:
+        base: tokens [n pos], or anything that `prompts` takes.
+        source: the same; where activations are resampled its prompts are as long as their partners in base, or it is a
+            single one; for "mean" of any batch, at least as long; None for "zero".
+        metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
+    """
+    surface = HookedModel.of(model)
+    prompts = parse_prompts(surface, base, caller, "base")
+    surface.check_prompts(prompts, f"{caller}: base tokens")
+    other = parse_source(source, prompts, surface, how, caller)
+    return surface, prompts, other, Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
+
+
+def check_outside_blocks(surface: HookedModel, caller: str) -> None:
+    """Raises `CircuitsError` inside a block, whose edits some of the runs would have and others not.
+
+    This holds even where the edits do not change base, because they may change a patched run.
+    """
+    if inside_block(surface.model):
+        raise CircuitsError(
+            f"{caller}: a block around this call edits the model, and not all runs would have its edits; call it "
+            "outside"
+        )
+
+
 @dataclass
 class _Piece:
     """Some examples that are run together, and what edges that are cut carry in them."""
@@ -47,9 +79,10 @@ class Measurement:
     """One set of examples with their source and metric, and what was measured on them.
 
     Attributes:
+        size: examples in a forward.
+        seed: of the resamples of examples, of which there are `draws`.
         clean: the metric's sums and counts per example of the run without edits.
         source: the same of the empty circuit, which is the source's run where edges are resampled.
-        size: examples in a forward.
         forwards: how often the model was run on a piece of the examples, sources too.
     """
 
@@ -61,6 +94,8 @@ class Measurement:
     base: Prompts
     sources: Prompts | None
     size: int
+    seed: int
+    draws: int
     clean: PerExample = field(default_factory=dict)
     source: PerExample = field(default_factory=dict)
     forwards: int = 0
@@ -77,41 +112,46 @@ class Measurement:
         metric: Any,
         batch: Any,
         how: str,
-        batch_size: int | None = None,
+        batch_size: int | None,
+        seed: int,
+        draws: int,
     ) -> Measurement:
-        """Runs the model on base and source, with the activations of the source's senders kept.
-
-        Args:
-            base: tokens [n pos], or anything that `prompts` takes.
-            source: the same; where edges are resampled its prompts are as long as their partners in base, or it is a
-                single one; for "mean" of any batch, at least as long; None for "zero".
-            metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
-        """
-        surface = HookedModel.of(model)
-        base = parse_prompts(surface, base, caller, "base")
-        surface.check_prompts(base, f"{caller}: base tokens")
-        source = parse_source(source, base, surface, how, caller)
-        measured = Metric.of(metric, batch, (surface, base), caller, default=first_choice)
-        if inside_block(surface.model):
-            raise CircuitsError(f"{caller}: a block around this call edits the model; call it outside")
+        """Runs the model on base and source, with the activations of the source's senders kept."""
+        surface, base, source, measured = parse_pair(caller, model, base, source, metric, batch, how)
+        check_outside_blocks(surface, caller)
         graph = Graph.of(surface)
         # What every sender changes of the stream.
         kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
         size = rows_in_a_forward(surface, base.shape[1], batch_size, caller, kept=kept)
-        measurement = cls(caller, surface, graph, how, measured, base, source, size)
+        measurement = cls(caller, surface, graph, how, measured, base, source, size, seed, draws)
         within_memory(size, measurement._prepare)
         return measurement
 
-    def settings(self, seed: int, draws: int) -> Row:
+    def settings(self) -> Row:
         """Returns the settings of a result, once all circuits have been run."""
         n = len(next(iter(self.clean.values()))[0])
-        how = {"how": self.how, "seed": seed, "draws": draws, "level": LEVEL, "n": n}
+        how = {"how": self.how, "seed": self.seed, "draws": self.draws, "level": LEVEL, "n": n}
         return how | {"batch_size": self.size, "forwards": self.forwards, **self.surface.settings}
 
-    @property
-    def positions(self) -> int:
-        """The positions of the longest example."""
-        return self.base.shape[1]
+    def baseline(self) -> pd.DataFrame:
+        """Tabulates the clean and the source run, a row per metric.
+
+        Warns of a metric by which the two runs do not surely differ: faithfulness is then a share of nothing.
+        """
+        rows: list[Row] = []
+        for metric, measured in self.faithfulness([]):
+            (clean, source), drawn = measured.ends
+            gap = with_interval("gap", clean - source, drawn[:, 0] - drawn[:, 1])
+            low, high = gap["gap_ci_low"], gap["gap_ci_high"]
+            if low <= 0 <= high:
+                warnings.warn(
+                    f"{self.caller}: {metric}: the gap between clean and source run is {clean - source:.3g} "
+                    f"[{low:.3g}, {high:.3g}], so that faithfulness may be a share of nothing; does the metric "
+                    "belong to these examples?",
+                    stacklevel=3,
+                )
+            rows.append({"metric": metric, "clean": clean, "source": source, **gap, "n": measured.n})
+        return pd.DataFrame(rows)
 
     def _prepare(self, step: int) -> None:
         """Cuts the examples into pieces, each with its replacement, and measures the clean and the source run."""
@@ -181,6 +221,11 @@ class Measurement:
         senders = ((one, one.sender if isinstance(one, Edge) else one) for one in members)
         return frozenset(one for one, sender in senders if sender.site != "pos_embed")
 
+    @property
+    def positions(self) -> int:
+        """The positions of the longest example."""
+        return self.base.shape[1]
+
     def share_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
         """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
         return sum(at.number_in(self.positions) for _, at in members) / (of * self.positions)
@@ -219,6 +264,32 @@ class Measurement:
 
         return within_memory(self.size, measured)
 
+    # ---- Statistics
+
+    def faithfulness(self, runs: Sequence[PerExample]) -> Iterator[tuple[str, Faithfulness]]:
+        """Yields each metric with the faithfulness of runs under it."""
+        for metric in self.clean:
+            sums, counts = stacked([self.clean, self.source, *runs], metric)
+            value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, self.seed, self.draws)
+            share, drawn_share = (
+                ratio(x[..., 2:] - x[..., 1:2], np.broadcast_to(x[..., :1] - x[..., 1:2], x[..., 2:].shape))
+                for x in (value, drawn)
+            )
+            if sums.shape[1] < 2:
+                drawn, drawn_share = np.full_like(drawn, np.nan), np.full_like(drawn_share, np.nan)
+            # Adding 0.0 turns -0.0 into 0.0: a circuit that equals the source run has it where the gap is negative.
+            yield (
+                metric,
+                Faithfulness(
+                    value[2:],
+                    share + 0.0,
+                    drawn_share,
+                    drawn[:, 2:],
+                    (value[:2], drawn[:, :2]),
+                    sums.shape[1],
+                ),
+            )
+
 
 @dataclass(frozen=True)
 class Faithfulness:
@@ -239,21 +310,10 @@ class Faithfulness:
     ends: tuple[np.ndarray, np.ndarray]
     n: int
 
-    @classmethod
-    def of(
-        cls, measurement: Measurement, runs: Sequence[PerExample], metric: str, seed: int, draws: int
-    ) -> Faithfulness:
-        sums, counts = stacked([measurement.clean, measurement.source, *runs], metric)
-        value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, seed, draws)
-        share, drawn_share = (
-            ratio(x[..., 2:] - x[..., 1:2], np.broadcast_to(x[..., :1] - x[..., 1:2], x[..., 2:].shape))
-            for x in (value, drawn)
-        )
-        if sums.shape[1] < 2:
-            drawn, drawn_share = np.full_like(drawn, np.nan), np.full_like(drawn_share, np.nan)
-        # Adding 0.0 turns -0.0 into 0.0: a circuit that equals the source run has -0.0 where the gap is negative.
-        return cls(
-            value[2:], share + 0.0, drawn_share, drawn[:, 2:], (value[:2], drawn[:, :2]), sums.shape[1]
+    def columns(self, run: int) -> Row:
+        """Returns the metric of a run and its faithfulness, with their intervals."""
+        return with_interval("value", self.value[run], self.drawn_value[:, run]) | with_interval(
+            "faithfulness", self.share[run], self.drawn[:, run]
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from circuits.circuit._graph import find_input, find_node
+from circuits.circuit._graph import Input, Node, find_input, find_node
 from circuits.circuit._intervention import parse_activation
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
@@ -95,14 +95,15 @@ def path(
         source_positions: as in `activations`.
     """
     caller = "patch.path"
-    if isinstance(sender, str) and (node := find_node(sender.strip())) and node.site == "mlp_out":
-        sender = f"mlp_out.{node.layer}"
-    places, is_layer = parse_what(sender, caller)
-    if is_layer:
-        raise CircuitsError(
-            f'{caller}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'
-        )
-    (place,) = places
+    node = find_node(sender.strip()) if isinstance(sender, str) else None
+    if node is not None:
+        place = place_of_node(node)
+    else:
+        (place, *others), _ = parse_what(sender, caller)
+        if others:
+            raise CircuitsError(
+                f'{caller}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'
+            )
     targets = _receivers(receiver, caller)
     check_ends(place.site, [target.site for target in targets if target is not None])
     if through is not None:
@@ -127,11 +128,8 @@ def _receivers(receiver: Any, caller: str) -> tuple[Place | None, ...]:
 
 def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
     found = find_input(receiver.strip()) if isinstance(receiver, str) else None
-    if found is not None and found.layer is None:
-        return (None,)
     if found is not None:
-        site = found.site if found.head is not None else f"{found.site}.{found.layer}"
-        return (parse_place(site, None if found.head is None else found.node, caller),)
+        return (place_of_input(found),)
     if _is_pair(receiver):
         return (parse_place(receiver[0], receiver[1], caller),)
     if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
@@ -147,6 +145,22 @@ def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
     alone = tuple(one for one in chosen.heads or () if isinstance(one, Head))
     places = [Place(Site(name), HeadSpec(chosen.text, alone)) for name in ("q", "k", "v") if alone]
     return (*places, *(Place(Site(name), HeadSpec(chosen.text, groups)) for name in ("k", "v")))
+
+
+def place_of_node(node: Node) -> Place:
+    """Returns the activation that a node of a circuit writes."""
+    return (
+        Place(Site("z"), parse_heads(str(node))) if node.site == "z" else Place(Site(node.site, node.layer))
+    )
+
+
+def place_of_input(end: Input) -> Place | None:
+    """Returns what an input of a circuit reads; None for the output."""
+    if end.layer is None:
+        return None
+    return (
+        Place(Site(end.site, end.layer)) if end.head is None else Place(Site(end.site), parse_heads(end.node))
+    )
 
 
 def _is_pair(given: Any) -> bool:

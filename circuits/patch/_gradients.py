@@ -1,4 +1,4 @@
-"""Computes gradients of metrics at activations, in one run or at interpolations between two runs."""
+"""Computes gradients of metrics at activations, in one run or in runs on the way between two."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from circuits.circuit._measurement import concatenated, parse_pair
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
+from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.base import Replacement
 from circuits.interventions.clean_passes import MeanOver, Reference, References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
-from circuits.interventions.sources import align_mean, parse_source
+from circuits.interventions.sources import align_mean
 from circuits.model.contexts import model_block
-from circuits.model.edit_state import suspended
+from circuits.model.edit_state import assert_weights_unchanged, suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
-from circuits.patch._gim import gim_functions
 from circuits.sweeps.measurements import BASELINE
-from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors, is_pair, parse_metric_values
+from circuits.sweeps.metrics import Metric, PerExample, in_errors, is_pair, parse_metric_values
 from circuits.tensors import Positions, Snapshot, parse_positions
+from circuits.validate import is_whole
 
 #: What the unembedding reads.
 UNEMBED = "unembed.hook_in"
+#: The hooks at which the network's input is interpolated.
+INPUTS = ("hook_embed", "hook_pos_embed")
+
+#: By metric, the estimated effect of each patch on the metric's sum over an example's entries, [patch example].
+Estimates = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,6 @@ class Pair:
     #: Of means over the whole source, which all batches share.
     means: References | None = field(default=None, compare=False)
     at: Positions | Snapshot | None = None  # the positions that are patched; None: all
-    gim: bool = False  # whether backward passes are GIM's
 
     @classmethod
     def read(
@@ -74,11 +79,7 @@ class Pair:
         of_edges: bool = False,
     ) -> Pair:
         """Reads the arguments of an attribution into base, source and metric, and refuses what does not fit."""
-        surface = HookedModel.of(model)
-        prompts = parse_prompts(surface, base, caller, "base")
-        surface.check_prompts(prompts, f"{caller}: base tokens")
-        other = parse_source(source, prompts, surface, how, caller)
-        measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
+        surface, prompts, other, measured = parse_pair(caller, model, base, source, metric, batch, how)
         at = parse_positions(positions, caller)
         # Changes of the stream by all senders are in float64, in each order that products need.
         changes = 8 * surface.n_layers * (surface.n_heads + 1) * (surface.sizes["d_model"] or 1)
@@ -105,17 +106,46 @@ class Pair:
         means = References(self.surface, batch_size * self.base.shape[1])
         return replace(self, batch_size=batch_size, means=means)
 
-    def batches(self) -> Iterator[Pair]:
+    def estimated(
+        self, estimate: Callable[[Pair], tuple[PerExample, Estimates]]
+    ) -> tuple[Pair, PerExample, dict[str, np.ndarray]]:
+        """Returns the pair with the batch size that fits, the metrics at base, and the estimates of all examples.
+
+        Args:
+            estimate: returns both for the pair of one batch.
+        """
+
+        def of(size: int) -> tuple[Pair, PerExample, dict[str, np.ndarray]]:
+            pair = self.of_size(size)
+            baseline: list[PerExample] = []
+            parts: dict[str, list[np.ndarray]] = {}
+            for piece in pair._batches():
+                with (
+                    ready_for_gradients(pair.surface),
+                    assert_weights_unchanged(pair.surface.model, pair.caller),
+                ):
+                    values, found = estimate(piece)
+                baseline.append(values)
+                for metric, one in found.items():
+                    parts.setdefault(metric, []).append(one.cpu().numpy())
+            unedited = concatenated(baseline)
+            whole = {metric: np.concatenate(parts[metric], 1) for metric in unedited}
+            if bad := [metric for metric, one in whole.items() if not np.isfinite(one).all()]:
+                raise CircuitsError(f"{self.caller}: {in_errors(bad[0])}: an estimate is not finite")
+            return pair, unedited, whole
+
+        return within_memory(self.batch_size, of)
+
+    def _batches(self) -> Iterator[Pair]:
         """Yields pairs of at most `batch_size` examples, in order."""
         for start in range(0, len(self.base), self.batch_size):
             rows = slice(start, min(start + self.batch_size, len(self.base)))
-            yield replace(
-                self,
-                base=self.base[rows],
-                source=self._source_of(rows),
-                metric=self.metric.at(rows),
-                at=_of_rows(self.at, rows),
-            )
+            source, at = self.source, self.at
+            if source is not None and self.how == "resample" and len(source) > 1:
+                source = source[rows]
+            if isinstance(at, Snapshot) and at.tensor.ndim == 2:
+                at = Snapshot(at.tensor[rows])
+            yield replace(self, base=self.base[rows], source=source, metric=self.metric.at(rows), at=at)
 
     def patched_columns(self) -> Tensor:
         """Returns which columns of base are patched, bool [batch pos]."""
@@ -124,16 +154,24 @@ class Pair:
             patched[row, columns] = True
         return patched
 
-    def at_positions(self, base: Tensor, source: Tensor, hook: str) -> Tensor:
-        """Returns the activation at a hook with the source's at the positions that are patched, base's elsewhere."""
+    def change(self, base: Tensor, source: Tensor, hook: str) -> Tensor:
+        """Returns source − base at a hook, in float64, for every example; 0 at positions that are not patched."""
+        gap = (source.detach() - base.detach()).double()
+        # Masked scores are minus infinity in both runs, so their difference is set to 0.
+        gap = gap.masked_fill(source == base, 0.0)
         if self.at is None:
-            return source
+            return gap
         chosen = self.patched_columns().to(base.device)
-        return torch.where(broadcast_mask(chosen, Site(hook).kind.query_axis, base.ndim), source, base)
+        return torch.where(broadcast_mask(chosen, Site(hook).kind.query_axis, gap.ndim), gap, 0.0)
 
-    def _source_of(self, rows: slice) -> Prompts | None:
-        whole = self.source is None or self.how == "mean" or len(self.source) == 1
-        return self.source if whole or self.source is None else self.source[rows]
+    def in_order(self, estimate: Tensor, hook: str) -> Tensor:
+        """Returns an estimate with each example's own tokens first, and zeros behind them."""
+        if not self.base.padded:
+            return estimate
+        kind = Site(hook).kind
+        estimate = self.base.in_order(estimate, kind.position_axes)
+        reached = broadcast_mask(self.base.reached.to(estimate.device), kind.query_axis, estimate.ndim)
+        return torch.where(reached, estimate, torch.zeros_like(estimate))
 
     def patched(self, hooks: Iterable[str]) -> dict[str, Tensor]:
         """Returns what a patch puts in the place of whole activations, by hook; it broadcasts to them."""
@@ -146,16 +184,34 @@ class Pair:
         self.means.fetch(means.values())
         return {hook: align_mean(self.means[mean], self.base) for hook, mean in means.items()}
 
-    def values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
+    def runs_between(
+        self, base: Run, source: Mapping[str, Tensor], hooks: Iterable[str], steps: int | None
+    ) -> Iterator[Run]:
+        """Yields the runs whose gradients are averaged: that on base, or those at midpoints between the embeddings.
+
+        The midpoint rule is exact for metrics that are quadratic on the way.
+
+        Args:
+            steps: the number of midpoints; None: the gradient at base.
+        """
+        if steps is None:
+            yield base
+        inputs = [hook for hook in INPUTS if hook in source and hook in base.activations]
+        for step in range(steps or 0):
+            fraction = (step + 0.5) / (steps or 1)
+            line = {hook: _between(base.activations[hook], source[hook], fraction) for hook in inputs}
+            yield self.run(self.base, hooks, line, graph=True)
+
+    def baseline(self, clean: Tensor) -> PerExample:
+        """Returns the metrics at base as sums and counts per example."""
+        values = self._values(clean, clean)
+        return parse_metric_values(values, "metric", len(self.base), BASELINE, self.metric.advice)
+
+    def _values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
         """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""
         # Gradients are enabled even if the caller has disabled them, because the output may have a graph.
         with torch.enable_grad():
             return self.metric.values(output, clean, self.logit_columns)
-
-    def baseline(self, clean: Tensor) -> PerExample:
-        """Returns the metrics at base as sums and counts per example."""
-        values = self.values(clean, clean)
-        return parse_metric_values(values, "metric", len(self.base), BASELINE, self.metric.advice)
 
     @cached_property
     def logit_columns(self) -> Tensor | None:
@@ -188,8 +244,6 @@ class Pair:
             for hook in (*interpolated, *hooks)
         }
         functions: list[tuple[str, Function]] = list(recorders.items())
-        if graph and self.gim:
-            functions += gim_functions(self.surface, self.caller)
         if self.logit_columns is not None:
             read = (self.logit_columns if columns is None else columns).to(self.surface.device)
             functions.append((UNEMBED, lambda x: x.index_select(1, read)))
@@ -206,11 +260,13 @@ class Pair:
             )
         return Run(output, activations)
 
-    def gradients(
-        self, run: Run, values: Mapping[str, Any], hooks: Iterable[str]
-    ) -> dict[str, dict[str, Tensor]]:
-        """Returns gradients by metric and hook: of the sum of `values` over examples, at the activation."""
-        hooks = list(hooks)
+    def gradients(self, run: Run, clean: Tensor, hooks: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+        """Returns gradients by metric and hook: of the metric's sum over examples, at the activation.
+
+        Args:
+            clean: the output at base.
+        """
+        hooks, values = list(hooks), self._values(run.output, clean)
         by_metric: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
             # Shape and type are checked before the gradient, so that the error names them.
@@ -222,51 +278,18 @@ class Pair:
                     f"{self.caller}: {in_errors(name)} has no gradient; compute it with torch, without detach or "
                     f"argmax{others}"
                 )
+            at = [run.activations[hook] for hook in hooks]
             try:
-                gradients = torch.autograd.grad(
-                    total.double().sum(),
-                    [run.activations[hook] for hook in hooks],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
+                found = torch.autograd.grad(total.double().sum(), at, retain_graph=True, allow_unused=True)
             except RuntimeError as error:
                 raise CircuitsError(
                     f"{self.caller}: {in_errors(name)} has no gradient: {str(error).splitlines()[0]}"
                 ) from error
             by_metric[name] = {
-                hook: torch.zeros_like(run.activations[hook]) if gradient is None else gradient
-                for hook, gradient in zip(hooks, gradients, strict=True)
+                hook: torch.zeros_like(x) if gradient is None else gradient
+                for hook, x, gradient in zip(hooks, at, found, strict=True)
             }
         return by_metric
-
-    def without_padding(self, estimate: Tensor, hook: str) -> Tensor:
-        """Returns an estimate shaped as the activation at a hook, with zeros at padding."""
-        if not self.base.padded:
-            return estimate
-        real = broadcast_mask(self.base.real.to(estimate.device), Site(hook).kind.query_axis, estimate.ndim)
-        return torch.where(real, estimate, torch.zeros_like(estimate))
-
-    def in_order(self, estimate: Tensor, hook: str) -> Tensor:
-        """Returns an estimate with each example's own tokens first, and zeros behind them."""
-        if not self.base.padded:
-            return estimate
-        kind = Site(hook).kind
-        estimate = self.base.in_order(estimate, kind.position_axes)
-        reached = broadcast_mask(self.base.reached.to(estimate.device), kind.query_axis, estimate.ndim)
-        return torch.where(reached, estimate, torch.zeros_like(estimate))
-
-    def finite(self, estimate: Tensor, metric: str, description: str) -> Tensor:
-        """Returns the estimate, or raises `CircuitsError` if it is not finite."""
-        if not bool(estimate.isfinite().all()):
-            raise CircuitsError(
-                f"{self.caller}: {in_errors(metric)}: the estimate at {description} is not finite"
-            )
-        return estimate
-
-
-def _of_rows(at: Positions | Snapshot | None, rows: slice) -> Positions | Snapshot | None:
-    """Returns positions for some of the examples: those of a mask [batch pos] are different in each."""
-    return Snapshot(at.tensor[rows]) if isinstance(at, Snapshot) and at.tensor.ndim == 2 else at
 
 
 @model_block
@@ -276,44 +299,17 @@ def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
         yield
 
 
-def difference(base: Tensor, source: Tensor) -> Tensor:
-    """Returns source − base, in float64, for every example of base."""
-    gap = (source.detach() - base.detach()).double()
-    # Masked scores are minus infinity in both runs, so their difference is set to 0.
-    return gap.masked_fill(source == base, 0.0)
+def parse_steps(steps: Any, method: str, caller: str) -> int | None:
+    """Returns the number of runs on the way between base and source; None for the gradient at base."""
+    if not is_whole(steps, 1):
+        raise CircuitsError(f"{caller}: steps={steps!r}; give a whole number of points, at least 1")
+    return None if method == "gradient" else int(steps)
 
 
-def summed(estimate: Tensor, kept_axes: list[int]) -> np.ndarray:
-    """Sums over all axes but the examples and `kept_axes`; returns [n ...], in their order."""
-    summed_axes = [axis for axis in range(1, estimate.ndim) if axis not in kept_axes]
-    total = estimate.sum(summed_axes) if summed_axes else estimate
-    order = [1 + sorted(kept_axes).index(axis) for axis in kept_axes]
-    return total.permute(0, *order).cpu().numpy()
-
-
-def between(base: Tensor, source: Tensor, fraction: float) -> Tensor:
+def _between(base: Tensor, source: Tensor, fraction: float) -> Tensor:
     """Returns base + fraction · (source − base), in the precision of base; a mean is a source in float64."""
     base, source = base.detach(), source.detach()
     return torch.where(source == base, base, base + fraction * (source - base)).to(base.dtype)
-
-
-def midpoints(steps: int) -> list[float]:
-    """Returns the points of the midpoint rule on [0, 1], which is exact for metrics quadratic along the path."""
-    return [(step + 0.5) / steps for step in range(steps)]
-
-
-def vector_jacobian_products(out: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
-    """Returns the gradients at x of several vectors [vector ...] at `out`, in one backward pass where all operations
-    between them can be batched.
-    """
-    if len(vectors) > 1:
-        try:
-            (found,) = torch.autograd.grad(out, x, vectors, retain_graph=True, is_grads_batched=True)
-            products: Tensor = found
-            return products
-        except RuntimeError:
-            pass  # a function of the user's, in a hook, may have a backward that knows no batch
-    return torch.stack([torch.autograd.grad(out, x, one, retain_graph=True)[0] for one in vectors])
 
 
 def _recorder(

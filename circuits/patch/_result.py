@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from circuits.circuit._graph import Effect, Graph, Member, Where, parse_member
-from circuits.circuit._measurement import concatenated
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
-from circuits.model.edit_state import inside_block
 from circuits.patch._gradients import Pair
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
 from circuits.sweeps.measurements import Row
@@ -158,26 +156,6 @@ RANKS = ("mean", "size")
 _KEPT = 0.5
 
 
-@dataclass
-class Candidate:
-    """One row of a screening: its description, its patch, and the estimates of the patch's effect on every example."""
-
-    description: Row
-    patch: Callable[[], Intervention]
-    #: By metric, the estimates for the sums of the metric, piece by piece.
-    parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return str(self.description["variant"])
-
-    def add(self, metric: str, estimates: np.ndarray) -> None:
-        self.parts.setdefault(metric, []).append(estimates)
-
-    def estimates(self, metric: str) -> np.ndarray:
-        return np.concatenate(self.parts[metric])
-
-
 @dataclass(frozen=True)
 class ScreenOptions:
     """The number of rows that are measured exactly, how rows are ranked, and settings of the statistics."""
@@ -197,89 +175,89 @@ class ScreenOptions:
         return cls(None if every else int(exact), rank, parse_resampling(seed, draws, flips, caller))
 
 
-def parse_steps(steps: Any, caller: str) -> int:
-    if not is_whole(steps, 1):
-        raise CircuitsError(f"{caller}: steps={steps!r}; give a whole number of points, at least 1")
-    return int(steps)
-
-
 def ranked(
     pair: Pair,
-    candidates: Sequence[Candidate],
-    baseline: Sequence[PerExample],
-    counts: ScreenOptions,
+    unedited: PerExample,
+    estimates: Mapping[str, np.ndarray],
+    rows: Sequence[Row],
+    patch: Callable[[int], Intervention],
+    options: ScreenOptions,
     settings: Row,
 ) -> ScreenResult:
-    """Tabulates all candidates, with the exact effects of those with the largest estimates.
+    """Tabulates all rows, with the exact effects of those with the largest estimates.
 
     The largest are chosen for each metric; a patch chosen for one metric is measured for all.
 
     Args:
-        baseline: the metrics at base, piece by piece.
+        unedited: the metrics at base.
+        estimates: by metric, those for its sums, [row example].
+        rows: the columns that describe each row, `variant` its name.
+        patch: returns what a row estimates, by its number.
     """
-    unedited = concatenated(baseline)
-    tables = {metric: _estimate_table(candidates, metric, unedited[metric], counts) for metric in unedited}
-    settings, graph = settings | {"rank": counts.rank, "batch_size": pair.batch_size}, Graph.of(pair.surface)
-    notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, counts.rank))]
-    chosen = [
-        candidates[at] for at in dict.fromkeys(i for t in tables.values() for i in t.index[: counts.exact])
-    ]
+    tables = {
+        metric: _estimate_table(rows, metric, unedited[metric], estimates[metric], options)
+        for metric in unedited
+    }
+    notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, options.rank))]
+    chosen = list(dict.fromkeys(at for table in tables.values() for at in table.index[: options.exact]))
+    names = [str(rows[at]["variant"]) for at in chosen]
     exact, measured = run_sweep(
         pair.surface,
         pair.base,
-        {one.name: one.patch() for one in chosen},
+        {name: patch(at) for name, at in zip(names, chosen, strict=True)},
         replace(pair.metric, default=unedited_metrics),
-        counts.resampling,
+        options.resampling,
         batch_size=pair.batch_size,
     )
-    examples = {
-        (run["variant"], metric): (values[:, place], values[:, 0])
-        for metric in unedited
-        for values in (measured.of(metric),)
-        for place, run in enumerate(measured.runs, start=1)
-    }
     agreement: list[Row] = []
     for metric, table in tables.items():
-        effects = {one.name: examples[one.name, metric] for one in chosen}
-        estimates = np.stack([one.estimates(metric) for one in chosen])
-        row = _rank_agreement(estimates, unedited[metric][1], list(effects.values()), counts.resampling)
+        clean, effects = np.split(measured.of(metric), [1], axis=1)
+        row = _rank_agreement(
+            estimates[metric][chosen], unedited[metric][1], effects, clean, options.resampling
+        )
         agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
-        table["effect_size"] = table["variant"].map({name: _effect_size(*x) for name, x in effects.items()})
-    settings |= pair.surface.settings | vars(counts.resampling) | {"n": len(pair.base), "level": LEVEL}
+        table["effect_size"] = table["variant"].map(
+            dict(zip(names, _effect_sizes(effects, clean), strict=True))
+        )
+    settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.settings
+    settings |= vars(options.resampling) | {"n": len(pair.base), "level": LEVEL}
     frame = pd.concat(tables.values()).merge(
         exact.frame[["variant", "metric", *EXACT]], how="left", on=["variant", "metric"]
     )
     # Metrics keep their order; of equal rows the larger estimate is first.
-    order = [frame["rank"], -sizes(frame, counts.rank), pd.factorize(frame["metric"])[0]]
+    order = [frame["rank"], -sizes(frame, options.rank), pd.factorize(frame["metric"])[0]]
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
-    return ScreenResult(frame, pd.DataFrame(agreement), exact, settings, graph, tuple(notes))
+    return ScreenResult(frame, pd.DataFrame(agreement), exact, settings, Graph.of(pair.surface), tuple(notes))
 
 
 def _estimate_table(
-    candidates: Sequence[Candidate], metric: str, unedited: Sequence[np.ndarray], counts: ScreenOptions
+    rows: Sequence[Row],
+    metric: str,
+    unedited: Sequence[np.ndarray],
+    shifts: np.ndarray,
+    options: ScreenOptions,
 ) -> pd.DataFrame:
-    """Tabulates one metric's estimates with their intervals, the largest first; the index is that of the candidate.
+    """Tabulates one metric's estimates with their intervals, the largest first; the index is the number of the row.
 
     Args:
         unedited: sums and counts [example] at base.
+        shifts: estimates for the sums, [row example].
     """
     sums, entries = unedited
-    shifts = np.stack([candidate.estimates(metric) for candidate in candidates])
     shared = np.broadcast_to(entries, shifts.shape)
     estimate = ratio(shifts.sum(1), shared.sum(1))
-    resampling = counts.resampling
-    drawn = bootstrap(shifts, shared, resampling.seed, resampling.draws)
+    drawn = bootstrap(shifts, shared, options.resampling.seed, options.resampling.draws)
     # Of one example there is no interval.
     low, high = interval(drawn if shifts.shape[1] > 1 else np.full_like(drawn, np.nan), LEVEL)
-    table = pd.DataFrame([candidate.description for candidate in candidates])
+    table = pd.DataFrame(rows)
     table["metric"] = metric
     table["n"] = shifts.shape[1]
     table["baseline"] = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
     table["estimate"], table["estimate_ci_low"], table["estimate_ci_high"] = estimate, low, high
     table["size"] = ratio(np.abs(shifts).sum(1), shared.sum(1))
-    size = table["size"].to_numpy() if counts.rank == "size" else np.abs(estimate)
+    size = table["size"].to_numpy() if options.rank == "size" else np.abs(estimate)
     table = table.iloc[np.argsort(-size, kind="stable")]
     table.insert(0, "rank", np.arange(1, len(table) + 1))
     return table
@@ -296,49 +274,34 @@ def _cancelled(metric: str, table: pd.DataFrame, rank: str) -> str | None:
     )
 
 
-def _effect_size(edited: np.ndarray, clean: np.ndarray) -> float:
-    """Returns the mean over examples of an effect's absolute value, each example weighted by its entries at base.
+def _effect_sizes(edited: np.ndarray, clean: np.ndarray) -> np.ndarray:
+    """Returns the means over examples of effects' absolute values, each example weighted by its entries at base.
 
     Args:
-        edited: sums and counts [2 example].
-        clean: the same at base.
+        edited: sums and counts [2 row example].
+        clean: the same at base, [2 1 example].
     """
-    change = np.abs(ratio(*edited) - ratio(*clean))
-    entries = np.where(np.isnan(change), 0.0, clean[1])
-    return float(ratio((np.nan_to_num(change) * entries).sum(keepdims=True), entries.sum(keepdims=True))[0])
+    changes = np.abs(ratio(*edited) - ratio(*clean))
+    entries = np.where(np.isnan(changes), 0.0, clean[1])
+    return ratio((np.nan_to_num(changes) * entries).sum(1), entries.sum(1))
 
 
 def _rank_agreement(
-    estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], resampling: Resampling
+    estimates: np.ndarray, entries: np.ndarray, edited: np.ndarray, clean: np.ndarray, resampling: Resampling
 ) -> Row:
     """Returns Spearman's rank correlation over rows, with an interval over examples.
 
     Args:
         estimates: sums [row example], of entries [example].
-        exact: by row, the sums and counts [2 example] of the edited and of the clean run.
+        edited: sums and counts [2 row example] of the patched runs.
+        clean: the same of the clean run, [2 1 example].
     """
-    edited, clean = (np.stack([one[run] for one in exact], 1) for run in (0, 1))  # [2 row example]
-    estimated = (estimates, np.broadcast_to(entries, estimates.shape))
-    estimate, after, before = (ratio(sums.sum(1), n.sum(1)) for sums, n in (estimated, edited, clean))
+    parts = ((estimates, np.broadcast_to(entries, estimates.shape)), edited, clean)
+    estimate, after, before = (ratio(sums.sum(1), n.sum(1)) for sums, n in parts)
     correlation = spearman(estimate[None], (after - before)[None])[0]
     low = high = np.nan
     if estimates.shape[1] > 1:
         # One seed gives the same resamples of examples for all three.
-        estimate, after, before = (
-            bootstrap(part[0], part[1], resampling.seed, resampling.draws)
-            for part in (estimated, edited, clean)
-        )
+        estimate, after, before = (bootstrap(sums, n, resampling.seed, resampling.draws) for sums, n in parts)
         (low,), (high,) = interval(spearman(estimate, after - before)[:, None], LEVEL)
     return {"spearman": float(correlation), "spearman_ci_low": low, "spearman_ci_high": high}
-
-
-def check_outside_blocks(pair: Pair) -> None:
-    """Raises `CircuitsError` inside a block, because estimates ignore its edits and the sweep of patches would not.
-
-    This holds even where the edits do not change base, because they may change a patched run.
-    """
-    if inside_block(pair.surface.model):
-        raise CircuitsError(
-            f"{pair.caller}: a block around this call edits the model, so that estimates and patches would be of "
-            "different models; call it outside"
-        )

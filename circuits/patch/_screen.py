@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from circuits.circuit._measurement import concatenated
-from circuits.engine.batch_size import within_memory
+from circuits.circuit._measurement import check_outside_blocks
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import Edit, Place, check_units, parse_place
 from circuits.interventions.replacements import DIRECTION
-from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
-from circuits.model.sites import UNITS, Site, SiteKind
+from circuits.model.sites import UNITS, Site
 from circuits.model.types import MetricLike, SiteLike, TokensLike
-from circuits.patch._gradients import (
-    Pair,
-    between,
-    difference,
-    midpoints,
-    ready_for_gradients,
-    summed,
-)
-from circuits.patch._result import (
-    Candidate,
-    ScreenOptions,
-    ScreenResult,
-    check_outside_blocks,
-    parse_steps,
-    ranked,
-)
+from circuits.patch._gradients import INPUTS, Estimates, Pair, parse_steps
+from circuits.patch._result import ScreenOptions, ScreenResult, ranked
 from circuits.sweeps.measurements import Measurements, Row
 from circuits.sweeps.metrics import PerExample
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
@@ -47,10 +30,25 @@ CALLER = "patch.screen"
 #: The default sites: those that write to the residual stream and can differ between source and base.
 SITES = ("embed", "z", "mlp_out")
 METHODS = ("gradient", "integrated")
-#: The hooks at which the network's input is interpolated.
-INPUTS = ("hook_embed", "hook_pos_embed")
 
-_LayerSite = tuple[Site, int | None, str]  # a site, a layer of it, and the hook there
+
+class _Rows(NamedTuple):
+    """A site in one layer, and the axes of it of which each entry has a row: head, position, neuron or feature."""
+
+    site: Site
+    hook: str
+    axes: tuple[str, ...]
+
+
+class _Part(NamedTuple):
+    """What has a row: a site in one layer, or an entry on some of its axes."""
+
+    site: Site
+    at: dict[str, int]
+
+    def head(self, surface: HookedModel) -> AnyHead | None:
+        kind, layer = self.site.kind, self.site.layer or 0
+        return at_index(kind, layer, self.at["head"], surface) if "head" in self.at else None
 
 
 @answers_former_names
@@ -96,27 +94,24 @@ def screen(
     2024, arXiv:2403.17806). Refused inside a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, positions=positions, batch_size=batch_size)
-    counts = ScreenOptions.read(CALLER, exact, seed, draws, flips, rank)
-    parse_choice(method, METHODS, CALLER, "method")
-    parse_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
-    steps, layer_sites = parse_steps(steps, CALLER), _parse_sites(sites, pair.surface, by)
-    check_outside_blocks(pair)
+    options = ScreenOptions.read(CALLER, exact, seed, draws, flips, rank)
+    between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
+    rows = _parse_sites(
+        sites, pair.surface, parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
+    )
+    check_outside_blocks(pair.surface, CALLER)
     if pair.at is not None and by == "position":
         raise CircuitsError(f'{CALLER}: by="position" has a row for each position; leave positions= out')
-
-    def parts(kind: SiteKind) -> list[str]:
-        return (
-            [by]
-            if by in UNITS.values()
-            else ["head"] * (kind.head_axis is not None) + [by] * (by == "position")
-        )
-
-    screened = Screened(pair, layer_sites, parts, steps if method == "integrated" else None)
-    sized, baseline, candidates = within_memory(pair.batch_size, screened.estimated)
-    names = [str(_site(site, layer)) for site, layer, _ in layer_sites]
-    settings: Row = {"method": method, "by": by, "direction": DIRECTION, "sites": names}
-    settings |= {"steps": steps} if method == "integrated" else {}
-    return ranked(sized, candidates, baseline, counts, settings | pair.words)
+    parts, found = _screened(pair, rows, between)
+    settings: Row = {
+        "method": method,
+        "by": by,
+        "direction": DIRECTION,
+        "sites": [str(one.site) for one in rows],
+    }
+    settings |= {"steps": steps} if between else {}
+    descriptions = [_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
+    return ranked(*found, descriptions, lambda at: _patch(pair, parts[at]), options, settings | pair.words)
 
 
 def attribution(
@@ -155,96 +150,39 @@ def attribution(
     softmax or a LayerNorm it can be far off: check the largest with `patch.activations`. Edits of blocks around this
     call are not in force.
     """
-    caller = "patch.attribution"
+    caller, direction = "patch.attribution", "source -> base"
     place = parse_place(site, None, caller)
     pair = Pair.read(caller, model, base, source, metric, batch, batch_size=batch_size)
-    resampling = parse_resampling(seed, draws, flips, caller)
-    choices = ("auto", "head", "position", "head,position", "neuron", "feature", "layer")
-    kind, by = place.site.kind, parse_choice(by, choices, caller, "by")
-    if by == "auto":
-        by = "position" if kind.head_axis is None else "head"
-    if "head" in by and kind.head_axis is None:
-        raise CircuitsError(f"{caller}: site {place.site} has no heads; by= position, neuron or layer")
-    check_units(place.site, by, caller)
-    parts = [part for part in by.split(",") if part != "layer"]
-    layer_sites = [(Site(kind.name), layer, hook) for layer, hook in pair.surface.at(place.site)]
-    screened = Screened(pair, layer_sites, lambda _: parts, None)
-    sized, baseline, candidates = within_memory(pair.batch_size, screened.estimated)
-    direction = "source -> base"
-    runs = [one.description | {"intervention": f"{caller} ({direction})"} for one in candidates]
-    measured, unedited = Measurements(runs, "gradient"), concatenated(baseline)
+    resampling, axes = parse_resampling(seed, draws, flips, caller), _parse_axes(by, place.site, caller)
+    rows = [_Rows(Site(place.site.name, layer), hook, axes) for layer, hook in pair.surface.at(place.site)]
+    parts, (sized, unedited, estimates) = _screened(pair, rows, None)
+    runs = [_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
+    measured = Measurements(runs, "gradient")
     measured.begin(unedited)
-    for number, one in enumerate(candidates):
-        shifted = {name: (sums + one.estimates(name), n) for name, (sums, n) in unedited.items()}
-        measured.add(number, shifted)
+    for number in range(len(runs)):
+        measured.add(
+            number, {name: (sums + estimates[name][number], n) for name, (sums, n) in unedited.items()}
+        )
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": sized.batch_size}
-    description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": by}
+    named = ",".join(axes) or "layer"
+    description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": named}
     described = {run["variant"]: [description] for run in runs}
     return tabulate(measured, resampling, described, settings | pair.surface.settings | pair.words)
 
 
-@dataclass(frozen=True)
-class Screened:
-    """What is screened: the sites, the parts of them that have a row, and how their effects are estimated."""
-
-    pair: Pair
-    layer_sites: list[_LayerSite]
-    parts: Callable[[SiteKind], list[str]]  # the axes of a site of which each entry has a row
-    steps: int | None  # None: the gradient at base
-
-    def estimated(self, size: int) -> tuple[Pair, list[PerExample], list[Candidate]]:
-        """Returns the pair at this batch size, its metrics at base, and every patch with its estimates."""
-        pair, longest = self.pair.of_size(size), int(self.pair.base.lengths.max())
-        baseline: list[PerExample] = []
-        candidates: dict[str, Candidate] = {}
-        for piece in pair.batches():
-            values, found = estimates(piece, [hook for _, _, hook in self.layer_sites], self.steps)
-            baseline.append(values)
-            for site, layer, hook in self.layer_sites:
-                names = self.parts(site.kind)
-                axes = {"head": site.kind.head_axis, "position": site.kind.query_axis}
-                kept = [axes.get(name) or len(site.kind.axes) - 1 for name in names]
-                for metric, estimate in found[hook].items():
-                    sums = summed(estimate, kept)
-                    for index in np.ndindex(sums.shape[1:]):
-                        parts = dict(zip(names, index, strict=True))
-                        if parts.get("position", 0) < longest:
-                            one, entry = _candidate(pair, site, layer, parts), (slice(None), *index)
-                            candidates.setdefault(one.name, one).add(metric, sums[entry])
-        return pair, baseline, list(candidates.values())
+def _parse_axes(by: Any, site: Site, caller: str) -> tuple[str, ...]:
+    """Returns the axes of a site that are told apart."""
+    choices = ("auto", "head", "position", "head,position", "neuron", "feature", "layer")
+    by, has_heads = parse_choice(by, choices, caller, "by"), site.kind.head_axis is not None
+    if by == "auto":
+        by = "head" if has_heads else "position"
+    if "head" in by and not has_heads:
+        raise CircuitsError(f"{caller}: site {site} has no heads; by= position, neuron or layer")
+    check_units(site, by, caller)
+    return () if by == "layer" else tuple(by.split(","))
 
 
-def estimates(
-    piece: Pair, hooks: list[str], steps: int | None
-) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
-    """Returns the metrics at base, and (source − base)·gradient, shaped as the activation, by hook and metric.
-
-    Args:
-        steps: runs between base and source whose gradients are averaged; None: the gradient at base.
-    """
-    with ready_for_gradients(piece.surface), assert_weights_unchanged(piece.surface.model, piece.caller):
-        inputs = [hook for hook in INPUTS if hook in piece.surface.hooks and steps is not None]
-        recorded = dict.fromkeys((*hooks, *inputs))
-        source, base_run = piece.patched(recorded), piece.run(piece.base, recorded, graph=steps is None)
-        clean, at_base = base_run.output.detach(), base_run.activations
-        total: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
-        for fraction in [None] if steps is None else midpoints(steps):
-            run = base_run
-            if fraction is not None:
-                line = {hook: between(at_base[hook], source[hook], fraction) for hook in inputs}
-                run = piece.run(piece.base, hooks, line, graph=True)
-            for name, gradients in piece.gradients(run, piece.values(run.output, clean), hooks).items():
-                for hook, gradient in gradients.items():
-                    total[hook][name] = total[hook].get(name, 0) + 1 / (steps or 1) * gradient.double()
-        found: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
-        for hook, by_metric in total.items():
-            change = difference(at_base[hook], piece.at_positions(at_base[hook], source[hook], hook))
-            for name, gradient in by_metric.items():
-                found[hook][name] = piece.finite(piece.in_order(change * gradient, hook), name, hook)
-        return piece.baseline(clean), found
-
-
-def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_LayerSite]:
+def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:
     if given is None:
         sites = [Site(name) for name in SITES if Site(name).hook(0) in surface.hooks]
     else:
@@ -252,47 +190,109 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_LayerSite]:
         sites = [parse_place(site, None, CALLER).site for site in (given if is_list else [given])]
     if not sites:
         raise CircuitsError(f'{CALLER}: no site given; name some, such as "z" or ["z", "mlp_out.1"]')
-    layer_sites: list[_LayerSite] = []
+    rows: dict[str, _Rows] = {}
     for site in sites:
         check_units(site, by, CALLER)
-        layer_sites += [(Site(site.name), layer, hook) for layer, hook in surface.at(site)]
+        axes = ["head"] * (site.kind.head_axis is not None) + ["position"] * (by == "position")
+        for layer, hook in surface.at(site):
+            rows[hook] = _Rows(Site(site.name, layer), hook, (by,) if by in UNITS.values() else tuple(axes))
     # A layer that is named twice ("z", "z.1") is kept once.
-    return list({hook: layer_site for layer_site in layer_sites for hook in (layer_site[2],)}.values())
+    return list(rows.values())
 
 
-def _site(site: Site, layer: int | None) -> Site:
-    return site if layer is None else Site(site.name, layer)
+def _screened(
+    pair: Pair, rows: Sequence[_Rows], steps: int | None
+) -> tuple[list[_Part], tuple[Pair, PerExample, dict[str, np.ndarray]]]:
+    """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.
+
+    Args:
+        steps: runs between base and source whose gradients are averaged; None: the gradient at base.
+    """
+    longest = int(pair.base.lengths.max())
+    # By hook, the sizes of the axes of rows.
+    sizes: dict[str, torch.Size] = {}
+
+    def estimate(piece: Pair) -> tuple[PerExample, Estimates]:
+        baseline, whole = _estimates(piece, [one.hook for one in rows], steps)
+        found: Estimates = {}
+        for metric, by_hook in whole.items():
+            each = {one.hook: _by_row(by_hook[one.hook], one, longest) for one in rows}
+            sizes.update((hook, x.shape[:-1]) for hook, x in each.items())
+            found[metric] = torch.cat([x.reshape(-1, x.shape[-1]) for x in each.values()])
+        return baseline, found
+
+    found = pair.estimated(estimate)
+    parts = [
+        _Part(one.site, dict(zip(one.axes, index, strict=True)))
+        for one in rows
+        for index in np.ndindex(sizes[one.hook])
+    ]
+    return parts, found
 
 
-def _candidate(pair: Pair, site: Site, layer: int | None, parts: dict[str, int]) -> Candidate:
-    """Returns the row of one part of a site, by its index on the axes of rows, without estimates."""
-    parts, head = dict(parts), None
-    label = str(_site(site, layer))
-    if "head" in parts:
-        head = at_index(site.kind, layer or 0, parts.pop("head"), pair.surface)
-        label = label_in(head, pair.surface, "" if site.name == "z" else site.name)
-    unit = "feature" if "feature" in parts else "neuron"
-    description = {
-        "variant": ", ".join([label, *(f"{part} {number}" for part, number in parts.items())]),
-        "intervention": f"patch.activations ({DIRECTION})",
-        "site": site.name,
-        "layer": layer,
-        "head": head.head if isinstance(head, Head) else None,
-        "position": parts.get("position"),
-        unit: parts.get(unit),
+def _by_row(estimate: Tensor, rows: _Rows, longest: int) -> Tensor:
+    """Sums an estimate over all axes of its site but the examples and those of rows: [*row example]."""
+    kind = rows.site.kind
+    axes = {"head": kind.head_axis, "position": kind.query_axis}
+    kept = [axes.get(name) or estimate.ndim - 1 for name in rows.axes]
+    summed = [axis for axis in range(1, estimate.ndim) if axis not in kept]
+    total = estimate.sum(summed) if summed else estimate
+    total = total.permute(*(1 + sorted(kept).index(axis) for axis in kept), 0)
+    return total.narrow(rows.axes.index("position"), 0, longest) if "position" in rows.axes else total
+
+
+def _estimates(
+    piece: Pair, hooks: list[str], steps: int | None
+) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
+    """Returns the metrics at base, and (source − base)·gradient by metric and hook, shaped as the activation with each
+    example's own tokens first, and zeros behind them.
+    """
+    inputs = [hook for hook in INPUTS if hook in piece.surface.hooks and steps is not None]
+    recorded = dict.fromkeys((*hooks, *inputs))
+    source, base = piece.patched(recorded), piece.run(piece.base, recorded, graph=steps is None)
+    clean = base.output.detach()
+    total: dict[str, dict[str, Tensor]] = {}
+    for run in piece.runs_between(base, source, hooks, steps):
+        for metric, gradients in piece.gradients(run, clean, hooks).items():
+            sums = total.setdefault(metric, {})
+            for hook, gradient in gradients.items():
+                sums[hook] = sums.get(hook, 0) + 1 / (steps or 1) * gradient.double()
+    changes = {hook: piece.change(base.activations[hook], source[hook], hook) for hook in hooks}
+    found = {
+        metric: {hook: piece.in_order(changes[hook] * gradient, hook) for hook, gradient in by_hook.items()}
+        for metric, by_hook in total.items()
     }
-    return Candidate(description, partial(_patch, pair, site, layer, head, parts))
+    return piece.baseline(clean), found
 
 
-def _patch(pair: Pair, site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int]) -> Edit:
+def _row(surface: HookedModel, intervention: str, part: _Part) -> Row:
+    """Returns the columns that say what a row is about."""
+    site, head, at = part.site, part.head(surface), part.at
+    label = str(site) if head is None else label_in(head, surface, "" if site.name == "z" else site.name)
+    unit = "feature" if "feature" in at else "neuron"
+    names = [f"{axis} {number}" for axis, number in at.items() if axis != "head"]
+    return {
+        "variant": ", ".join([label, *names]),
+        "intervention": intervention,
+        "site": site.name,
+        "layer": site.layer,
+        "head": head.head if isinstance(head, Head) else None,
+        "position": at.get("position"),
+        unit: at.get(unit),
+    }
+
+
+def _patch(pair: Pair, part: _Part) -> Edit:
     """Returns the `patch.activations` edit of one row."""
-    units = tuple(parts[unit] for unit in UNITS.values() if unit in parts)
-    place = Place(_site(site, layer), neurons=units or None)
+    units = tuple(part.at[unit] for unit in UNITS.values() if unit in part.at)
+    place, head = Place(part.site, neurons=units or None), part.head(pair.surface)
     if head is not None:
-        place = Place(site, HeadSpec(str(head), (head,)))
-    positions = (parts["position"],) if "position" in parts else pair.at
-    if "position" in parts and pair.base.padded:
-        # Of the examples that are as long.
-        real = pair.base.real
-        positions = Snapshot((own_positions(real) == parts["position"]) & real)
+        place = Place(Site(part.site.name), HeadSpec(str(head), (head,)))
+    positions: Any = pair.at
+    if "position" in part.at:
+        positions = (part.at["position"],)
+        if pair.base.padded:
+            # Of the examples that are as long.
+            real = pair.base.real
+            positions = Snapshot((own_positions(real) == part.at["position"]) & real)
     return Edit("patch.activations", (place,), pair.replacement, positions)

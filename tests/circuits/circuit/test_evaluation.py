@@ -212,19 +212,6 @@ def test_random_circuits_have_the_same_size_and_can_matter(model, tokens, other_
         ]
         columns = ["random_mean", "random_low", "random_high", "p_random"]
         np.testing.assert_allclose(list(row[columns]), expected, rtol=1e-8, atol=1e-12)
-    again = circuit.evaluate(
-        model,
-        given,
-        tokens,
-        other_tokens,
-        metric,
-        random=8,
-        subsets=0,
-        minimality=False,
-        seed=1,
-        **FEW,
-    )
-    assert (again.frame["random_mean"] != found.frame["random_mean"]).all()
 
 
 def test_controls_have_as_many_members_as_can_matter_at_as_many_positions(
@@ -249,7 +236,7 @@ def test_controls_have_as_many_members_as_can_matter_at_as_many_positions(
 
 
 def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens):
-    asked = {"random": 2, "subsets": 2, **FEW}
+    asked = {"random": 1, "subsets": 1, **FEW}
     for source, how in (
         (other_tokens, "resample"),
         (other_tokens[:1], "resample"),

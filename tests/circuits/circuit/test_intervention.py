@@ -178,62 +178,6 @@ def test_the_empty_circuit_is_the_source_run_and_the_full_one_the_clean_run(
         assert torch.equal(run(featured, tokens, unchanged), clean)
 
 
-def test_positions_against_separate_inputs_by_hand(two_layers, tokens, other_tokens):
-    by_hand = ByHand(two_layers)
-    theirs = sources(by_hand, other_tokens, "resample")
-    at = {
-        "embed -> 0.1.q": [0, 1, 2, 3, 4, 5],
-        "embed -> 0.1.v": [1, 4],
-        "0.1 -> mlp0": [0, 1, 2, 4],
-        "mlp0 -> 1.0.k": [0, 1, 3, 4, 5],
-        "1.0 -> output": [4, 5],
-        "mlp1 -> output": [],
-    }
-
-    def kept(sender, receiver, own):
-        where = torch.zeros(6, dtype=torch.bool)
-        where[at.get(f"{sender} -> {receiver}", [])] = True
-        return torch.where(where[:, None], own, theirs[sender])
-
-    def cut(sender, receiver, own):
-        where = torch.zeros(6, dtype=torch.bool)
-        where[at.get(f"{sender} -> {receiver}", [])] = True
-        return torch.where(where[:, None], theirs[sender], own)
-
-    c = circuit.edges(
-        "embed -> 0.1.q; embed -> 0.1.v @ 1,4; 0.1 -> mlp0 @ all but 3, 5; mlp0 -> 1.0.k @ all but 2; "
-        "1.0 -> output @ 4; 1.0 -> output @ 5"
-    )
-    clean = by_hand(tokens)
-    for found, hears in ((c.keep(other_tokens), kept), (c.cut(other_tokens), cut)):
-        expected = by_hand(tokens, hears)
-        assert float((expected - clean).abs().max()) > 0.01
-        agrees(run(two_layers, tokens, found), expected, clean)
-    for wrong in (c | circuit.edges(["0.0 -> 1.0.q @ 6"]), c | circuit.edges(["0.0 -> 1.0.q @ all but 6"])):
-        with pytest.raises(CircuitsError, match="no position 6: the run has positions 0-5"):
-            run(two_layers, tokens, wrong.keep(other_tokens))
-
-
-@pytest.mark.parametrize("how", ["resample", "mean", "zero"])
-def test_a_node_outside_has_all_its_outgoing_edges_cut(how, two_layers, tokens, other_tokens):
-    names = ["embed", "0.1", "0.2 @ 1,3", "mlp0", "1.3", "mlp1 @ all but 0"]
-    c = circuit.nodes(names)
-    same = circuit.edges(
-        [
-            f"{edge} @ {name.partition(' @ ')[2]}" if "@" in name else edge
-            for edge in circuit.full(two_layers)
-            for name in names
-            if edge.split(" -> ")[0] == name.partition(" @ ")[0]
-        ]
-    )
-    source = None if how == "zero" else other_tokens
-    clean = run(two_layers, tokens)
-    for verb in ("keep", "cut"):
-        found = run(two_layers, tokens, getattr(c, verb)(source, how))
-        assert float((found - clean).abs().max()) > 0.01
-        agrees(found, run(two_layers, tokens, getattr(same, verb)(source, how)), clean)
-
-
 def test_key_value_groups_and_inputs_of_whole_layers(hooked_only, make_model, tokens, other_tokens):
     model = make_model(0, hooked_only, n_key_value_heads=2)
     names = list(circuit.full(model))
@@ -346,13 +290,26 @@ def test_what_a_model_lacks_is_refused(two_layers, tokens, name, message):
         assert "\n" not in str(caught.value)
 
 
-def test_models_without_mlps_or_position_embeddings(hooked_only, make_model, tokens):
-    model = make_model(0, hooked_only, attn_only=True)
-    with pytest.raises(CircuitsError, match="no node mlp0: the model has 2 layers of 4 heads and no MLPs"):
-        run(model, tokens, circuit.nodes(["mlp0"]).keep(tokens))
-    rotary = make_model(0, hooked_only, positional_embedding_type="rotary", rotary_dim=4)
-    with pytest.raises(CircuitsError, match="and adds no position embeddings"):
-        run(rotary, tokens, circuit.edges(["pos_embed -> mlp0"]).cut(tokens))
+@pytest.mark.parametrize(
+    ("settings", "name", "message"),
+    [
+        (
+            {"attn_only": True},
+            "0.1 -> mlp0",
+            "no edge 0.1 -> mlp0: the model has 2 layers of 4 heads and no MLPs",
+        ),
+        (
+            {"positional_embedding_type": "rotary", "rotary_dim": 4},
+            "pos_embed -> mlp0",
+            "adds no position emb",
+        ),
+        ({}, "0.0 -> 1.0.q @ 6", "no position 6: the run has positions 0-5"),
+        ({}, "0.0 -> 1.0.q @ all but 6", "no position 6: the run has positions 0-5"),
+    ],
+)
+def test_what_a_run_lacks_is_refused(hooked_only, make_model, tokens, settings, name, message):
+    with pytest.raises(CircuitsError, match=message):
+        run(make_model(0, hooked_only, **settings), tokens, circuit.edges([name]).keep(tokens))
 
 
 @pytest.mark.parametrize(

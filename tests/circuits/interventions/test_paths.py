@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, circuit, edit, intervene, patch, run, sweep
-from circuits.interventions.paths import Path
 from circuits.model.hooked_model import HookedModel
-from circuits.patch._edges import inputs_of, senders_of
 
 POSITIONS = (1, 4)
 
@@ -186,28 +184,8 @@ def every_edge(model, source, through=None):
 
 
 def single_edges(model, source):
-    """A path along every edge that `patch.edges` lists: single heads, key-value groups, MLPs, embeddings."""
-    surface = HookedModel.of(model)
-    senders, receivers = senders_of(surface), inputs_of(surface)
-    paths = [
-        Path(
-            patch.activations(sender.place.site, source, sender.place.heads),
-            (None,) if to.name == "output" else (to.place,),
-            None,
-        )
-        for to in receivers
-        for sender in senders
-        if sender.order < to.order
-    ]
-    if "pos_embed" in surface.embeddings:
-        paths += [patch.path("pos_embed", one, source) for one in every_receiver(surface)]
-    return paths
-
-
-def every_receiver(surface):
-    layers = range(surface.n_layers)
-    mlps = ["mlp_pre"] * ("blocks.0.hook_mlp_out" in surface.hooks)
-    return [f"{site}.{layer}" for site in [*"qkv", *mlps] for layer in layers] + ["output"]
+    """A path along every edge of the graph: single heads, key-value groups, MLPs, embeddings."""
+    return [patch.path(*edge.split(" -> "), source) for edge in circuit.full(model)]
 
 
 def test_all_single_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, assert_same):

@@ -6,23 +6,6 @@ from transformer_lens import patching
 from circuits import CircuitsError, cache, intervene, patch, run
 
 
-def test_patch_from_tokens_against_a_forward_by_hand(model, tokens, other_tokens, by_hand, assert_same):
-    for site, layer in (("resid_pre", 0), ("z", model.cfg.n_layers - 1), ("attn_out", 0)):
-        source = {}
-        by_hand(model, other_tokens, lambda s, at, x, found=source: found.setdefault((s, at), x))
-
-        def edit(s, at, x, site=site, layer=layer, source=source):
-            x = x.clone()
-            if (s, at) == (site, layer):
-                x[:, [1, 4]] = source[site, layer][:, [1, 4]]
-            return x
-
-        found = run(
-            model, tokens, patch.activations(f"{site}.{layer}", source=other_tokens, positions=[1, 4])
-        )
-        assert_same(found, by_hand(model, tokens, edit), model(tokens))
-
-
 def test_head_patching_against_transformer_lens(causal, tokens, other_tokens):
     """`get_act_patch_attn_head_out_all_pos` patches every head in turn."""
     causal.eval()
@@ -94,16 +77,3 @@ def test_what_a_cache_cannot_hold(causal, other_tokens, changed, message):
     source = {hook: changed(cache(causal, other_tokens, "z.0")[hook])}
     with pytest.raises(CircuitsError, match=rf"patch\.activations: the source's {hook}:? {message}"):
         patch.activations("z.0", source=source)
-
-
-def test_a_source_that_asks_for_gradients_is_a_constant(causal, tokens, other_tokens):
-    hook = "blocks.0.attn.hook_z"
-    stored = cache(causal, other_tokens, "z.0")[hook]
-    source = {hook: stored.clone().requires_grad_()}
-    with intervene(causal, patch.activations("z.0", source=source)):
-        causal(tokens).sum().backward()
-    assert source[hook].grad is None
-    plain = patch.activations("z.0", source={hook: stored})
-    assert bool(
-        (run(causal, tokens, patch.activations("z.0", source=source)) == run(causal, tokens, plain)).all()
-    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from circuits import CircuitsError, logit_difference, patch, prompts
+from circuits import logit_difference, patch, prompts
 from circuits.model.hooked_model import HookedModel
 from tests.circuits.conftest import FAMILIES, build
 
@@ -85,12 +85,6 @@ def test_logits_are_computed_where_answers_are_read(causal, tokens, other_tokens
         for one, other in zip(*pairs, strict=True)
     ]
     np.testing.assert_allclose(found.frame["effect"], np.mean(each, 0), rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("batch_size", [0, 2.5, "auto"])
-def test_a_batch_has_an_example(causal, tokens, other_tokens, batch_size):
-    with pytest.raises(CircuitsError, match=r"batch_size=.*; give the number of rows in a forward"):
-        patch.edges(causal, tokens, other_tokens, batch_size=batch_size)
 
 
 class LargestTensor(TorchDispatchMode):
