@@ -12,46 +12,45 @@ from playwright.sync_api import sync_playwright
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
-from interp_tasks.demo.measure import MATRIX_RUN, Filled, fill_in
-from interp_tasks.demo.page import matrix_panel
-from interp_tasks.measurement.run_logs import Run, declared, find_runs, read_one
+from interp_tasks.demo import MATRIX_RUN, Completed, complete, matrix_panel
+from interp_tasks.measurement.run_logs import Run, declared, read_runs
+from interp_tasks.measurement.subjects import Examples
 from interp_tasks.pages import Figure, Page
 
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 CHROMIUM = "/usr/bin/chromium"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDTH, SCALE = 1060, 1.55
-#: Which of the matrices of the demo, the first of which has the median error, and the steps of the checkpoints before
-#: and after the drop.
-MATRIX, BEFORE, AFTER = 0, 4_000, 44_000
+#: The steps of the checkpoints before and after the drop.
+BEFORE, AFTER = 4_000, 44_000
 
 
-def picture(log: Run, filled: Filled) -> list[Figure]:
+def picture(log: Run, steps: list[int], completed: Completed) -> list[Figure]:
     """Returns the training curve with both steps, and what the model fills in at each of them."""
     level = declared(log, "plateau_levels")["mse_masked"]
-    steps, values = log.points("mse_masked")
+    logged, values = log.points("mse_masked")
     grey = {"color": "#5c5c5c", "width": 2}
     lines = [{"x": BEFORE, "line": grey}, {"x": AFTER, "line": grey}, {"y": level}]
-    series = {"blanks": Series(steps, values, style={"mode": "lines"})}
+    series = {"blanks": Series(logged, values, style={"mode": "lines"})}
     title = f"dashed: answering 0 at every blank, {level:.4f}; lines: steps {BEFORE:,} and {AFTER:,}"
     loss = draw([curve(series, title, x="training step", y="error at the blanks", height=150, lines=lines)])
-    before, after = (list(filled.steps).index(step) for step in (BEFORE, AFTER))
-    hidden, largest = filled.hidden[MATRIX], float(abs(filled.truth[MATRIX]).max())
+    before, after = (steps.index(step) for step in (BEFORE, AFTER))
+    hidden, largest = completed.hidden, float(abs(completed.truth).max())
     shown = {
-        f"the truth: the {hidden.sum()} bold entries are blank": filled.truth[MATRIX],
-        f"what it fills in at step {BEFORE:,}": filled.trained[before, MATRIX],
-        f"what it fills in at step {AFTER:,}": filled.trained[after, MATRIX],
-        "the same, every head made to look everywhere equally": filled.uniform[after, MATRIX],
+        f"the truth: the {hidden.sum()} bold entries are blank": completed.truth,
+        f"what it fills in at step {BEFORE:,}": completed.outputs[before, 0],
+        f"what it fills in at step {AFTER:,}": completed.outputs[after, 0],
+        "the same, every head made to look everywhere equally": completed.outputs[after, 1],
     }
     panels = [matrix_panel(values, hidden, says, largest) for says, values in shown.items()]
     return [Figure(loss), Figure(draw(panels, columns=4, share_y=True))]
 
 
 def main() -> None:
-    ((name, path),) = find_runs(MATRIX_RUN).items()
-    filled = fill_in(MATRIX_RUN, samples=256, seed=0, tell=lambda _: None)
+    (log,) = read_runs(MATRIX_RUN)
+    steps, completed = complete(MATRIX_RUN, Examples(samples=256))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as player:
-        written = Page("", picture(read_one(name, path), filled)).write(Path(folder) / "picture.html")
+        written = Page("", picture(log, steps, completed)).write(Path(folder) / "picture.html")
         browser = player.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         page = browser.new_page(viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE)
         page.set_default_timeout(120_000)

@@ -11,8 +11,8 @@ from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line, write_line
-from interp_tasks.demo.measure import Demo, check_runs, summary
-from interp_tasks.demo.measure import demo as measured
+from interp_tasks.demo import Demo, check_runs, demo_page, summary
+from interp_tasks.demo import demo as measured
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.result import join
 from interp_tasks.pages import check_writable_file
@@ -39,9 +39,6 @@ def demo(
     check_runs()
     with progress_line(common.quiet) as progress:
         found = measured(samples=samples, seed=seed, progress=progress)
-    # Its figures need `circuits`, which --help does not load.
-    from interp_tasks.demo.page import demo_page
-
     write_and_show(lambda: [demo_page(found).write(out)], lambda: show(found, format), common.quiet)
 
 

@@ -159,9 +159,6 @@ def report(
     ],
     examples: ExampleOptions,
     printing: PrintingOptions,
-    compare: Annotated[
-        str | None, typer.Option("--compare", metavar="RUN", help="Another run, shown beside it.")
-    ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
 ) -> None:
     """Show a run on one page: its training curve and drop, effects and attention of its heads at each checkpoint.
@@ -174,9 +171,9 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is a page: name a file that ends in .html")
     printing.import_tasks()
-    check_report(ckpt, compare, examples.given())
+    check_report(ckpt, examples.given())
     with progress_line(printing.quiet) as progress:
-        result = report(ckpt, compare, **examples.given(progress))
+        result = report(ckpt, **examples.given(progress))
         page = result.page()
     rows = result.headlines()
     write_and_show(

@@ -72,10 +72,7 @@ CALLS = {
     "matrix baseline": [f"--ckpt {MC} --samples 4"],
     "matrix ood": [f"--ckpt {MC} --samples 4"],
     "matrix algorithm": [f"--ckpt {MC} --samples 8"],
-    "runs report": [
-        f"--ckpt {RUN}@1000 --samples 4",
-        f"--ckpt {RUN}@1000 --compare zoo:modular-addition-113@0 --samples 4",
-    ],
+    "runs report": [f"--ckpt {RUN}@1000 --samples 4"],
     "reproduce": ["grokfast", "grokfast --preset paper"],
     "demo": ["--samples 8"],
 }
@@ -97,7 +94,7 @@ OWN = {
 #: for the table is printed as JSON too, without being measured again.
 AGAIN = (
     *("tasks list", "tasks cost", "runs zoo", "runs checkpoints", "runs import", "runs search", "grid"),
-    *(f"runs report --ckpt {RUN}@1000 --compare", "reproduce grokfast --preset"),
+    *(f"runs report --ckpt {RUN}@1000", "reproduce grokfast --preset"),
     *(f"ablation --ckpt {MC} --samples 8 --heads each", "modular detector"),
 )
 

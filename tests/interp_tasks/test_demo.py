@@ -10,9 +10,7 @@ import torch
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.demo import measure
-from interp_tasks.demo.measure import demo, ring_of
-from interp_tasks.demo.page import demo_page
+from interp_tasks.demo import demo, demo_page
 from interp_tasks.pages import Figure
 
 
@@ -42,8 +40,8 @@ def stand_ins(tmp_path_factory):
     small = addition.Model(n_layers=1, n_heads=2, d_model=8, init="nanda", normalization=None)
     make_run(tmp_path / "addition", addition, small, 0.0, 1.0, ["accuracy", "loss"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "MATRIX_RUN", str(tmp_path / "matrix"))
-        patch.setattr(measure, "MODULAR_RUN", str(tmp_path / "addition"))
+        patch.setattr("interp_tasks.demo.MATRIX_RUN", str(tmp_path / "matrix"))
+        patch.setattr("interp_tasks.demo.MODULAR_RUN", str(tmp_path / "addition"))
         patch.chdir(tmp_path)
         yield tmp_path
 
@@ -100,7 +98,7 @@ def test_a_matrix_on_the_page_is_what_the_models_fill_in(stand_ins, page):
     batch = sample[ranked[[6]]]
     hidden = batch.extras["hidden"].reshape(3, 3).numpy()
     truth = batch.targets.reshape(3, 3).numpy()
-    figure = page["a matrix, what the model makes of it, and with uniform attention"]
+    figure = page["a matrix, and what the model makes of it"]
     for checkpoint, (maps, titles) in zip(checkpoints, steps_of(figure), strict=True):
         given, whole, *made = np.array(maps, dtype=float)
         assert whole == pytest.approx(truth, rel=1e-3)
@@ -144,28 +142,8 @@ def test_curves_on_the_page_are_the_log(stand_ins, page):
     assert level.y0 == pytest.approx(1 / 9)  # rank 1: the variance of a product of two uniforms
 
 
-def test_the_ring_is_a_ring_and_noise_is_none():
-    digits = np.arange(13)
-    noise = np.random.default_rng(0).normal(size=(2, 13, 40))
-    turn = 2 * np.pi * 5 * digits / 13
-    wheel = 20 * np.stack([np.cos(turn), np.sin(turn)], 1) @ np.linalg.qr(noise[1].T)[0].T[:2]
-    ring = ring_of([noise[0], noise[0] + wheel, 3.0 + wheel])
-    assert ring.frequency == 5
-    assert ring.phases == pytest.approx([5 * digit % 13 / 13 for digit in digits])
-    # The last is nothing but the frequency: its points carry all of the variance, each at its own angle.
-    assert ring.shares[-1] == pytest.approx(1)
-    assert ring.shares[0] < 0.5 < ring.shares[1]
-    squares = (ring.points[-1] ** 2).sum()
-    centred = (3.0 + wheel) - (3.0 + wheel).mean(0)
-    assert squares == pytest.approx((centred**2).sum())
-    cosines = ring.points[-1][:, 0]
-    assert np.corrcoef(cosines, np.cos(turn))[0, 1] == pytest.approx(1)
-    # Noise on the directions of another checkpoint is no ring.
-    assert np.linalg.norm(ring.points[0], axis=1).max() < 0.5 * np.linalg.norm(ring.points[-1], axis=1).min()
-
-
 def test_demo_without_its_models_is_refused_at_once(monkeypatch, capsys):
-    monkeypatch.setattr(measure, "MODULAR_RUN", "zoo:gone")
-    monkeypatch.setattr(measure, "MATRIX_RUN", "zoo:gone")
+    monkeypatch.setattr("interp_tasks.demo.MODULAR_RUN", "zoo:gone")
+    monkeypatch.setattr("interp_tasks.demo.MATRIX_RUN", "zoo:gone")
     assert main(["demo"]) == 2
     assert capsys.readouterr().err.startswith("interp-run: no zoo:gone")

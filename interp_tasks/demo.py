@@ -1,0 +1,515 @@
+"""``interp-run demo``: uniform attention in two shipped models before and after each has learned, and a page of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.checkpoints import find_marks, resolve
+from interp_tasks.measurement.result import Result, join
+from interp_tasks.measurement.run_logs import Run, read_runs, task_of_run
+from interp_tasks.measurement.subjects import Examples, Progress, subjects
+from interp_tasks.measurement.table import shown_columns
+from interp_tasks.pages import (
+    Column,
+    Figure,
+    Fold,
+    Page,
+    Section,
+    Table,
+    Text,
+    number,
+    percent,
+    step_labels,
+    stepped,
+    three_digits,
+    with_interval,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import plotly.graph_objects
+    from numpy.typing import NDArray
+
+    from circuits.figures.layout import Panel
+
+    Array = NDArray[np.floating]
+
+MATRIX_RUN = "zoo:matrix-completion-7x7"
+MODULAR_RUN = "zoo:modular-addition-113"
+#: What the table calls uniform attention over the two numbers of a sum alone.
+OPERANDS = "uniform(keys=0,1)"
+#: The error at the blanks before and after uniform attention, by Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1.
+PUBLISHED = {"pre": "0.2236 -> 0.2236", "post": "0.0128 -> 0.2183"}
+#: When the marks of a table are.
+WHEN = {"pre": "before", "post": "after"}
+
+
+#: Words of the page that lead to a paper.
+PAPERS = {
+    "Abrupt Learning in Transformers: A Case Study on Matrix Completion": "https://arxiv.org/abs/2410.22244",
+    "Progress measures for grokking via mechanistic interpretability": "https://arxiv.org/abs/2301.05217",
+}
+TITLE = "Two small transformers plateau, then learn: what do they need attention for?"
+#: Pixels: how wide bars are at most.
+BARS_WIDTH = 900
+INTERVALS = "Whiskers are 95% intervals, by bootstrap over examples."
+#: What the marks around a drop are called here; the braces are for "drop" or "rise".
+MARKS = {"pre": "before the {}", "onset": "{} begins", "end": "{} ends", "post": "after the {}"}
+#: What the unedited model and the edited one are called on the whole page.
+TRAINED, UNIFORM = "as trained", "uniform attention"
+#: What the metrics of both models are.
+ERROR, SHARE = "mean squared error", "share of right answers"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A shipped run with its log and task, and what edits of all heads do to it.
+
+    Attributes:
+        steps: of its checkpoints.
+        result: uniform attention before and after its drop.
+        picture: what every checkpoint makes of one example.
+    """
+
+    log: Run
+    task: Any
+    width: int
+    steps: Sequence[int]
+    result: Result
+    picture: Any
+
+    def row(self, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
+        """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
+        frame = self.result.frame
+        of_edit = (frame["metric"] == metric) & (frame["intervention"] == intervention)
+        row: dict[str, Any] = frame[frame["ref"].str.endswith(f"@{mark}") & of_edit].to_dict("records")[0]
+        return row
+
+    @property
+    def turn(self) -> str:
+        """What the sudden change of its metric is: an error drops, a share of right answers rises."""
+        return "drop" if self.log.direction == "down" else "rise"
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A matrix and its completions, the one whose error after training is the median.
+
+    Attributes:
+        truth, hidden: the matrix and where it is blank, ``[row column]``.
+        outputs: of each checkpoint as it is and with uniform attention in all heads, ``[checkpoint 2 row column]``.
+    """
+
+    truth: Array
+    hidden: NDArray[np.bool_]
+    outputs: Array
+
+    def error(self, checkpoint: int, edit: int) -> float:
+        """Returns the mean squared error at the blanks, NaN where there is none."""
+        errors = ((self.outputs[checkpoint, edit] - self.truth) ** 2)[self.hidden]
+        return float(errors.mean()) if errors.size else float("nan")
+
+
+@dataclass(frozen=True)
+class Added:
+    """A sum of two numbers and its answers.
+
+    Attributes:
+        right: their sum modulo ``modulus``.
+        answers: of each checkpoint as it is and with uniform attention in all heads, ``[checkpoint 2]``.
+        looks: attention from the last position ``[checkpoint 2 head key]``.
+    """
+
+    operands: Sequence[int]
+    right: int
+    answers: NDArray[np.integer]
+    looks: Array
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Both models."""
+
+    matrices: Outcome
+    sums: Outcome
+
+
+def check_runs() -> None:
+    """Refuse, before slow work, a demo whose checkpoints are not there."""
+    for run in (MATRIX_RUN, MODULAR_RUN):
+        for mark in WHEN:
+            resolve(f"{run}@{mark}")
+
+
+def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
+    """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
+    examples = Examples(samples=samples, seed=seed, progress=progress)
+    return Demo(
+        measured(MATRIX_RUN, [None], complete, examples),
+        measured(MODULAR_RUN, [None, (0, 1)], add, examples),
+    )
+
+
+def measured(
+    run: str,
+    keys: Sequence[Sequence[int] | None],
+    picture: Callable[[str, Examples], Any],
+    examples: Examples,
+) -> Outcome:
+    """Returns what uniform attention in all heads does before and after a run's drop, over all keys or over some."""
+    from interp_tasks import experiments
+
+    steps, drawn = picture(run, examples)
+    refs = [f"{run}@{mark}" for mark in WHEN]
+    given: Any = {"samples": examples.samples, "seed": examples.seed}
+    results = [experiments.ablation(refs, keys=some, **given) for some in keys]
+    (log,) = read_runs(run)
+    width = resolve(refs[-1])[0].meta["model"]["d_model"]
+    return Outcome(log, task_of_run(log), width, steps, join(results), drawn)
+
+
+def complete(run: str, examples: Examples) -> tuple[list[int], Completed]:
+    """Returns what every checkpoint of a run completes a matrix to, the one of median error after training."""
+    import numpy as np
+
+    from circuits import ablate
+    from circuits import run as run_model
+
+    (last,) = subjects(f"{run}@last", examples)
+    task, batch = last.task, last.batch
+    assert task is not None
+    assert batch is not None
+    sums, counts = task.metrics(run_model(last.model, last.tokens), batch)["mse_masked"]
+    # A matrix without blanks has no error, and counts as one of the largest.
+    ranked = np.argsort((sums / counts).double().numpy(), kind="stable")
+    median = batch[[int(ranked[len(ranked) // 2])]]
+    shape = tuple(len(axis.values) for axis in task.grid_axes())
+    steps, outputs = [], []
+    for subject in subjects(f"{run}@all", examples):
+        steps.append(subject.checkpoint.step)
+        passes = [run_model(subject.model, median.tokens, *edits) for edits in ((), (ablate.uniform("all"),))]
+        outputs.append([each[0, :, 0].double().numpy().reshape(shape) for each in passes])
+    truth, hidden = median.targets.double().numpy(), median.extras["hidden"].numpy()
+    return steps, Completed(truth.reshape(shape), hidden.reshape(shape), np.array(outputs))
+
+
+def add(run: str, examples: Examples) -> tuple[list[int], Added]:
+    """Returns what the checkpoints of a run answer to the first sum of a sample, and where their heads look."""
+    import numpy as np
+
+    from circuits import ablate
+    from circuits import run as run_model
+
+    steps, answers, looks, first = [], [], [], None
+    for subject in subjects(f"{run}@all", examples):
+        assert subject.batch is not None
+        steps.append(subject.checkpoint.step)
+        first = subject.batch[:1]
+        passes = [
+            run_model(subject.model, first.tokens, *edits, cache=["pattern.0"])
+            for edits in ((), (ablate.uniform("all"),))
+        ]
+        modulus: Any = subject.task.p  # type: ignore[union-attr]  # of modular addition
+        answers.append([int(output[0, -1, :modulus].argmax()) for output, _ in passes])
+        looks.append([kept["pattern.0"][0, :, -1].double().numpy() for _, kept in passes])
+    assert first is not None
+    operands = first.extras["operands"][0].tolist()
+    return steps, Added(operands, int(first.targets[0]), np.array(answers), np.array(looks))
+
+
+def guessing(outcome: Outcome) -> float:
+    """Returns the error of answering 0 at every blank: the variance of an entry, the plateau by theory."""
+    return float(outcome.task.plateau_levels()["mse_masked"])
+
+
+def summary(found: Demo) -> list[str]:
+    """Returns ten lines: both models over training, as trained and edited, and what is published."""
+    outcome, sums = found.matrices, found.sums
+    matrices, answers = (
+        one.row("post", metric)["n"] for one, metric in ((outcome, "mse_masked"), (sums, "accuracy"))
+    )
+    lines = [
+        f"Matrix completion (Gopalani et al. 2024): error at the blanks of {matrices} matrices",
+        history(outcome, f"{number(guessing(outcome))} is guessing 0"),
+        line("", "as trained", "uniform attention", "published"),
+        *(moment(outcome.row(mark, "mse_masked"), mark, number, PUBLISHED[mark]) for mark in WHEN),
+        f"Modular addition (Nanda et al. 2023): right answers to {answers} sums mod {sums.task.p}",
+        history(sums, f"chance is {1 / sums.task.p:.1%}"),
+        line("", "as trained", "uniform attention", "over the numbers only"),
+    ]
+    for mark in WHEN:
+        more = edited(sums.row(mark, "accuracy", OPERANDS), percent)
+        lines.append(moment(sums.row(mark, "accuracy"), mark, percent, more))
+    return lines
+
+
+def moment(row: dict[str, Any], mark: str, shown: Callable[[float], str], more: str) -> str:
+    when = f"{WHEN[mark]}, step {row['step']:,}"
+    return line(when, shown(row["baseline"]), edited(row, shown), more)
+
+
+def line(when: str, trained: str, edited: str, more: str) -> str:
+    return f"  {when:<19}{trained:<12}{edited:<25}{more}".rstrip()
+
+
+def edited(row: dict[str, Any], shown: Callable[[float], str]) -> str:
+    ends = (percent,) if shown is percent else ()
+    return with_interval(shown(row["value"]), row["value_ci_low"], row["value_ci_high"], *ends)
+
+
+#: Characters of a curve, lowest first, and how many of them it takes.
+BLOCKS, PLACES = "▁▂▃▄▅▆▇█", 24
+
+
+def history(outcome: Outcome, says: str) -> str:
+    """Returns the drop metric over training as a row of blocks, and where its drop begins."""
+    import numpy as np
+
+    curve = outcome.log.curve(outcome.log.drop_metric)
+    last = curve.steps[-1]
+    # At each place the last value logged until there.
+    ends = np.searchsorted(curve.steps, last * np.arange(1, PLACES + 1) / PLACES, side="right") - 1
+    heights = curve.values[ends] / curve.values.max() * (len(BLOCKS) - 1)
+    blocks = "".join(BLOCKS[round(height)] for height in heights.tolist())
+    moves = "" if curve.drop is None else f", turns at {curve.drop.onset:,}"
+    return f"  {says:<20} {blocks} {last:,} steps{moves}"
+
+
+def demo_page(found: Demo) -> Page:
+    """Returns a page with a chapter for each model."""
+    blanks, answers = found.matrices.row("post", "mse_masked"), found.sums.row("post", "accuracy")
+    opening = Text(
+        f"The first fills in the blanks of matrices, with an error of {number(blanks['baseline'])} after training. "
+        "When every head is made to look at all positions equally (uniform attention) it errs by "
+        f"{number(blanks['value'])}; always answering 0 errs by {number(guessing(found.matrices))}. The second adds "
+        f"numbers: {answers['baseline']:.0%} of its answers are right, {answers['value']:.0%} under uniform attention. "
+        "Move the sliders to see how that came about."
+    )
+    closing = Text(
+        "The curves come from the training logs; `interp-run demo` has just measured everything else, on two models "
+        "that ship with this package. `interp-run reproduce` judges the papers' claims by rules on many runs."
+    )
+    results = {one.task.name: one.result.config for one in (found.matrices, found.sums)}
+    return Page(TITLE, [opening, *matrix_chapter(found.matrices), *sum_chapter(found.sums), closing], results)
+
+
+def matrix_chapter(outcome: Outcome) -> list[Section]:
+    """Returns the chapter of the page about matrix completion."""
+    completed, task = outcome.picture, outcome.task
+    rows, columns = completed.truth.shape
+    published, level = type(task).Model().d_model, guessing(outcome)  # the task's defaults are the paper's
+    before, after, given = (
+        outcome.row(mark, metric)
+        for mark, metric in (("pre", "mse_masked"), ("post", "mse_masked"), ("post", "mse_observed"))
+    )
+    intro = (
+        f"The model sees a {rows}×{columns} matrix of rank {task.rank} with about {task.p_mask:.0%} of its entries "
+        f"blank, and fills these in. It is {outcome.width} wide; the one that Gopalani, Lubana and Hu (NeurIPS 2024) "
+        f"studied is {published} wide: Abrupt Learning in Transformers: A Case Study on Matrix Completion."
+    )
+    loss = (
+        f"{course(outcome, 'the error at the blanks', number)} Dashed: the variance of the entries, "
+        f"{number(level)}, which is the error of answering 0."
+    )
+    picture = (
+        f"Numbers at blanks are bold; the error above a picture is that at its blanks. Of {after['n']} test matrices "
+        "this one has the median error after training."
+    )
+    errors = (
+        f"On {after['n']} test matrices, uniform attention takes the error at the blanks from "
+        f"{three_digits(before['baseline'])} to {three_digits(before['value'])} before the drop, and from "
+        f"{three_digits(after['baseline'])} to {three_digits(after['value'])} after it, where always answering 0 errs "
+        f"by {three_digits(level)} (dashed). At their given entries, after the drop, it goes from "
+        f"{three_digits(given['baseline'])} to {three_digits(given['value'])}, {given['value'] / level:.1%} of the "
+        "variance."
+    )
+    series = {"blanks": outcome.log.points("mse_masked"), "given entries": outcome.log.points("mse_observed")}
+    panels = {"at the blanks; dashed: always 0": "mse_masked", "at the given entries": "mse_observed"}
+    pictured = over_steps(outcome, lambda at: matrix_figure(completed, at))
+    return [
+        Text(intro, "Filling in the blanks of a matrix", PAPERS),
+        Figure(curve_figure(outcome, series, level, ERROR), caption=loss, alt="error over training"),
+        Figure(pictured, caption=picture, alt="a matrix, and what the model makes of it"),
+        *edited_sections(outcome, panels, level, ERROR, errors),
+    ]
+
+
+def sum_chapter(outcome: Outcome) -> list[Section]:
+    """Returns the chapter of the page about modular addition."""
+    modulus, chance = outcome.task.p, 1 / outcome.task.p
+    intro = (
+        f"The model sees two numbers below {modulus} and has to give their sum modulo {modulus}, the remainder after "
+        f"division by {modulus}. It was trained on {outcome.task.train_fraction:.0%} of all pairs and is tested on the "
+        "others. Nanda, Chan, Lieberum, Smith and Steinhardt (ICLR 2023) worked out how such a model does it: "
+        "Progress measures for grokking via mechanistic interpretability."
+    )
+    train = outcome.log.points("accuracy", "train")
+    learnt = next((step for step, value in zip(*train, strict=True) if value >= 0.99), None)
+    memorised = "" if learnt is None else f"By step {learnt:,} it has memorised its training sums. "
+    rise = f"{memorised}{course(outcome, 'the share of right answers', '{:.1%}'.format)} Dashed: chance, {chance:.1%}."
+    row, operands = outcome.row("post", "accuracy"), outcome.row("post", "accuracy", OPERANDS)
+    answers = (
+        f"With uniform attention in every head, {row['value']:.1%} of {row['n']} sums that it was not trained on are "
+        f"right instead of {row['baseline']:.1%}; with attention uniform over the two numbers alone, "
+        f"{operands['value']:.1%}."
+    )
+    looks = "Where each head looks when the model answers this sum, and with uniform attention in all heads."
+    series = {
+        "sums it was not trained on": outcome.log.points("accuracy"),
+        "sums it was trained on": train,
+    }
+    pictured = over_steps(outcome, lambda at: attention_figure(outcome.picture, at))
+    return [
+        Text(intro, "Adding two numbers", PAPERS),
+        Figure(curve_figure(outcome, series, chance, SHARE), caption=rise, alt="right answers over training"),
+        Figure(pictured, caption=looks, alt="attention of every head and the answer", width=BARS_WIDTH),
+        *edited_sections(outcome, {f"dashed: chance, {chance:.1%}": "accuracy"}, chance, SHARE, answers),
+    ]
+
+
+def edited_sections(
+    outcome: Outcome, panels: dict[str, str], level: float, axis: str, caption: str
+) -> list[Section]:
+    """Returns bars of the metrics as trained and edited, before and after the drop, and all numbers behind them."""
+    frame = outcome.result.frame
+    columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_columns(frame)]
+    notes, name = " ".join(outcome.result.notes), f"demo-{outcome.task.name}"
+    drawn = bars_figure(outcome, panels, level, axis)
+    alt = f"{axis} with and without uniform attention, before and after the {outcome.turn}"
+    return [
+        Figure(drawn, caption=f"{caption} {INTERVALS}", alt=alt, width=BARS_WIDTH),
+        Fold("All numbers", [Table(frame, caption=notes, columns=columns, name=name)]),
+    ]
+
+
+def course(outcome: Outcome, what: str, shown: Callable[[float], str]) -> str:
+    """Returns a sentence on the drop of a run's own metric in validation."""
+    drop, count = outcome.log.curve(outcome.log.drop_metric).drop, outcome.log.labels()["n"]
+    examples = "" if count is None else f"On {count:,} other examples "
+    if drop is None:
+        return f"{examples}{what} shows no {outcome.turn}."
+    return (
+        f"{examples}{what} stays near {shown(drop.plateau)} until step {drop.onset:,} and has made nine tenths of its "
+        f"{outcome.turn} by step {drop.end:,} (grey)."
+    )
+
+
+def over_steps(outcome: Outcome, at: Callable[[int], Any]) -> Any:
+    """Returns a figure of each checkpoint behind a slider, which names the marks around the drop."""
+    marks = find_marks(outcome.log.path, outcome.log.name)
+    labels = step_labels(
+        outcome.steps, {MARKS[mark].format(outcome.turn): step for mark, step in marks.items()}
+    )
+    return stepped({label: at(index) for index, label in enumerate(labels)})
+
+
+def curve_figure(
+    outcome: Outcome, points: dict[str, tuple[list[int], list[float]]], level: float, axis: str
+) -> plotly.graph_objects.Figure:
+    """Returns metrics over training, with the span of the drop shaded and a dashed line at a level."""
+    from circuits.figures.layout import draw
+    from circuits.figures.panels import Series, curve
+
+    drop = outcome.log.curve(outcome.log.drop_metric).drop
+    series = {
+        name: Series(*each, style={"mode": "lines"}, look=2 * look)
+        for look, (name, each) in enumerate(points.items())
+    }
+    lines: list[dict[str, Any]] = [{"y": level}]
+    lines += [] if drop is None else [{"x0": drop.onset, "x1": drop.end}]
+    figure = draw([curve(series, x="training step", y=axis, lines=lines, y_axis={"rangemode": "tozero"})])
+    return figure.update_yaxes(tickformat=".0%") if outcome.turn == "rise" else figure
+
+
+def matrix_figure(completed: Completed, step: int) -> plotly.graph_objects.Figure:
+    """Returns a matrix with its blanks, the whole one, and what a checkpoint makes of it as it is and edited."""
+    import numpy as np
+
+    from circuits.figures.layout import draw
+
+    hidden, truth = completed.hidden, completed.truth
+    shown = {
+        f"Given: {int(hidden.sum())} of {hidden.size} are blank": np.where(hidden, np.nan, truth),
+        "The truth": truth,
+    }
+    for edit, name in enumerate(("Filled in", UNIFORM.capitalize())):
+        error = three_digits(completed.error(step, edit))
+        shown[f"{name}: error {error}"] = completed.outputs[step, edit]
+    largest = float(abs(truth).max())
+    return draw([matrix_panel(values, hidden, title, largest) for title, values in shown.items()], columns=2)
+
+
+def matrix_panel(values: np.ndarray, hidden: np.ndarray, title: str, largest: float) -> Panel:
+    """Returns a matrix as coloured cells with its numbers, those at blanks in bold."""
+    from circuits.figures.panels import heat
+
+    text = [
+        ["" if value != value else f"<b>{value:.2f}</b>" if blank else f"{value:.2f}" for value, blank in row]
+        for row in (zip(*rows, strict=True) for rows in zip(values, hidden, strict=True))
+    ]
+    axes: dict[str, Any] = {"across": "column", "down": "row", "text": text, "bar": False}
+    return heat(values, title, unit="entry", signed=True, end=largest, width=230, **axes)
+
+
+def bars_figure(
+    outcome: Outcome, metrics: dict[str, str], level: float, axis: str
+) -> plotly.graph_objects.Figure:
+    """Returns bars before and after the drop, as trained and edited: a panel for each metric, by its title.
+
+    A dashed line stands at a level in the first.
+    """
+    from circuits.figures.layout import draw
+    from circuits.figures.panels import Series, bars
+
+    shares = outcome.turn == "rise"
+    shown: Callable[[float], str] = "{:.0%}".format if shares else three_digits
+    names = {"uniform": UNIFORM, OPERANDS: "uniform over the two numbers alone"}
+    panels: list[Panel] = []
+    for title, metric in metrics.items():
+        rows = {
+            name: [outcome.row(mark, metric, name) for mark in WHEN]
+            for name in outcome.result.frame["intervention"].unique()
+        }
+        moments = [
+            f"{when} {outcome.turn}<br>step {row['step']:,}"
+            for when, row in zip(WHEN.values(), rows["uniform"], strict=True)
+        ]
+        drawn: dict[str, list[Any]] = {TRAINED: [[row["baseline"] for row in rows["uniform"]], None, None]}
+        drawn |= {
+            names[name]: [[row[key] for row in of_edit] for key in ("value", "value_ci_low", "value_ci_high")]
+            for name, of_edit in rows.items()
+        }
+        style: dict[str, Any] = {"textposition": "outside", "cliponaxis": False}
+        series = {
+            name: Series(moments, values, low, high, style={**style, "text": [*map(shown, values)]})
+            for name, (values, low, high) in drawn.items()
+        }
+        lines, label = ([{"y": level}], axis) if not panels else ([], "")
+        panels.append(bars(series, title, y=label, lines=lines, width=240))
+    figure = draw(panels, columns=len(panels), barmode="group")
+    return figure.update_yaxes(tickformat=".0%") if shares else figure
+
+
+def attention_figure(added: Added, step: int) -> plotly.graph_objects.Figure:
+    """Returns where each head looks when the model answers a sum, as it is and under uniform attention."""
+    import pandas
+
+    from circuits.figures.layout import draw
+    from circuits.figures.panels import heat
+
+    a, b = added.operands
+    panels = []
+    for edit, name in enumerate((TRAINED, UNIFORM)):
+        given, looks = int(added.answers[step, edit]), added.looks[step, edit]
+        judged = "right" if given == added.right else f"wrong: it is {added.right}"
+        table = pandas.DataFrame(looks, columns=[f"a = {a}", f"b = {b}", "="][-looks.shape[1] :])
+        title = f"{name.capitalize()}: {a} + {b} = {given}, {judged}"
+        axes: dict[str, Any] = {
+            "across": "attention from the last token to",
+            "down": "head",
+            "bar": bool(edit),
+        }
+        panels.append(heat(table, title, unit="attention", end=1.0, width=240, row=40, **axes))
+    return draw(panels, columns=2)

@@ -1,1 +1,0 @@
-"""The main job on the shipped models, on one page: ``interp-run demo``."""

@@ -1,0 +1,423 @@
+"""A run on one page: ``report("runs/x").page().write("report.html")``.
+
+Importing this module imports neither torch nor pandas; making a report does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
+from interp_tasks.checkpoints.run_files import is_checkpoint
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.head_edits import HeadEdit, by_layer
+from interp_tasks.measurement.run_logs import Curve, Run, declared, read_runs
+from interp_tasks.measurement.runner import labelled, run_sweep
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    by_run,
+    resolve_refs,
+    subjects,
+)
+from interp_tasks.measurement.table import shown_columns, tests, tidy, value_text
+from interp_tasks.pages import (
+    Column,
+    Figure,
+    Page,
+    Section,
+    Table,
+    Text,
+    number,
+    percent,
+    signed,
+    step_labels,
+    stepped,
+    with_interval,
+)
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+    from interp_tasks.measurement.embeddings import Array
+    from tasks import Task
+
+#: What is done to heads: the edit the matrix-completion paper describes, the one its code makes, and their removal.
+MODES = ("uniform", "mean_pattern", "zero")
+#: Metrics that are shown; the tables of the experiments have all.
+MAX_METRICS = 3
+#: What the effect of all heads is called.
+ALL = "all"
+#: The share of all effects of single heads that have a colour of their own: a few checkpoints of an untrained model
+#: would take up the scale alone.
+STRONGEST = 0.96
+#: Numbers of attention maps that a page holds; of a run with more, checkpoints are left out evenly.
+MOST_NUMBERS = 1_500_000
+#: Settings of the training that are told.
+TOLD = ("optimizer", "learning_rate", "schedule", "weight_decay", "batch_size", "seed")
+TRAINING = "Validation. Bold: from onset to end of the detected drop or rise. Dotted: the plateau by theory."
+EFFECTS = (
+    "The metric with the head edited minus without; orange: it rises, blue: it falls. Colours of a metric mean the "
+    "same at every step and under every edit; the strongest 4% of effects of single heads have the colour of the end. "
+    "Column all: the heads of a layer together. The table below has intervals and p-values."
+)
+ATTENTION = (
+    "The mean attention map of every head: a row of a map is a query, a column a key. Colours mean the same at every "
+    "step, and end at the largest share of a query that sees several keys."
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One checkpoint on one task: of a mixture there is one for each part.
+
+    Attributes:
+        part: of a mixture, by name; else empty.
+        config: of the model.
+        unedited: a row per metric, with its interval.
+        effects: tidy rows: each head alone, each layer's heads, all heads, under each of ``MODES``.
+        maps: mean attention ``[layer head query key]``.
+    """
+
+    step: int
+    part: str
+    task: Task | None
+    config: Any
+    unedited: pandas.DataFrame
+    effects: pandas.DataFrame
+    maps: Array
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run, measured.
+
+    Attributes:
+        name: the run as one types it, or a checkpoint on its own.
+        snapshots: by ascending step.
+        run, curve: its log, and the logged metric whose drop is the task's; ``None`` where there is none.
+        missing: why there is no curve, or no drop in it.
+        config: what was asked for, JSON.
+    """
+
+    name: str
+    snapshots: Sequence[Snapshot]
+    run: Run | None
+    curve: Curve | None
+    missing: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def effects(self) -> pandas.DataFrame:
+        """Returns every effect of heads: a row per checkpoint, edit, heads and metric."""
+        import pandas
+
+        return pandas.concat([each.effects for each in self.snapshots], ignore_index=True)
+
+    def headlines(self) -> list[dict[str, str]]:
+        """Returns the settings and the main numbers, rows with ``quantity`` and ``value``."""
+        return [{"quantity": name, "value": value} for name, value in self._headlines()]
+
+    def _headlines(self) -> Iterator[tuple[str, str]]:
+        last, steps = self.snapshots[-1], sorted({each.step for each in self.snapshots})
+        yield "task", "tokens of your own" if last.task is None else str(last.task.name)
+        settings = {} if last.task is None else last.task.model_dump(mode="json", exclude_defaults=True)
+        yield from ((f"task, {name}", str(value)) for name, value in settings.items() if value is not None)
+        model = last.config
+        mlp = "no MLPs" if model.attn_only else f"MLPs {model.d_mlp} wide"
+        yield "model", f"{model.n_layers} × {model.n_heads} heads, {model.d_model} wide, {mlp}"
+        if self.run is not None:
+            train = self.run.config.get("train", {})
+            told = [key for key in TOLD if train.get(key) is not None]
+            yield from ((f"training, {key.replace('_', ' ')}", str(train[key])) for key in told)
+            yield "trained for", f"{self.run.last_step or 0:,} steps"
+        span = f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"step {steps[0]:,}"
+        yield "checkpoints shown", f"{len(steps)}, {span}"
+        if self.curve is not None:
+            metric, drop = self.curve.metric, self.curve.drop
+            sudden = f"{'rise' if 'accuracy' in metric else 'drop'} of {metric}"
+            yield sudden, "none found" if drop is None else f"steps {drop.onset:,} to {drop.end:,}"
+            if drop is not None:
+                levels = [metric_text(metric, each) for each in (drop.plateau, drop.final)]
+                yield "half-way at", f"step {drop.crossing:,}"
+                yield "before and after", " and ".join(levels)
+        for row in last.unedited.to_dict("records") if last.task is not None else []:
+            yield f"last {row['metric']}", row_text(row)
+        first = last.effects[last.effects["metric"] == last.effects["metric"].iloc[0]]
+        for row in first[first["variant"] == ALL].to_dict("records"):
+            yield f"{row['metric']}, all heads {row['intervention']}", row_text(row)
+        alone = first[first["head"].notna() & (first["intervention"] == "zero") & first["effect"].notna()]
+        for row in (
+            alone.sort_values("effect", key=abs, ascending=False, kind="stable").head(2).to_dict("records")
+        ):
+            yield f"{row['metric']}, head {row['variant']} zero", row_text(row)
+
+    def page(self, title: str | None = None) -> Page:
+        """Returns one self-contained page: main numbers, training, effects and attention by checkpoint."""
+        import pandas
+
+        from interp_tasks.measurement.figure import figures
+
+        sections: list[Section] = [Table(pandas.DataFrame(self.headlines()), name="report-headlines")]
+        if self.run is not None and self.curve is not None:
+            sections.append(Figure(training_figure(self.run, self.curve), "Training", TRAINING))
+        if self.missing:
+            sections.append(Text(self.missing))
+        effects = self.effects()
+        ends = largest_effects(effects)
+        labels = step_labels(sorted({each.step for each in self.snapshots}), self.marks())
+        for part in dict.fromkeys(each.part for each in self.snapshots):
+            of_part, of = [each for each in self.snapshots if each.part == part], f", {part}" if part else ""
+            together = pandas.concat([each.effects for each in of_part], ignore_index=True)
+            together = together[together["variant"] == ALL]
+            counts = together["n"].dropna().unique()
+            examples = f"n = {int(counts[0]):,} examples." if len(counts) == 1 else ""
+            (edited,) = figures(together.assign(variant=together["intervention"]), examples)
+            by_head = stepped(dict(zip(labels, effects_figures(of_part, ends), strict=True)))
+            sections += [
+                replace(edited, title=f"All heads edited at once{of}"),
+                Figure(by_head, f"Effect of each head alone{of}", EFFECTS),
+                Figure(attention_figure(of_part, labels), f"Attention{of}", ATTENTION),
+            ]
+        sections += [effects_table(self.snapshots), metrics_table(self.snapshots)]
+        return Page(title or f"Report on {self.name}", sections, self.config)
+
+    def marks(self) -> Mapping[str, int]:
+        """Returns the steps of the checkpoints around the drop; none where there is no drop."""
+        if self.run is None or self.curve is None or self.curve.drop is None:
+            return {}
+        return find_marks(self.run.path, self.run.name)
+
+
+def report(run: str, **options: Unpack[Options]) -> Report:
+    """Measure a run for one page: metrics, head effects and attention at each of its checkpoints.
+
+    Args:
+        run: a run folder or ``zoo:NAME`` (all its checkpoints), a REF that names some of them, or a checkpoint folder.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`. All
+            checkpoints of equal tasks see the same examples.
+
+    Returns:
+        A :class:`Report`; ``page()`` is the page, to be written with ``write(path)``.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    found, examples = check_report(run, options), Examples.of(options)
+    log, curve, missing = read_training(found[0])
+    snapshots = [snapshot(subject) for subject in subjects(found, examples)]
+    config = {"run": run, "checkpoints": [each.ref for each in found], **examples.describe()}
+    config["trained with"] = None if log is None else dict(log.config)
+    return Report(found[0].run_name or run, snapshots, log, curve, missing, config)
+
+
+def check_report(run: str, options: Options) -> list[ResolvedCheckpoint]:
+    """Returns the checkpoints that a report is of, by ascending step: of a run without ``@`` all.
+
+    Raises:
+        UserError: for none, for checkpoints of several runs, or without a task.
+    """
+    is_whole = "@" not in run and not is_checkpoint(Path(run))
+    found = sorted(resolve(f"{run}@all" if is_whole else run), key=lambda each: each.step)
+    runs = list(by_run(found))
+    if len(runs) > 1:
+        raise UserError(f"{run} names {len(runs)} runs ({runs[0]} ... {runs[-1]}): a report is of one")
+    return resolve_refs([replace(each, label=each.ref) for each in found], Examples.of(options))
+
+
+def read_training(checkpoint: ResolvedCheckpoint) -> tuple[Run | None, Curve | None, str]:
+    """Returns the log of a checkpoint's run, the curve of its task's metric, and what there is not, in words."""
+    if checkpoint.run_path is None:
+        return None, None, "A checkpoint on its own: no training curve, no drop."
+    try:
+        (run,) = read_runs(checkpoint.run_name or str(checkpoint.run_path))
+        curve = run.curve(run.drop_metric)
+    except UserError as error:
+        return None, None, f"No training curve: {error}."
+    return run, curve, "" if curve.drop is not None else f"No drop in {curve.metric}: {curve.why_none}."
+
+
+def snapshot(subject: LoadedCheckpoint) -> Snapshot:
+    """Measures one checkpoint for the report: metrics, effects of heads, patterns."""
+    import pandas
+
+    from circuits import patterns
+    from interp_tasks.experiments._curve import at_checkpoint
+
+    effects, step = effects_of(subject), int(subject.labels["step"])
+    if subject.task is not None:
+        unedited = list(at_checkpoint(subject.stored.label, subject))
+    else:
+        # Without a task, lines begin at the unedited output's distance from itself.
+        first = effects.drop_duplicates("metric")
+        unedited = [
+            {"step": step, "metric": row["metric"], "value": row["baseline"]}
+            for row in first.to_dict("records")
+        ]
+    part = str(subject.labels["ref"]).removeprefix(subject.stored.label).strip(" ()")
+    maps = patterns.attention(subject.model, subject.tokens).mean.numpy()
+    return Snapshot(step, part, subject.task, subject.model.cfg, pandas.DataFrame(unedited), effects, maps)
+
+
+def effects_of(subject: LoadedCheckpoint) -> pandas.DataFrame:
+    """Returns every edit of every choice of heads, in one sweep."""
+    from circuits import heads
+
+    every = heads("all", subject.model)
+    chosen = {str(head): (head,) for head in every} | by_layer(every) | {ALL: every}
+    edits = {
+        (mode, label): edit
+        for mode in MODES
+        for label, edit in HeadEdit.parse(mode).on(subject, chosen).items()
+    }
+    task, metric = subject.task, None
+    if task is not None:
+
+        def metric(output: Any, batch: Any) -> Mapping[str, Any]:
+            values = task.metrics(output, batch)
+            return {name: values[name] for name in shown_metrics(values, task.drop_metric.name)}
+
+    names = {" ".join(each): each for each in edits}
+    variants = {name: edits[each] for name, each in names.items()}
+    frame = run_sweep(
+        subject, variants, {name: mode for name, (mode, _) in names.items()}, metric, subject.batch
+    ).frame
+    frame = frame.assign(variant=[names[name][1] for name in frame["variant"]])
+    return tidy(labelled(frame, {"experiment": "ablation", "n_runs": 1, **subject.labels}))
+
+
+def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
+    """Returns at most ``MAX_METRICS`` metrics, ``first`` first, without those of parts of others (``loss_7``)."""
+    every = list(dict.fromkeys(map(str, names)))
+    wholes = [name for name in every if not any(name.startswith((f"{of}_", f"{of} (")) for of in every)]
+    return tuple(sorted(wholes, key=lambda name: name != first)[:MAX_METRICS])
+
+
+def metric_text(metric: str, value: float) -> str:
+    return percent(value) if "accuracy" in metric else number(value)
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """Returns the value of a row with its interval."""
+    ends = (percent,) if "accuracy" in row["metric"] else ()
+    low, high = row.get("value_ci_low"), row.get("value_ci_high")
+    return with_interval(metric_text(row["metric"], row["value"]), low, high, *ends)
+
+
+def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
+    """Draws the logged metrics over training, losses above accuracies, with the drop bold."""
+    from circuits.figures.layout import draw
+    from interp_tasks.measurement.curve_figures import curves_panel
+
+    names = shown_metrics(run.logged(), run.drop_metric)
+    curves = {name: own if name == own.metric else Curve(name, *run.finite(name), None) for name in names}
+    curves = {name: one for name, one in curves.items() if len(one.values)}
+    panels = []
+    for shares in (False, True):
+        if chosen := {name: one for name, one in curves.items() if ("accuracy" in name) == shares}:
+            panels.append(
+                curves_panel(chosen, "share of right answers" if shares else "metric", declared(run, "plateau_levels"))
+            )
+    return draw(panels)
+
+
+def largest_effects(effects: pandas.DataFrame) -> dict[str, float]:
+    """Returns by metric the end of the colours of effects of single heads, the same at every step."""
+    sizes = effects[effects["head"].notna()].set_index("metric")["effect"].abs().groupby(level=0)
+    return {
+        str(metric): float(part.quantile(STRONGEST)) or float(part.max()) or 1.0 for metric, part in sizes
+    }
+
+
+def effects_figures(snapshots: Sequence[Snapshot], ends: Mapping[str, float]) -> Iterator[Any]:
+    """Yields for each checkpoint maps of the effect of every head under each edit, layer by head; last, all of them."""
+    from circuits.figures.layout import draw
+    from circuits.figures.panels import heat
+
+    for each in snapshots:
+        panels = []
+        for metric, mode in product(dict.fromkeys(each.effects["metric"]), MODES):
+            rows = each.effects[(each.effects["metric"] == metric) & (each.effects["intervention"] == mode)]
+            grid = (
+                rows[rows["head"].notna()].pivot(index="layer", columns="head", values="effect").astype(float)
+            )
+            together = rows.set_index("variant")["effect"]
+            grid[ALL] = [float(together[f"layer {layer}"]) for layer in grid.index]
+            text = grid.map(lambda value: "" if value != value else signed(value))
+            shared: dict[str, Any] = {
+                "bar": mode == MODES[-1],
+                "signed": True,
+                "end": ends[metric],
+                "unit": "effect",
+            }
+            panels.append(heat(grid, f"{metric}: {mode}", text=text, **shared))
+        yield draw(panels, columns=len(MODES), share_y=True)
+
+
+def attention_figure(snapshots: Sequence[Snapshot], labels: Sequence[str]) -> plotly.graph_objects.Figure:
+    """Draws the mean attention map of every head, with a slider over the checkpoints."""
+    import numpy as np
+    import torch
+
+    from circuits.figures import results
+
+    count, most = len(snapshots), max(2, MOST_NUMBERS // snapshots[0].maps.size)
+    places = np.linspace(0, count - 1, min(count, most)).round().astype(int)
+    maps = {labels[place]: torch.as_tensor(snapshots[place].maps) for place in places}
+    largest = max(map(results.largest_choice, maps.values()))
+    layers, _, length, _ = snapshots[0].maps.shape
+    names = position_labels(snapshots[0].task, length)
+    return stepped(
+        {
+            label: results.attention_figure(mean, range(layers), names, {}, "", largest)
+            for label, mean in maps.items()
+        }
+    )
+
+
+def position_labels(task: Task | None, length: int) -> list[str]:
+    """Returns the names of positions: their place on the task's grid, the input that stands there, or a number."""
+    import numpy as np
+
+    axes: Sequence[Any] = () if task is None else task.grid_axes()
+    grid = [len(axis.values) for axis in axes if axis.position is None]
+    if grid and int(np.prod(grid)) == length:
+        return ["(" + ",".join(map(str, cell)) + ")" for cell in np.ndindex(*grid)]
+    names = {axis.position: axis.name for axis in axes if axis.position is not None}
+    return [f"{at} ({names[at]})" if at in names else str(at) for at in range(length)]
+
+
+def effects_table(snapshots: Sequence[Snapshot]) -> Table:
+    """Returns the effects of all heads at the last checkpoint; the download has all checkpoints."""
+    import pandas
+
+    frame = pandas.concat([each.effects for each in snapshots], ignore_index=True)
+    last = frame[frame["step"] == snapshots[-1].step]
+    caption = (
+        f"p adj.: sign-flip test, Holm's adjustment over the {tests(snapshots[-1].effects)} rows of a checkpoint. "
+        "The download has all checkpoints."
+    )
+    columns = [Column("checkpoint", "ref"), *shown_columns(last)]
+    title = "Effects of heads at the last checkpoint"
+    return Table(last, title, caption, columns, "report-head-effects", frame, tall=True)
+
+
+def metrics_table(snapshots: Sequence[Snapshot]) -> Section:
+    """Returns the metrics of every checkpoint as a table."""
+    import pandas
+
+    frame, title = pandas.concat([each.unedited for each in snapshots]), "Metrics at every checkpoint"
+    if "value_ci_low" not in frame:
+        return Text("No metrics: the checkpoints name no task.", title)
+    columns = [
+        Column("step", "step"),
+        Column("metric", "metric"),
+        Column("value [95% CI]", "value", value_text),
+    ]
+    return Table(frame, title, "The unedited model.", columns, "report-metrics", tall=len(frame) > 20)
