@@ -303,7 +303,7 @@ def metric_text(metric: str, value: float) -> str:
     return percent(value) if "accuracy" in metric else number(value)
 
 
-def row_text(row: Mapping[str, Any]) -> str:
+def row_text(row: Mapping[Any, Any]) -> str:
     """Returns the value of a row with its interval."""
     ends = (percent,) if "accuracy" in row["metric"] else ()
     low, high = row.get("value_ci_low"), row.get("value_ci_high")

@@ -22,11 +22,11 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import (
     READ,
-    THRESHOLD,
     HeadClasses,
-    check_scored,
+    chosen_templates,
     classify_heads,
     record_patterns,
+    scored_positions,
 )
 from interp_tasks.measurement.options import parse_positions
 from interp_tasks.measurement.result import Result
@@ -68,19 +68,15 @@ POSITIONS = typer.Option(
     metavar="WHERE",
     help="Score: read (the positions the task reads), all, hidden, observed, or positions such as 0,3.",
 )
-THRESHOLD_OPTION = typer.Option(
-    "--threshold", help="A template fits from this score on, corrected for chance."
-)
 MASK = typer.Option("--mask", metavar="MASK", help="One for all examples: rows, columns, or ..#.,#...,... .")
 MOVES = typer.Option("--moves/--no-moves", help="Measure how attention moves with the input.")
 
 
-@experiment(says={"templates": "all", "positions": READ, "threshold": THRESHOLD, "mask": None, "moves": True})
+@experiment(says={"templates": "all", "positions": READ, "mask": None, "moves": True})
 def attention(
     refs: Refs,
     templates: Annotated[str | Sequence[str], TEMPLATES, list[str]] = (),
     positions: Annotated[str | Sequence[int], POSITIONS, str] = READ,
-    threshold: Annotated[float, THRESHOLD_OPTION] = THRESHOLD,
     mask: Annotated[str | None, MASK] = None,
     moves: Annotated[bool, MOVES] = True,
     **options: Unpack[Options],
@@ -99,7 +95,6 @@ def attention(
             after them). Default: all of the task's, without a task those five.
         positions: score these: ``"read"`` (those that the task reads), ``"all"``, positions, or a boolean mask of the
             task's examples by name (``"hidden"``, ``"observed"``).
-        threshold: of ``circuits.patterns.classify``.
         mask: one mask for all examples, as the task's ``with_mask(batch, mask)`` reads it: of matrix completion
             ``"rows"``, ``"columns"``, or rows of ``.`` and ``#`` divided by commas. Default: the examples' own.
         moves: measure how far attention moves and what it follows, which takes most of the time; without it no head is
@@ -113,23 +108,22 @@ def attention(
 
     names = [templates] if isinstance(templates, str) else list(templates)
     at = parse_positions(positions)
-    if not 0 < threshold <= 1:
-        raise UserError(f"--threshold {threshold:g}: above 0 and at most 1")
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         subject, ref = under_mask(subject, mask), str(subject.labels["ref"])
         recorded = record_patterns(subject, subject.tokens)
-        found = classify_heads(subject, names, at, threshold, recorded, moves)
+        found = classify_heads(subject, names, at, recorded, moves)
         maps[ref], classes[ref] = patterns.attention(subject.model, recorded), found.classes
         return Measured(table(found))
 
     def check(subject: LoadedCheckpoint) -> None:
-        check_scored(under_mask(subject, mask), names, at)
+        subject = under_mask(subject, mask)
+        chosen_templates(subject, names)
+        scored_positions(subject, at)
 
-    config = {"templates": names or "all", "positions": at or "all", "threshold": threshold, "mask": mask}
-    config |= {"moves": moves}
+    config = {"templates": names or "all", "positions": at or "all", "mask": mask, "moves": moves}
     result = measure("attention", refs, options, measure_checkpoint, config=config, check=check)
     metrics = result.frame["metric"].str
     # The rule of the classes is the same for all checkpoints.

@@ -9,7 +9,7 @@ has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +21,6 @@ from interp_tasks.measurement.head_edits import (
     KEYS,
     MODE,
     POSITIONS,
-    SCALE,
     HeadEdit,
     by_layer,
     every_head,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from circuits import Head, Intervention
-    from circuits.model.heads import HeadSpec
 
 
 GROUPS = typer.Option(
@@ -71,7 +69,6 @@ def heads(
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
-    scale: Annotated[float | None, SCALE] = None,
     groups: Annotated[Mapping[str, str] | Sequence[str], GROUPS, list[str]] = (),
     by_class: Annotated[bool, BY_CLASS] = False,
     least: Annotated[int, LEAST] = 0,
@@ -88,7 +85,6 @@ def heads(
         mode: what is done to the heads, as in :func:`ablation`.
         keys: of the mode, as in :func:`ablation`.
         positions: likewise.
-        scale: likewise.
         groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
         by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
             examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
@@ -103,98 +99,74 @@ def heads(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    edit, named = HeadEdit.parse(mode, keys, positions, scale), parse_groups(groups)
-    edits = GroupEdits(edit, named, by_class, least, random, random_size)
-    checks: dict[str, Any] = {"check_sizes": edits.check_sizes, "check": edit.check}
-    result = measure("heads", refs, options, edits.measured, config=edits.describe(), **checks)
-    found = [f"Classes of {ref}, found on other examples: {listed(of)}." for ref, of in edits.classes.items()]
-    notes = ["ratio: the metric with the edit over that without.", *found] if by_class else []
-    return replace(result, notes=(*result.notes, *notes))
+    edit, named = HeadEdit.parse(mode, keys, positions), parse_groups(groups)
+    check_numbers(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
+    found: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
-
-@dataclass
-class GroupEdits:
-    """Which heads are edited together, and what is drawn beside them; ``classes``: REF -> the heads of each class."""
-
-    edit: HeadEdit
-    named: Mapping[str, HeadSpec]
-    by_class: bool
-    least: int
-    random: int
-    random_size: int | None
-    classes: dict[str, Mapping[str, tuple[Head, ...]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuses numbers of heads and draws that mean nothing.
-
-        Raises:
-            UserError: in one line.
-        """
-        if self.least and (self.least < 0 or not self.by_class):
-            raise UserError(
-                f"--least {self.least}: a number of heads, which --by-class scores against templates"
-            )
-        if self.random:
-            check_draws(self.random, "--random")
-            if not (self.named or self.by_class or self.random_size):
-                raise UserError(
-                    f"--random {self.random} draws as many heads as a group has: give --group or --by-class, or "
-                    "--random-size"
-                )
-        if self.random_size is not None and (self.random_size < 1 or not self.random):
-            raise UserError(
-                f"--random-size {self.random_size}: at least 1 head, and goes with --random, the draws"
-            )
-
-    def describe(self) -> dict[str, Any]:
-        groups = {name: str(spec).replace(",", "+") for name, spec in self.named.items()}
-        asked = {name: getattr(self, name) for name in ("by_class", "least", "random", "random_size")}
-        return {**self.edit.describe(), "groups": groups, **asked}
-
-    def check_sizes(self, sizes: Any, name: str) -> None:
-        """Refuses heads and positions that a model of these sizes lacks."""
-        for spec in self.named.values():
-            resolve_heads(spec, sizes)
+    def check_sizes(sizes: Any, name: str) -> None:
         every = sizes.n_layers * sizes.n_heads
-        for option, number in (("least", self.least), ("random-size", self.random_size or 0)):
+        for spec in named.values():
+            resolve_heads(spec, sizes)
+        for option, number in (("least", least), ("random-size", random_size or 0)):
             if number >= every:
                 raise UserError(f"--{option} {number}: {name} has {every} heads; fewer than that")
-        self.edit.check_length(sizes.n_ctx, f"{name} has")
 
-    def measured(self, subject: LoadedCheckpoint) -> Measured:
-        """Measures one checkpoint: each head, each layer, all heads and groups edited, or classes of heads."""
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import draws
 
         every = tuple(every_head(subject.sizes))
-        own = {name: resolve_heads(group, subject.sizes) for name, group in self.named.items()}
-        rows = (
-            self.classes_of(subject)
-            if self.by_class
-            else {str(head): (head,) for head in every} | by_layer(every)
-        )
+        own = {name: resolve_heads(group, subject.sizes) for name, group in named.items()}
+        rows: dict[str, tuple[Head, ...]] = {str(head): (head,) for head in every} | by_layer(every)
+        if by_class:
+            classes = head_classes_held_out(subject)
+            rows = classes.groups()
+            rows |= {f"least patterned {least}": classes.least(least)} if least else {}
+            found[str(subject.labels["ref"])] = rows
         if taken := own.keys() & rows.keys():
             raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
-        variants: dict[str, Any] = {**self.edit.on(subject, {**rows, "all": every, **own})}
-        groups = [*(rows.values() if self.by_class else ()), *own.values()]
-        sizes = (
-            {len(group) for group in groups} - {len(every)}
-            if self.random_size is None
-            else {self.random_size}
-        )
-        for size in sorted(sizes) if self.random else ():
+        variants: dict[str, Any] = {**edit.on(subject, {**rows, "all": every, **own})}
+        groups = [*(rows.values() if by_class else ()), *own.values()]
+        sizes = {random_size} if random_size else {len(group) for group in groups} - {len(every)}
+        for size in sorted(sizes) if random else ():
 
             def at_random(seed: int, size: int = size) -> Intervention:
-                return self.edit.on(subject, {"": drawn(every, size, seed)})[""]
+                return edit.on(subject, {"": drawn(every, size, seed)})[""]
 
-            variants[f"random {size}"] = draws(at_random, self.random, subject.seed)
-        return run_sweep(subject, variants, self.edit.name, ratios=self.by_class)
+            variants[f"random {size}"] = draws(at_random, random, subject.seed)
+        return run_sweep(subject, variants, edit.name, ratios=by_class)
 
-    def classes_of(self, subject: LoadedCheckpoint) -> Mapping[str, tuple[Head, ...]]:
-        """Returns the heads of each class, found on other examples, and of the least patterned."""
-        found = head_classes_held_out(subject)
-        least = {f"least patterned {self.least}": found.least(self.least)} if self.least else {}
-        self.classes[str(subject.labels["ref"])] = classes = found.groups() | least
-        return classes
+    config = {
+        **edit.describe(),
+        "groups": {name: str(spec).replace(",", "+") for name, spec in named.items()},
+        "by_class": by_class,
+        "least": least,
+        "random": random,
+        "random_size": random_size,
+    }
+    result = measure(
+        "heads", refs, options, measure_checkpoint, config=config, check_sizes=check_sizes, check=edit.check
+    )
+    notes = [f"Classes of {ref}, found on other examples: {listed(of)}." for ref, of in found.items()]
+    ratio = ["ratio: the metric with the edit over that without."] if by_class else []
+    return replace(result, notes=(*result.notes, *ratio, *notes))
+
+
+def check_numbers(least: int, random: int, random_size: int | None, *, by_class: bool, grouped: bool) -> None:
+    """Refuses numbers of heads and draws that mean nothing.
+
+    Raises:
+        UserError: in one line.
+    """
+    if least and (least < 0 or not by_class):
+        raise UserError(f"--least {least}: a number of heads, which --by-class scores against templates")
+    if random:
+        check_draws(random, "--random")
+    if random and not (grouped or random_size):
+        raise UserError(
+            f"--random {random} draws as many heads as a group has: give --group or --by-class, or --random-size"
+        )
+    if random_size is not None and (random_size < 1 or not random):
+        raise UserError(f"--random-size {random_size}: at least 1 head, and goes with --random, the draws")
 
 
 def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:

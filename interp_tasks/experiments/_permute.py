@@ -29,7 +29,7 @@ DRAWS = typer.Option("--draws", metavar="N", help="Random permutations.")
 WHAT_OPTION = typer.Option(
     "--what",
     metavar="NAME",
-    help="all; of a grid of positions rows, within-rows, middle-row, columns, ... Repeat for rows.",
+    help="all; of a grid of positions rows, within-rows, columns, ... Repeat for rows.",
 )
 
 
@@ -49,8 +49,7 @@ def permute(
         draws: how many random permutations, each the same for every example.
         what: ``"all"`` positions; or, where the task declares positions that are a grid (``grid_axes()``), by the
             names of its axes, ``"rows"``: whole rows change places; ``"within-rows"``: entries inside each row, each
-            row by its own permutation; ``"middle-row"``: inside the middle row alone (of an even number the two in
-            the middle). A list: a row each.
+            row by its own permutation. A list: a row each.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
@@ -59,7 +58,7 @@ def permute(
     check_draws(draws)
     chosen = [what] if isinstance(what, str) else list(dict.fromkeys(what))
     if not chosen:
-        raise UserError(f"--what: write {ALL}, or of a grid rows, within-rows, middle-row, ...")
+        raise UserError(f"--what: write {ALL}, or of a grid rows, within-rows, ...")
 
     def check(subject: LoadedCheckpoint) -> None:
         for name in chosen:
@@ -106,11 +105,9 @@ def maker(subject: LoadedCheckpoint, name: str) -> Callable[[int], PermutedPosit
     shape = tuple(len(axis.values) for axis in axes)
     known: dict[str, Callable[[int], Any]] = {}
     for index, axis in enumerate(axes):
-        middle = sorted({(shape[index] - 1) // 2, shape[index] // 2})
         known |= {
             f"{axis.name}s": partial(permutations.slices, shape, index),
             f"within-{axis.name}s": partial(permutations.within, shape, index),
-            f"middle-{axis.name}": partial(permutations.within, shape, index, at=middle),
         }
     if name not in known:
         has = f"the grid has {', '.join(known)}" if known else "its task declares no grid of positions"

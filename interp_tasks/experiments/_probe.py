@@ -7,7 +7,7 @@ that ``effect`` is the selectivity, and one whose ``baseline`` is the same probe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,77 +75,58 @@ def probe(
     check_has_task("probe", options)
     if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
         raise UserError(f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2")
-    probing = Probing(
-        [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)],
-        [targets] if isinstance(targets, str) else list(targets),
-        int(held_out) if held_out >= 2 else held_out,
-        untrained,
-    )
-    if not probing.sites:
+    chosen_sites = [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)]
+    names = [targets] if isinstance(targets, str) else list(targets)
+    test = int(held_out) if held_out >= 2 else held_out
+    if not chosen_sites:
         raise UserError("no site: give --site resid_post, or another")
-    config = {name: value for name, value in vars(probing).items() if name != "tables"}
-    options = {**options, "samples": options.get("samples") or SAMPLES}
-    checks: dict[str, Any] = {"check_sizes": probing.check_sizes, "check": probing.check}
-    result = measure("probe", refs, options, probing.measured, config=config, **checks)
-    return replace(result, notes=probing.notes(), data={"tables": probing.tables})
+    tables: dict[str, pandas.DataFrame] = {}
 
-
-@dataclass(frozen=True)
-class Probing:
-    """What is probed, where, and how it is scored; ``tables``: what ``circuits.probe`` returned, by REF."""
-
-    sites: Sequence[str]
-    targets: Sequence[str]
-    held_out: float | int
-    untrained: bool
-    tables: dict[str, pandas.DataFrame] = field(default_factory=dict)
-
-    def check_sizes(self, sizes: Any, name: str) -> None:
-        """Refuses layers that a model of these sizes lacks."""
-        for site in self.sites:
+    def check_sizes(sizes: Any, name: str) -> None:
+        for site in chosen_sites:
             check_layer(f"--site {site}", layer_of(site), sizes, name)
 
-    def check(self, subject: LoadedCheckpoint) -> None:
-        """Refuses targets that a checkpoint's task does not declare, and too few examples."""
+    def check(subject: LoadedCheckpoint) -> None:
         if (n := len(subject.tokens)) < FEWEST:
             raise UserError(
                 f"--samples {n}: some examples are fitted and others scored; give {FEWEST} or more"
             )
-        choose(subject, targets_of(subject), self.targets)
+        choose(subject, targets_of(subject), names)
 
-    def measured(self, subject: LoadedCheckpoint) -> Measured:
-        """Measures the probes of one checkpoint, beside those of an untrained model."""
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import probe as probes
 
         declared = targets_of(subject)
-        chosen = choose(subject, declared, self.targets)
+        chosen = choose(subject, declared, names)
         table = probes.linear(
             subject.model,
             subject.tokens,
             {name: target.values for name, target in chosen.items()},
-            self.sites,
+            chosen_sites,
             kind={name: target.kind for name, target in chosen.items()},
             positions=declared.positions,
             splits=declared.splits,
-            test=self.held_out,
-            untrained=untrained_model(subject) if self.untrained else None,
+            test=test,
+            untrained=untrained_model(subject) if untrained else None,
             seed=subject.seed,
         ).frame
-        self.tables[str(subject.labels["ref"])] = table
-        return Measured(tidy_rows(table, untrained=self.untrained))
+        tables[str(subject.labels["ref"])] = table
+        return Measured(tidy_rows(table, untrained=untrained))
 
-    def notes(self) -> tuple[str, ...]:
-        """Returns the notes below the table."""
-        first = next(iter(self.tables.values())).iloc[0]
-        of_untrained = "untrained: the same probe on a model of this architecture before any training."
-        return (
-            f"Probes: least squares, fitted on {int(first['fit_n'])} examples, scored on {int(first['n'])} others.",
-            "baseline: the same probe on targets exchanged between examples. effect: value − baseline, the "
-            "selectivity.",
-            *([of_untrained] if self.untrained else []),
-            "Intervals: 95%, bootstrap over held-out examples, differences paired. The other metrics: --format json or "
-            "csv, --out.",
-        )
+    config = {"sites": chosen_sites, "targets": names, "held_out": test, "untrained": untrained}
+    checks: dict[str, Any] = {"check_sizes": check_sizes, "check": check}
+    options = {**options, "samples": options.get("samples") or SAMPLES}
+    result = measure("probe", refs, options, measure_checkpoint, config=config, **checks)
+    first = next(iter(tables.values())).iloc[0]
+    of_untrained = "untrained: the same probe on a model of this architecture before any training."
+    notes = (
+        f"Probes: least squares, fitted on {int(first['fit_n'])} examples, scored on {int(first['n'])} others.",
+        "baseline: the same probe on targets exchanged between examples. effect: value − baseline, the selectivity.",
+        *([of_untrained] if untrained else []),
+        "Intervals: 95%, bootstrap over held-out examples, differences paired. The other metrics: --format json or "
+        "csv, --out.",
+    )
+    return replace(result, notes=notes, data={"tables": tables})
 
 
 def targets_of(subject: LoadedCheckpoint) -> ProbeTargets:

@@ -7,7 +7,7 @@ with its sha256.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,13 +38,11 @@ if TYPE_CHECKING:
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
 
-#: The word for a row per component.
-EACH = "each"
 SOURCE = typer.Option(
     "--source", metavar="REF", help="The checkpoint that weights come from. Repeat for several."
 )
 COMPONENTS_OPTION = typer.Option(
-    "--components", metavar="SPEC", help=f"{', '.join(COMPONENTS)}; qkv+mlp; each. Repeat for rows."
+    "--components", metavar="SPEC", help=f"{', '.join(COMPONENTS)}; qkv+mlp. Repeat for rows."
 )
 LAYERS = typer.Option("--layers", metavar="0,1", help="In these layers only.", show_default="all")
 
@@ -67,7 +65,7 @@ def transplant(
         source: the REF of the checkpoint which lends them, of the same architecture. A list, or a REF that names
             several: rows for each, and ``plot()`` gives a map per component.
         components: ``q k v qkv o attn (= qkv+o) mlp embed pos_embed unembed ln1 ln2 ln_embed ln_final ln``, with
-            biases; ``"qkv+mlp"`` moves both; ``"each"``: a row for all that the source has; a list: a row each.
+            biases; ``"qkv+mlp"`` moves both; a list: a row each.
         layers: only in these layers (default: all).
         options: see :class:`Examples`.
 
@@ -84,7 +82,6 @@ def transplant(
     variants_of: dict[str, dict[str, Any]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        """Measures one checkpoint with each component of each source."""
         variants, components_of, names = {}, {}, {}
         for one in sources:
             if one.ref not in variants_of:
@@ -94,9 +91,8 @@ def transplant(
                 variants[label], components_of[label] = variant, row
                 names[label] = called(row, {"layers": chosen_layers, "source": one.label})
         measured = run_sweep(subject, variants, names)
-        return replace(
-            measured, frame=measured.frame.assign(variant=measured.frame["variant"].map(components_of))
-        )
+        named = measured.frame["variant"].map(components_of)
+        return replace(measured, frame=measured.frame.assign(variant=named))
 
     def check_sizes(sizes: Any, name: str) -> None:
         for layer in chosen_layers or ():
@@ -109,32 +105,26 @@ def transplant(
         "layers": chosen_layers,
     }
     result = measure("transplant", found, options, measure_checkpoint, config=config, check_sizes=check_sizes)
-    return replace(result, notes=(*result.notes, *notes(sources, chosen_layers, variants_of[resolved[0]])))
-
-
-def notes(sources: Sequence[ResolvedCheckpoint], layers: Any, variants: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns whose weights they are, and what moves."""
-    limited = "" if layers is None else f", in layers {', '.join(map(str, layers))} only"
+    limited = "" if chosen_layers is None else f", in layers {', '.join(map(str, chosen_layers))} only"
     whose = sources[0].label if len(sources) == 1 else f"each of {len(sources)} checkpoints"
-    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants.items())
-    return (
+    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of[resolved[0]].items())
+    notes = (
         f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",
         f"Moved, N being every such layer: {'; '.join(moved)}.",
     )
+    return replace(result, notes=(*result.notes, *notes))
 
 
 def parse_components(spec: str) -> str:
-    """Returns components of a model with ``+`` between them; or ``each``.
+    """Returns components of a model with ``+`` between them.
 
     Raises:
         UserError: for a component that there is not.
     """
-    if spec.strip().lower() == EACH:
-        return EACH
     for part in parse_parts(spec):
         if part not in COMPONENTS:
             raise UserError(
-                f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}, or {EACH}"
+                f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}"
             )
     return "+".join(dict.fromkeys(parse_parts(spec)))
 
@@ -142,21 +132,12 @@ def parse_components(spec: str) -> str:
 def variants_from(
     source: ResolvedCheckpoint, rows: Sequence[str], layers: Any, device: str
 ) -> dict[str, Any]:
-    """Returns the intervention that gives each component the source's weights; of ``each`` all that it has."""
+    """Returns the intervention that gives each component the source's weights."""
     from circuits import transplant as transplants
-    from circuits.model.hooked_model import HookedModel
     from interp_tasks.checkpoints.load import load_resolved
 
     model = load_resolved(source, device).model
-    weights = HookedModel.of(model).named_weights()
-
-    def is_there(component: str) -> bool:
-        chosen = transplants.selected(weights, (component,), layers)
-        return bool(chosen) and (layers is None or any(layer is not None for _, layer in chosen.values()))
-
-    every = [component for component in COMPONENTS if is_there(component)]
-    named = [component for row in rows for component in (every if row == EACH else [row])]
-    return {row: transplants.weights(model, row.split("+"), layers) for row in dict.fromkeys(named)}
+    return {row: transplants.weights(model, row.split("+"), layers) for row in dict.fromkeys(rows)}
 
 
 def parameters(intervention: Any) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.head_edits import check_positions_of, select_positions
+from interp_tasks.measurement.head_edits import select_positions
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from circuits.patterns import Classes, Following, Movement, Scores
     from tasks.base import Split
 
+#: A template fits from this score on, corrected for chance.
 THRESHOLD = 0.5
 #: The most entries of attention patterns that are kept to be read again: some 170 MB, of two inputs at a time.
 RECORDED_ENTRIES = 2**25
@@ -63,7 +64,6 @@ def classify_heads(
     subject: LoadedCheckpoint,
     names: Sequence[str] = (),
     positions: str | tuple[int, ...] | None = READ,
-    threshold: float = THRESHOLD,
     recorded: Any = None,
     moving: bool = True,
 ) -> HeadClasses:
@@ -93,7 +93,7 @@ def classify_heads(
     among = {name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves}
     if not moving:
         among = {name: () for name, rule in rules.items() if rule.static}
-    classes = patterns.classify(scores, threshold, unless=unless, among=among)
+    classes = patterns.classify(scores, THRESHOLD, unless=unless, among=among)
     possible = tuple(name for name in templates if name not in unless.values())
     followed = measure_relocations(subject, positions) if moving else {}
     return HeadClasses(scores, classes, possible, moves, followed, chosen)
@@ -119,7 +119,7 @@ def record_patterns(subject: LoadedCheckpoint, tokens: Any) -> Any:
     return patterns.record(subject.model, tokens) if entries <= RECORDED_ENTRIES else tokens
 
 
-def head_classes_held_out(subject: LoadedCheckpoint, threshold: float = THRESHOLD) -> HeadClasses:
+def head_classes_held_out(subject: LoadedCheckpoint) -> HeadClasses:
     """Classifies heads on other examples of the task, so that selection and measurement are independent.
 
     Raises:
@@ -130,7 +130,7 @@ def head_classes_held_out(subject: LoadedCheckpoint, threshold: float = THRESHOL
     split: Split = "validation" if subject.labels["split"] != "validation" else "test"
     size = max(DEFAULT_SAMPLES, len(subject.tokens))
     batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
-    return classify_heads(subject.shown(batch), threshold=threshold)
+    return classify_heads(subject.shown(batch))
 
 
 def chosen_templates(
@@ -168,23 +168,14 @@ def tokens_of(batch: Any) -> Any:
 
 
 def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:
-    """Returns the queries to score, as ``circuits`` takes them."""
+    """Returns the queries to score, as ``circuits`` takes them.
+
+    Raises:
+        UserError: for those that the examples do not have.
+    """
     if positions != READ:
         return select_positions(subject, positions)
     return None if subject.task is None else list(subject.task.read_positions)
-
-
-def check_scored(
-    subject: LoadedCheckpoint, names: Sequence[str], positions: str | tuple[int, ...] | None
-) -> None:
-    """Refuses templates and queries that a checkpoint's examples do not have.
-
-    Raises:
-        UserError: in one line.
-    """
-    chosen_templates(subject, names)
-    if positions != READ:
-        check_positions_of(subject, positions)
 
 
 def measure_relocations(

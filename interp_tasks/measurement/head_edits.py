@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from circuits import Intervention
 
 #: What can be done to heads.
-MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample", "noise")
+MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
 #: The words for one row per head, and for one row per layer, of all its heads.
 EACH, EACH_LAYER = "each", "each-layer"
 #: Options of the experiments that edit heads.
@@ -37,7 +37,6 @@ HEADS = typer.Option(
 )
 MODE = typer.Option("--mode", help=", ".join(MODES) + ".")
 KEYS = typer.Option("--keys", metavar="0,1", help="With uniform: attend to these positions only.")
-SCALE = typer.Option("--scale", metavar="SD", help="With noise: its standard deviation.")
 POSITIONS = typer.Option(
     "--positions", metavar="WHERE", help="Edit at: all, hidden, observed, or positions such as 0,3."
 )
@@ -51,52 +50,36 @@ class HeadEdit:
 
     Attributes:
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
-            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, that of another example
-            (``resample``) or with Gaussian ``noise`` added. Means and resamples are over the examples evaluated.
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean`` or that of another example
+            (``resample``). Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         positions: edit only here: positions, or a mask of the task's examples by name; ``None``: everywhere.
-        scale: with ``noise``, its standard deviation.
     """
 
     mode: str
     keys: tuple[int, ...] | None
     positions: str | tuple[int, ...] | None
-    scale: float | None = None
 
     @classmethod
-    def parse(
-        cls, mode: str, keys: Any = None, positions: Any = "all", scale: float | None = None
-    ) -> HeadEdit:
+    def parse(cls, mode: str, keys: Any = None, positions: Any = "all") -> HeadEdit:
         """Returns the edit that the options of a user ask for.
 
         Raises:
             UserError: in one line.
         """
         mode = check_choice("--mode", mode, MODES)
-        if scale is None and mode == "noise":
-            raise UserError("--mode noise needs --scale, the noise's standard deviation, such as 0.1")
-        if scale is not None and mode != "noise":
-            raise UserError(f"--scale goes with --mode noise only, not with {mode}")
-        if scale is not None and not 0 < scale < float("inf"):
-            raise UserError(f"--scale {scale:g}: a standard deviation, above 0")
         if keys is not None and mode != "uniform":
             raise UserError(f"--keys goes with --mode uniform only, not with {mode}")
         if keys is not None:
             keys = check_positions("--keys", keys) if isinstance(keys, str) else tuple(keys)
-        return cls(mode, keys, parse_positions(positions), scale)
+        return cls(mode, keys, parse_positions(positions))
 
     @property
     def name(self) -> str:
-        return called(self.mode, {"keys": self.keys, "positions": self.positions, "scale": self.scale})
+        return called(self.mode, {"keys": self.keys, "positions": self.positions})
 
     def describe(self) -> dict[str, Any]:
-        scale = {} if self.scale is None else {"scale": self.scale}
-        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or "all", **scale}
-
-    def check_length(self, length: int, whose: str) -> None:
-        """Refuses positions and keys beyond a length; see :func:`check_positions_below`."""
-        check_positions_below(length, "--positions", self.positions, whose)
-        check_positions_below(length, "--keys", self.keys, whose)
+        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or "all"}
 
     def check(self, subject: LoadedCheckpoint) -> None:
         """Refuses positions and keys that a checkpoint's examples do not have.
@@ -104,8 +87,8 @@ class HeadEdit:
         Raises:
             UserError: in one line.
         """
-        check_positions_of(subject, self.positions)
-        check_positions_of(subject, self.keys, "--keys")
+        select_positions(subject, self.positions)
+        select_positions(subject, self.keys, "--keys")
 
     def on(
         self, subject: LoadedCheckpoint, chosen: Mapping[str, tuple[Head, ...]]
@@ -121,7 +104,6 @@ class HeadEdit:
             "zero": ablate.zero,
             "mean": partial(ablate.mean, reference=tokens),
             "resample": partial(ablate.resample, source=tokens, seed=seed),
-            "noise": partial(ablate.noise, scale=self.scale or 0.0, seed=seed),
         }
         at = select_positions(subject, self.positions)
         return {label: make[self.mode](heads, positions=at) for label, heads in chosen.items()}
@@ -133,32 +115,21 @@ def parse_choices(heads: Any) -> Choices:
     Raises:
         UserError, CircuitsError: in one line.
     """
-    one = isinstance(heads, str) or (bool(heads) and all(map(is_pair, heads)))
+    pairs = not isinstance(heads, str) and all(
+        isinstance(head, (list, tuple)) and all(isinstance(each, Integral) for each in head) for head in heads
+    )
     chosen: dict[str, HeadSpec | None] = {}
-    for spec in [heads] if one else heads:
+    for spec in [heads] if isinstance(heads, str) or (heads and pairs) else heads:
         word = re.sub(r"\s+", "", spec).lower() if isinstance(spec, str) else ""
         if word in (EACH, EACH_LAYER):
             chosen[word] = None
-        else:
-            parsed = parse_named_heads(spec)
-            text = (
-                "+".join(parse_parts(spec))
-                if isinstance(spec, str)
-                else "+".join(map(str, parsed.heads or ()))
-            )
-            chosen["all" if parsed.heads is None else text] = parsed
+            continue
+        parsed = parse_named_heads(spec)
+        text = "+".join(parse_parts(spec) if isinstance(spec, str) else map(str, parsed.heads or ()))
+        chosen["all" if parsed.heads is None else text] = parsed
     if not chosen:
         raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
     return chosen
-
-
-def is_pair(head: Any) -> bool:
-    """Tells whether something is a (layer, head)."""
-    return (
-        isinstance(head, (list, tuple))
-        and len(head) == 2
-        and all(isinstance(each, Integral) for each in head)
-    )
 
 
 def parse_named_heads(spec: Any, option: str = "--heads") -> HeadSpec:
@@ -228,53 +199,34 @@ def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
     return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 
 
-def check_positions_below(length: int, option: str, given: Any, whose: str) -> None:
-    """Refuses positions beyond a length; the name of a mask, or ``None``, is no position.
-
-    Args:
-        whose: what has so many positions, and its verb: ``the examples of run@40 have``.
-
-    Raises:
-        UserError: in one line.
-    """
-    for position in () if given is None or isinstance(given, str) else given:
-        if not -length <= position < length:
-            raise UserError(f"{option}: no position {position}: {whose} positions 0-{length - 1}")
-
-
-def check_positions_of(
+def select_positions(
     subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None, option: str = "--positions"
-) -> None:
-    """Refuses positions, and masks, that a checkpoint's examples do not have.
-
-    Raises:
-        UserError: in one line.
-    """
-    select_positions(subject, positions)
-    check_positions_below(subject.tokens.shape[1], option, positions, f"the examples of {subject.name} have")
-
-
-def select_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:
+) -> Any:
     """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
 
     ``observed`` is the complement of ``hidden``.
 
     Raises:
-        UserError: for the name of a mask that there is not.
+        UserError: for a position, or the name of a mask, that the examples do not have.
     """
-    if not isinstance(positions, str):
-        return positions
     import torch
 
-    extras = {} if subject.batch is None else subject.batch.extras
     shape = subject.tokens.shape
+    if not isinstance(positions, str):
+        for position in positions or ():
+            if not -shape[1] <= position < shape[1]:
+                raise UserError(
+                    f"{option}: no position {position}: the examples of {subject.name} have positions 0-{shape[1] - 1}"
+                )
+        return positions
+    extras = {} if subject.batch is None else subject.batch.extras
     masks = {key: mask for key, mask in extras.items() if mask.dtype == torch.bool and mask.shape == shape}
     if "hidden" in masks:
         masks.setdefault("observed", ~masks["hidden"])
     if positions not in masks:
         named = "".join(f"{key}, " for key in masks)
         raise UserError(
-            f"--positions {positions!r}: the examples of {subject.name} have no such mask; "
+            f"{option} {positions!r}: the examples of {subject.name} have no such mask; "
             f"write all, {named}or positions such as 0,3"
         )
     return masks[positions]

@@ -85,9 +85,11 @@ QUICK = {
 BEFORE_LOADING = {
     f"ablation {RUN} --heads 2.1": ["no head 2.1: the model has layers 0-1 and heads 0-1"],
     f"ablation --ckpt zoo:matrix-completion-4x4@post {RUN} --heads 2.1": ["run@40: heads '2.1'"],
-    f"ablation {RUN} --positions 15": ["--positions: no position 15: run@40 has positions 0-8"],
+    f"ablation {RUN} --positions 15": [
+        "--positions: no position 15: the examples of run@40 have positions 0-8"
+    ],
     f"ablation {RUN} --positions visible": ["'visible'", "hidden, observed"],
-    f"ablation {RUN} --keys 15": ["--keys: no position 15: run@40 has positions 0-8"],
+    f"ablation {RUN} --keys 15": ["--keys: no position 15: the examples of run@40 have positions 0-8"],
     f"ablation {RUN} --metric mse_maskd": [
         "--metric 'mse_maskd': did you mean mse_masked? the metrics are mse_all, mse_masked, mse_observed"
     ],

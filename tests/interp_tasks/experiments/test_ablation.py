@@ -63,7 +63,7 @@ def test_one_head_and_some_queries_only(task, models, folders, by_hand):
     assert set(result.frame["head"]) == {1}
 
 
-@pytest.mark.parametrize("mode", sorted({*MODES} - {"noise"}))
+@pytest.mark.parametrize("mode", MODES)
 def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders, by_hand, mode):
     new = {
         "uniform": lambda pattern: torch.full_like(pattern, 1 / 9),
@@ -86,17 +86,6 @@ def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders,
     assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
     everywhere = ablation(folders[0], heads="1.0-1", mode=mode, samples=N, seed=SEED)
     assert measured(everywhere.frame) != pytest.approx(expected, rel=1e-3)
-
-
-def test_noise_is_that_of_circuits(task, models, folders):
-    from circuits import ablate, sweep
-
-    found = ablation(folders[0], heads="1.0", mode="noise", scale=0.5, positions="4", samples=N, seed=SEED)
-    assert set(found.frame["intervention"]) == {"noise(positions=4; scale=0.5)"}
-    batch = task.sample(N, seed=SEED)
-    edit = ablate.noise([(1, 0)], 0.5, SEED, positions=(4,))
-    by_hand = sweep(models[0], batch.tokens, {"1.0": edit}, metric=task.metrics, batch=batch)
-    assert found.frame["value"].tolist() == pytest.approx(by_hand.frame["value"].tolist(), rel=1e-5)
 
 
 def test_attention_to_some_keys_alone(task, models, folders, by_hand):

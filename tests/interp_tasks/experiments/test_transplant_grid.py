@@ -1,4 +1,4 @@
-"""``interp-run transplant`` with several sources, and ``each``: tables against single calls, maps, refusals."""
+"""``interp-run transplant`` with several sources: tables against single calls, maps, refusals."""
 
 import pytest
 
@@ -29,15 +29,6 @@ def test_every_cell_is_the_transplant_of_one_source(grid, folders):
         assert mine.loc[own, "null_effect"].all()
         assert not mine.loc[~own, "null_effect"].any()
     assert grid.config["source"] == folders
-
-
-def test_each_component_is_every_one_there_is(folders):
-    frame = transplant(folders[0], folders[1], "each", samples=4).frame
-    whole = ["q", "k", "v", "qkv", "o", "attn", "mlp", "embed", "pos_embed", "unembed"]
-    assert list(dict.fromkeys(frame["variant"])) == [*whole, "ln1", "ln2", "ln_final", "ln"]
-    frame = transplant(folders[0], folders[1], ["mlp", "each"], layers="1", samples=4).frame
-    in_layers = ["mlp", "q", "k", "v", "qkv", "o", "attn", "ln1", "ln2", "ln"]
-    assert list(dict.fromkeys(frame["variant"])) == in_layers
 
 
 def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, capsys):
