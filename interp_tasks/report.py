@@ -313,7 +313,7 @@ def row_text(row: Mapping[Any, Any]) -> str:
 def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
     """Draws the logged metrics over training, losses above accuracies, with the drop bold."""
     from circuits.figures.layout import draw
-    from interp_tasks.measurement.curve_figures import curves_panel
+    from interp_tasks.measurement.figure import curves_panel
 
     names = shown_metrics(run.logged(), run.drop_metric)
     curves = {name: own if name == own.metric else Curve(name, *run.finite(name), None) for name in names}
@@ -322,7 +322,9 @@ def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
     for shares in (False, True):
         if chosen := {name: one for name, one in curves.items() if ("accuracy" in name) == shares}:
             panels.append(
-                curves_panel(chosen, "share of right answers" if shares else "metric", declared(run, "plateau_levels"))
+                curves_panel(
+                    chosen, "share of right answers" if shares else "metric", declared(run, "plateau_levels")
+                )
             )
     return draw(panels)
 

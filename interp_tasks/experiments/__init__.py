@@ -14,39 +14,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interp_tasks.experiments._ablation import ablation
-    from interp_tasks.experiments._attention import attention
-    from interp_tasks.experiments._circuit.measure import circuit
-    from interp_tasks.experiments._curve import curve
-    from interp_tasks.experiments._drops import drops
-    from interp_tasks.experiments._fourier import fourier
-    from interp_tasks.experiments._heads import heads
-    from interp_tasks.experiments._lens import lens
-    from interp_tasks.experiments._patch import patch
-    from interp_tasks.experiments._permute import permute
-    from interp_tasks.experiments._probe import probe
-    from interp_tasks.experiments._transplant import transplant
-    from interp_tasks.measurement.experiment import Experiment
-    from interp_tasks.measurement.result import Result
-    from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
-    from interp_tasks.measurement.table import COLUMNS
-    from interp_tasks.papers.grokfast.generalisation import generalisation
-    from interp_tasks.papers.matrix_completion.algorithm import algorithm
-    from interp_tasks.papers.matrix_completion.baseline import baseline
-    from interp_tasks.papers.matrix_completion.copying import copying
-    from interp_tasks.papers.matrix_completion.decoding import decoding
-    from interp_tasks.papers.matrix_completion.embeddings import embeddings
-    from interp_tasks.papers.matrix_completion.influence import influence
-    from interp_tasks.papers.matrix_completion.ood import ood
-    from interp_tasks.papers.matrix_completion.order import order
-    from interp_tasks.papers.miiii.data import data
-    from interp_tasks.papers.miiii.detector import detector
-    from interp_tasks.papers.miiii.gradients import gradients
-    from interp_tasks.papers.miiii.neurons import neurons
-    from interp_tasks.papers.miiii.prime_order import prime_order
-    from interp_tasks.papers.miiii.primes import primes
-    from interp_tasks.papers.miiii.weights import weights
-    from interp_tasks.papers.nanda.progress import progress
+    from interp_tasks.experiments._ablation import ablation as ablation
+    from interp_tasks.experiments._attention import attention as attention
+    from interp_tasks.experiments._circuit import circuit as circuit
+    from interp_tasks.experiments._curve import curve as curve
+    from interp_tasks.experiments._drops import drops as drops
+    from interp_tasks.experiments._fourier import fourier as fourier
+    from interp_tasks.experiments._heads import heads as heads
+    from interp_tasks.experiments._lens import lens as lens
+    from interp_tasks.experiments._patch import patch as patch
+    from interp_tasks.experiments._permute import permute as permute
+    from interp_tasks.experiments._probe import probe as probe
+    from interp_tasks.experiments._transplant import transplant as transplant
+    from interp_tasks.measurement.experiment import Experiment as Experiment
+    from interp_tasks.measurement.result import Result as Result
+    from interp_tasks.measurement.subjects import Examples as Examples
+    from interp_tasks.measurement.subjects import LoadedCheckpoint as LoadedCheckpoint
+    from interp_tasks.measurement.subjects import Options as Options
+    from interp_tasks.measurement.subjects import subjects as subjects
+    from interp_tasks.measurement.table import COLUMNS as COLUMNS
+    from interp_tasks.papers.grokfast.generalisation import generalisation as generalisation
+    from interp_tasks.papers.matrix_completion.algorithm import algorithm as algorithm
+    from interp_tasks.papers.matrix_completion.baseline import baseline as baseline
+    from interp_tasks.papers.matrix_completion.copying import copying as copying
+    from interp_tasks.papers.matrix_completion.decoding import decoding as decoding
+    from interp_tasks.papers.matrix_completion.embeddings import embeddings as embeddings
+    from interp_tasks.papers.matrix_completion.influence import influence as influence
+    from interp_tasks.papers.matrix_completion.ood import ood as ood
+    from interp_tasks.papers.matrix_completion.order import order as order
+    from interp_tasks.papers.miiii.data import data as data
+    from interp_tasks.papers.miiii.detector import detector as detector
+    from interp_tasks.papers.miiii.gradients import gradients as gradients
+    from interp_tasks.papers.miiii.neurons import neurons as neurons
+    from interp_tasks.papers.miiii.prime_order import prime_order as prime_order
+    from interp_tasks.papers.miiii.primes import primes as primes
+    from interp_tasks.papers.miiii.weights import weights as weights
+    from interp_tasks.papers.nanda.progress import progress as progress
 
 #: Experiment -> its module, in this package.
 _HOMES = {
@@ -55,7 +58,7 @@ _HOMES = {
         for name in ("ablation", "attention", "curve", "drops", "fourier", "heads")
     },
     **{name: f"experiments._{name}" for name in ("lens", "patch", "permute", "probe", "transplant")},
-    "circuit": "experiments._circuit.measure",
+    "circuit": "experiments._circuit",
     "generalisation": "papers.grokfast.generalisation",
     **{f: f"papers.matrix_completion.{f}" for f in ("algorithm", "baseline", "copying", "decoding")},
     **{f: f"papers.matrix_completion.{f}" for f in ("embeddings", "influence", "ood", "order")},
@@ -69,44 +72,6 @@ _OTHERS = {
     "COLUMNS": "measurement.table",
 }
 
-__all__ = [
-    "COLUMNS",
-    "Examples",
-    "LoadedCheckpoint",
-    "Options",
-    "Result",
-    "ablation",
-    "algorithm",
-    "attention",
-    "baseline",
-    "circuit",
-    "copying",
-    "curve",
-    "data",
-    "decoding",
-    "detector",
-    "drops",
-    "embeddings",
-    "fourier",
-    "generalisation",
-    "gradients",
-    "heads",
-    "influence",
-    "lens",
-    "neurons",
-    "ood",
-    "order",
-    "patch",
-    "permute",
-    "prime_order",
-    "primes",
-    "probe",
-    "progress",
-    "subjects",
-    "transplant",
-    "weights",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES and name not in _OTHERS:
@@ -117,12 +82,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES, *_OTHERS})
 
 
 def experiment_named(name: str) -> Experiment:
     """Returns the experiment of a command, ``prime-order``."""
-    from interp_tasks.measurement.experiment import EXPERIMENTS
+    from interp_tasks.measurement.experiment import EXPERIMENTS as EXPERIMENTS
 
     __getattr__(name.replace("-", "_"))
     return EXPERIMENTS[name]

@@ -166,7 +166,7 @@ def figures(result: Result) -> list[Figure]:
     from circuits.figures.layout import draw
     from circuits.figures.panels import curve as lines
     from circuits.figures.panels import of_rows
-    from interp_tasks.measurement.curve_figures import curves_panel
+    from interp_tasks.measurement.figure import curves_panel
 
     drawn = []
     for run, curves in result.data["curves"].items():

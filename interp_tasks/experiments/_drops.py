@@ -96,27 +96,18 @@ def drops(
     import pandas
 
     config = {"runs": [run.name for run in logged_runs], "metric": metric, "against": keys}
-    notes = (*reasons(curves), *explanations(rows), *([RANK_CORRELATION] if keys else []))
-    return Result("drops", tidy(pandas.DataFrame(rows)), config, notes, data={"curves": curves})
-
-
-def explanations(rows: Sequence[Row]) -> Iterator[str]:
-    """Yields what the columns of the table mean."""
-    yield RULE
+    notes = [*reasons(curves), RULE, *([RANK_CORRELATION] if keys else [])]
     if any(row["metric"] == LEFT for row in rows):
-        yield "Plateau until: the first step lastingly below nine tenths of the plateau by theory."
+        notes.append("Plateau until: the first step lastingly below nine tenths of the plateau by theory.")
     if any("*" in row["run"] for row in rows):
-        yield "Of several seeds: median, and smallest to largest; of steps, over those that drop."
+        notes.append("Of several seeds: median, and smallest to largest; of steps, over those that drop.")
+    return Result("drops", tidy(pandas.DataFrame(rows)), config, tuple(notes), data={"curves": curves})
 
 
 def reasons(curves: Mapping[tuple[str, str], Curve]) -> Iterator[str]:
     """Yields why curves have no drop, of the first few that have none."""
-    without = [
-        f"No drop in {metric} of {run}: {curve.why_none}."
-        for (run, metric), curve in curves.items()
-        if curve.drop is None
-    ]
-    yield from without[:MOST_REASONS]
+    without = [(names, curve.why_none) for names, curve in curves.items() if curve.drop is None]
+    yield from (f"No drop in {metric} of {run}: {why}." for (run, metric), why in without[:MOST_REASONS])
     if len(without) > MOST_REASONS:
         yield f"{len(without) - MOST_REASONS} more have no drop; asked for alone, each says why."
 
@@ -259,7 +250,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 def figures(result: Result) -> list[Figure]:
     """Returns every curve; its drop, from onset to end, is drawn bold."""
     from circuits.figures.layout import draw
-    from interp_tasks.measurement.curve_figures import curves_panel
+    from interp_tasks.measurement.figure import curves_panel
 
     curves: Mapping[tuple[str, str], Curve] = result.data["curves"]
     title, prefix = title_and_prefix([*dict.fromkeys(run for run, _ in curves)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +36,8 @@ from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from circuits import Head, Intervention
+    from circuits import Head
+    from circuits.model.heads import HeadSpec
 
 
 GROUPS = typer.Option(
@@ -101,40 +103,6 @@ def heads(
     """
     edit, named = HeadEdit.parse(mode, keys, positions), parse_groups(groups)
     check_numbers(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
-    found: dict[str, Mapping[str, tuple[Head, ...]]] = {}
-
-    def check_sizes(sizes: Any, name: str) -> None:
-        every = sizes.n_layers * sizes.n_heads
-        for spec in named.values():
-            resolve_heads(spec, sizes)
-        for option, number in (("least", least), ("random-size", random_size or 0)):
-            if number >= every:
-                raise UserError(f"--{option} {number}: {name} has {every} heads; fewer than that")
-
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        from circuits import draws
-
-        every = tuple(every_head(subject.sizes))
-        own = {name: resolve_heads(group, subject.sizes) for name, group in named.items()}
-        rows: dict[str, tuple[Head, ...]] = {str(head): (head,) for head in every} | by_layer(every)
-        if by_class:
-            classes = head_classes_held_out(subject)
-            rows = classes.groups()
-            rows |= {f"least patterned {least}": classes.least(least)} if least else {}
-            found[str(subject.labels["ref"])] = rows
-        if taken := own.keys() & rows.keys():
-            raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
-        variants: dict[str, Any] = {**edit.on(subject, {**rows, "all": every, **own})}
-        groups = [*(rows.values() if by_class else ()), *own.values()]
-        sizes = {random_size} if random_size else {len(group) for group in groups} - {len(every)}
-        for size in sorted(sizes) if random else ():
-
-            def at_random(seed: int, size: int = size) -> Intervention:
-                return edit.on(subject, {"": drawn(every, size, seed)})[""]
-
-            variants[f"random {size}"] = draws(at_random, random, subject.seed)
-        return run_sweep(subject, variants, edit.name, ratios=by_class)
-
     config = {
         **edit.describe(),
         "groups": {name: str(spec).replace(",", "+") for name, spec in named.items()},
@@ -143,12 +111,69 @@ def heads(
         "random": random,
         "random_size": random_size,
     }
-    result = measure(
-        "heads", refs, options, measure_checkpoint, config=config, check_sizes=check_sizes, check=edit.check
-    )
-    notes = [f"Classes of {ref}, found on other examples: {listed(of)}." for ref, of in found.items()]
-    ratio = ["ratio: the metric with the edit over that without."] if by_class else []
-    return replace(result, notes=(*result.notes, *ratio, *notes))
+    found: dict[str, Mapping[str, tuple[Head, ...]]] = {}
+
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+        rows, own = groups_of(subject, named, by_class=by_class, least=least)
+        found[str(subject.labels["ref"])] = rows
+        drawn_for = [*(rows.values() if by_class else ()), *own.values()]
+        every = tuple(every_head(subject.sizes))
+        sizes = {random_size} if random_size else {len(group) for group in drawn_for} - {len(every)}
+        variants: dict[str, Any] = {**edit.on(subject, {**rows, "all": every, **own})}
+        for size in sorted(sizes) if random else ():
+            variants[f"random {size}"] = at_random(subject, edit, every, size, random)
+        return run_sweep(subject, variants, edit.name, ratios=by_class)
+
+    checks: Any = {"check_sizes": partial(check_groups, named, least, random_size), "check": edit.check}
+    result = measure("heads", refs, options, measure_checkpoint, config=config, **checks)
+    return replace(result, notes=(*result.notes, *(class_notes(found) if by_class else ())))
+
+
+def class_notes(found: Mapping[str, Mapping[str, tuple[Head, ...]]]) -> list[str]:
+    """Returns what a ratio is, and the heads of each class by REF: ``row 0.0+0.3, mask_ignore 1.2``."""
+    notes = ["ratio: the metric with the edit over that without."]
+    for ref, groups in found.items():
+        listed = ", ".join(f"{name} {'+'.join(map(str, heads))}" for name, heads in groups.items())
+        notes.append(f"Classes of {ref}, found on other examples: {listed}.")
+    return notes
+
+
+def groups_of(
+    subject: LoadedCheckpoint, named: Mapping[str, HeadSpec], *, by_class: bool, least: int
+) -> tuple[dict[str, tuple[Head, ...]], dict[str, tuple[Head, ...]]]:
+    """Returns each head and each layer, or classes found on other examples with the least patterned; and own groups.
+
+    Raises:
+        UserError: for a group of the name of a class.
+    """
+    every = every_head(subject.sizes)
+    rows = {str(head): (head,) for head in every} | by_layer(every)
+    if by_class:
+        classes = head_classes_held_out(subject)
+        rows = classes.groups() | ({f"least patterned {least}": classes.least(least)} if least else {})
+    own = {name: resolve_heads(group, subject.sizes) for name, group in named.items()}
+    if taken := own.keys() & rows.keys():
+        raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
+    return rows, own
+
+
+def at_random(subject: LoadedCheckpoint, edit: HeadEdit, every: Sequence[Head], size: int, count: int) -> Any:
+    """Returns the edit of so many heads at random, drawn anew so many times."""
+    from circuits import draws
+
+    return draws(lambda seed: edit.on(subject, {"": drawn(every, size, seed)})[""], count, subject.seed)
+
+
+def check_groups(
+    named: Mapping[str, HeadSpec], least: int, random_size: int | None, sizes: Any, name: str
+) -> None:
+    """Refuses heads that a model of these sizes lacks, and as many as it has."""
+    every = sizes.n_layers * sizes.n_heads
+    for spec in named.values():
+        resolve_heads(spec, sizes)
+    for option, number in (("least", least), ("random-size", random_size or 0)):
+        if number >= every:
+            raise UserError(f"--{option} {number}: {name} has {every} heads; fewer than that")
 
 
 def check_numbers(least: int, random: int, random_size: int | None, *, by_class: bool, grouped: bool) -> None:
@@ -175,8 +200,3 @@ def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
 
     chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
     return tuple(every[at] for at in sorted(chosen))
-
-
-def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:
-    """Lists groups as ``row 0.0+0.3, mask_ignore 1.2``."""
-    return ", ".join(f"{name} {'+'.join(map(str, heads))}" for name, heads in groups.items())

@@ -21,6 +21,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import NO_CLASSES, head_classes_held_out
 from interp_tasks.measurement.head_edits import (
     POSITIONS,
+    Choices,
     parse_choices,
     resolve_choices,
     select_positions,
@@ -107,65 +108,91 @@ def patch(
         raise UserError(
             f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
         )
-    checkpoint = None if is_name else one_source(source)
-    found = resolve_refs(refs, examples)
+    checkpoint, found = None if is_name else one_source(source), resolve_refs(refs, examples)
     if checkpoint is not None:
         check_architecture([checkpoint], found)
+    patching = Patching(source, checkpoint, sites, choices, at, by_class)
+    judged = is_name and examples.tokens is None and examples.prompts is None
+    return measure(
+        "patch",
+        found,
+        options,
+        patching.measured,
+        config=patching.describe() | {"heads": list(choices) if heads else None},
+        notes=patching.notes(judged=judged),
+        check_sizes=patching.check_sizes,
+        check=patching.check,
+    )
 
-    def check_sizes(sizes: Any, name: str) -> None:
-        for each in sites:
-            check_layer(f"--site {each}", layer_of(each), sizes, name)
-        if any(map(has_heads, sites)):
-            resolve_choices(choices, sizes)
 
-    def check(subject: LoadedCheckpoint) -> None:
-        select_positions(subject, at)
-        if checkpoint is None:
-            source_examples(subject, source)
+@dataclass(frozen=True)
+class Patching:
+    """What is patched, where, and from where; ``checkpoint``: ``None`` where that is another input of the model."""
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    source: str
+    checkpoint: ResolvedCheckpoint | None
+    sites: Sequence[str]
+    choices: Choices
+    positions: str | tuple[int, ...] | None
+    by_class: bool
+
+    def describe(self) -> dict[str, Any]:
+        source = self.source if self.checkpoint is None else self.checkpoint.ref
+        at = self.positions or "all"
+        return {"source": source, "site": self.sites, "positions": at, "by_class": self.by_class}
+
+    def notes(self, *, judged: bool) -> list[str]:
+        """Returns the notes below the table: where activations come from, and by what outputs are judged."""
+        whose = f"the input that the task calls {self.source}"
+        if self.source == RESAMPLE:
+            whose = "another example of the batch, the same at every site"
+        if self.checkpoint is not None:
+            whose = f"{self.checkpoint.label} (step {self.checkpoint.step}) on the same examples"
+        by_source = (
+            "(source): the same output judged by the source's targets; low where it follows the source."
+        )
+        return [f"Activations come from {whose}.", *([by_source] if judged else [])]
+
+    def check_sizes(self, sizes: Any, name: str) -> None:
+        """Refuses layers and heads that a model of these sizes lacks."""
+        for site in self.sites:
+            check_layer(f"--site {site}", layer_of(site), sizes, name)
+        if any(map(has_heads, self.sites)):
+            resolve_choices(self.choices, sizes)
+
+    def check(self, subject: LoadedCheckpoint) -> None:
+        """Refuses positions and sources that a checkpoint's examples do not have."""
+        select_positions(subject, self.positions)
+        if self.checkpoint is None:
+            source_examples(subject, self.source)
+
+    def measured(self, subject: LoadedCheckpoint) -> Measured:
+        """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
 
-        other = None if checkpoint is not None else source_examples(subject, source)
-        given = other if other is None or subject.task is None else other.tokens
-        if checkpoint is not None:
-            given = cache(model_of(checkpoint, subject.tokens.device), subject.tokens, sites)
-        classes = head_classes_held_out(subject).groups() if by_class else {}
-        variants, names, where = {}, {}, select_positions(subject, at)
-        for each in sites:
+        other = None
+        if self.checkpoint is not None:
+            source_model = model_of(self.checkpoint, subject.tokens.device)
+            given = cache(source_model, subject.tokens, self.sites)
+        else:
+            other = source_examples(subject, self.source)
+            given = other if subject.task is None else other.tokens
+        variants, names, where = {}, {}, select_positions(subject, self.positions)
+        classes = head_classes_held_out(subject).groups() if self.by_class else {}
+        for site in self.sites:
             rows: dict[str, Any] = {"": None}
-            if has_heads(each):
-                rows = resolve_choices(choices, subject.sizes, layer_of(each))
-                rows |= classes if layer_of(each) is None else {}
+            if has_heads(site):
+                rows = resolve_choices(self.choices, subject.sizes, layer_of(site))
+                rows |= classes if layer_of(site) is None else {}
             for label, chosen in rows.items():
-                row = label if label and len(sites) == 1 else f"{each} {label}".strip()
-                variants[row] = patches.activations(each, given, chosen, positions=where)
-                names[row] = called(each, {"positions": at, "source": source})
+                row = label if label and len(self.sites) == 1 else f"{site} {label}".strip()
+                variants[row] = patches.activations(site, given, chosen, positions=where)
+                names[row] = called(site, {"positions": self.positions, "source": self.source})
         # The source of a file's prompts has no answers of its own.
         if subject.task is None or other is None or subject.task.name == "prompts":
             return run_sweep(subject, variants, names)
         return run_sweep(subject, variants, names, judged_by_both(subject.task), Both(subject.batch, other))
-
-    whose = f"the input that the task calls {source}"
-    if source == RESAMPLE:
-        whose = "another example of the batch, the same at every site"
-    if checkpoint is not None:
-        whose = f"{checkpoint.label} (step {checkpoint.step}) on the same examples"
-    notes = [f"Activations come from {whose}."]
-    if is_name and examples.tokens is None and examples.prompts is None:
-        notes.append(
-            "(source): the same output judged by the source's targets; low where it follows the source."
-        )
-    config = {
-        "source": source if checkpoint is None else checkpoint.ref,
-        "site": sites,
-        "positions": at or "all",
-        "by_class": by_class,
-        "heads": list(choices) if heads else None,
-    }
-    checks: dict[str, Any] = {"check_sizes": check_sizes, "check": check}
-    return measure("patch", found, options, measure_checkpoint, config=config, notes=notes, **checks)
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +39,12 @@ AGAINST_SHUFFLED = "least squares, against shuffled targets"
 AGAINST_UNTRAINED = "least squares, against the untrained model"
 #: Metrics that are left out: r2 and abs_cosine say the same on a scale that all targets share.
 NOT_SHOWN = ("mse", "cosine")
+BASELINE = "baseline: the same probe on targets exchanged between examples. effect: value − baseline, the selectivity."
+CONTROL = "untrained: the same probe on a model of this architecture before any training."
+INTERVALS = (
+    "Intervals: 95%, bootstrap over held-out examples, differences paired. The other metrics: --format json or csv, "
+    "--out."
+)
 SITES = typer.Option(
     "--site", metavar="SITE", help=f"{', '.join(KINDS)}; in layer 1 alone z.1. Repeat for several."
 )
@@ -86,47 +93,43 @@ def probe(
         for site in chosen_sites:
             check_layer(f"--site {site}", layer_of(site), sizes, name)
 
-    def check(subject: LoadedCheckpoint) -> None:
-        if (n := len(subject.tokens)) < FEWEST:
-            raise UserError(
-                f"--samples {n}: some examples are fitted and others scored; give {FEWEST} or more"
-            )
-        choose(subject, targets_of(subject), names)
-
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        from circuits import probe as probes
-
-        declared = targets_of(subject)
-        chosen = choose(subject, declared, names)
-        table = probes.linear(
-            subject.model,
-            subject.tokens,
-            {name: target.values for name, target in chosen.items()},
-            chosen_sites,
-            kind={name: target.kind for name, target in chosen.items()},
-            positions=declared.positions,
-            splits=declared.splits,
-            test=test,
-            untrained=untrained_model(subject) if untrained else None,
-            seed=subject.seed,
-        ).frame
-        tables[str(subject.labels["ref"])] = table
+        table = tables[str(subject.labels["ref"])] = fit(subject, chosen_sites, names, test, untrained)
         return Measured(tidy_rows(table, untrained=untrained))
 
     config = {"sites": chosen_sites, "targets": names, "held_out": test, "untrained": untrained}
-    checks: dict[str, Any] = {"check_sizes": check_sizes, "check": check}
+    checks: dict[str, Any] = {"check_sizes": check_sizes, "check": partial(choose, names=names)}
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("probe", refs, options, measure_checkpoint, config=config, **checks)
     first = next(iter(tables.values())).iloc[0]
-    of_untrained = "untrained: the same probe on a model of this architecture before any training."
-    notes = (
-        f"Probes: least squares, fitted on {int(first['fit_n'])} examples, scored on {int(first['n'])} others.",
-        "baseline: the same probe on targets exchanged between examples. effect: value − baseline, the selectivity.",
-        *([of_untrained] if untrained else []),
-        "Intervals: 95%, bootstrap over held-out examples, differences paired. The other metrics: --format json or "
-        "csv, --out.",
+    fitted = f"Probes: least squares, fitted on {int(first['fit_n'])} examples, scored on {int(first['n'])} others."
+    return replace(
+        result,
+        notes=(fitted, BASELINE, *([CONTROL] if untrained else []), INTERVALS),
+        data={"tables": tables},
     )
-    return replace(result, notes=notes, data={"tables": tables})
+
+
+def fit(
+    subject: LoadedCheckpoint, sites: Sequence[str], names: Sequence[str], test: float | int, untrained: bool
+) -> pandas.DataFrame:
+    """Returns the scores of the probes of one checkpoint, beside those of an untrained model."""
+    from circuits import probe as probes
+
+    declared = targets_of(subject)
+    chosen = choose(subject, names)
+    return probes.linear(
+        subject.model,
+        subject.tokens,
+        {name: target.values for name, target in chosen.items()},
+        sites,
+        kind={name: target.kind for name, target in chosen.items()},
+        positions=declared.positions,
+        splits=declared.splits,
+        test=test,
+        untrained=untrained_model(subject) if untrained else None,
+        seed=subject.seed,
+    ).frame
 
 
 def targets_of(subject: LoadedCheckpoint) -> ProbeTargets:
@@ -147,19 +150,20 @@ def targets_of(subject: LoadedCheckpoint) -> ProbeTargets:
     return declared
 
 
-def choose(subject: LoadedCheckpoint, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
+def choose(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[str, ProbeTarget]:
     """Returns the chosen targets, in the given order; all where none are named.
 
     Raises:
-        UserError: for one that the task does not declare.
+        UserError: for too few examples, and for a target that the task does not declare.
     """
+    if (n := len(subject.tokens)) < FEWEST:
+        raise UserError(f"--samples {n}: some examples are fitted and others scored; give {FEWEST} or more")
+    declared, task = targets_of(subject).targets, subject.task
     for name in names:
-        if name not in declared.targets:
-            assert subject.task is not None
-            raise UserError(
-                f"--target {name}: task {subject.task.name!r} declares {', '.join(declared.targets)}"
-            )
-    return {name: declared.targets[name] for name in names or declared.targets}
+        if name not in declared:
+            assert task is not None
+            raise UserError(f"--target {name}: task {task.name!r} declares {', '.join(declared)}")
+    return {name: declared[name] for name in names or declared}
 
 
 def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:

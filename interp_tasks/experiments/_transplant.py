@@ -105,14 +105,18 @@ def transplant(
         "layers": chosen_layers,
     }
     result = measure("transplant", found, options, measure_checkpoint, config=config, check_sizes=check_sizes)
-    limited = "" if chosen_layers is None else f", in layers {', '.join(map(str, chosen_layers))} only"
+    return replace(result, notes=(*result.notes, *notes_of(sources, chosen_layers, variants_of[resolved[0]])))
+
+
+def notes_of(sources: Sequence[ResolvedCheckpoint], layers: Any, variants: Mapping[str, Any]) -> list[str]:
+    """Returns whose weights they are, and what moves."""
+    limited = "" if layers is None else f", in layers {', '.join(map(str, layers))} only"
     whose = sources[0].label if len(sources) == 1 else f"each of {len(sources)} checkpoints"
-    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of[resolved[0]].items())
-    notes = (
+    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants.items())
+    return [
         f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",
         f"Moved, N being every such layer: {'; '.join(moved)}.",
-    )
-    return replace(result, notes=(*result.notes, *notes))
+    ]
 
 
 def parse_components(spec: str) -> str:

@@ -95,7 +95,21 @@ def classify_heads(
         among = {name: () for name, rule in rules.items() if rule.static}
     classes = patterns.classify(scores, THRESHOLD, unless=unless, among=among)
     possible = tuple(name for name in templates if name not in unless.values())
-    followed = measure_relocations(subject, positions) if moving else {}
+    pairs = declared(subject, "attention_relocations", subject.batch, subject.seed) if moving else {}
+    followed = {
+        # A mask of queries is that before the move.
+        name: patterns.follow(
+            subject.model,
+            each.before.tokens,
+            each.after.tokens,
+            each.groups,
+            each.source,
+            each.target,
+            positions=scored_positions(subject.shown(each.before), positions),
+            seed=subject.seed,
+        )
+        for name, each in pairs.items()
+    }
     return HeadClasses(scores, classes, possible, moves, followed, chosen)
 
 
@@ -176,24 +190,3 @@ def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...]
     if positions != READ:
         return select_positions(subject, positions)
     return None if subject.task is None else list(subject.task.read_positions)
-
-
-def measure_relocations(
-    subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None
-) -> dict[str, Following]:
-    """Measures whether attention follows the things that the task moves; a mask of queries is that before the move."""
-    from circuits import patterns
-
-    return {
-        name: patterns.follow(
-            subject.model,
-            pairs.before.tokens,
-            pairs.after.tokens,
-            pairs.groups,
-            pairs.source,
-            pairs.target,
-            positions=scored_positions(subject.shown(pairs.before), positions),
-            seed=subject.seed,
-        )
-        for name, pairs in declared(subject, "attention_relocations", subject.batch, subject.seed).items()
-    }

@@ -38,15 +38,9 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
 
 def unknown(option: str, value: str, known: Sequence[str], what: str) -> UserError:
     """Returns what to say of a name that there is not: the closest, and of few which there are."""
-    from difflib import get_close_matches
-
-    if len(known) <= FEW_NAMES:
-        return UserError(
-            f"{option} {value!r}: {did_you_mean(value, known)}the {what} are {', '.join(known)}; or write all"
-        )
-    close = get_close_matches(value, known, 3, 0) or known[:3]
+    few = known if len(known) <= FEW_NAMES else [*known[:FEW_NAMES], "..."]
     return UserError(
-        f"{option} {value!r}: of {len(known)} {what} the closest are {', '.join(close)}; or write all"
+        f"{option} {value!r}: {did_you_mean(value, known)}the {what} are {', '.join(few)}; or write all"
     )
 
 

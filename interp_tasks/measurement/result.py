@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.disk import atomic_write, write_together
 from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.measurement.table import holm_note, of_metric, shown_columns, shown_rows, spread
+from interp_tasks.measurement.table import holm_note, of_metric, shown_columns, shown_rows
 from interp_tasks.pages import Column, Figure, Page, Table, is_page, versions
 
 if TYPE_CHECKING:
@@ -146,10 +146,6 @@ class Result:
         files = {target(folder, self.experiment, suffix): content for suffix, content in contents.items()}
         old = target(folder, self.experiment, PAGE)
         return write_together(files, stale=[old] if not page and is_page(old) else [])
-
-    def spread(self) -> pandas.DataFrame:
-        """Returns the spread of draws: ``draws, sd, smallest, largest`` of their values, by pooled row of the table."""
-        return spread(self.frame)
 
     def plot(self, at: int = 0) -> plotly.graph_objects.Figure:
         """Returns one of :meth:`figures`, the first by default, with its title and caption in it."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from circuits.errors import prefixed
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
     Options,
     Refs,
-    named_if_several,
     resolve_refs,
     sizes_of,
     subjects,
@@ -64,7 +64,7 @@ def measure(
     found = resolve_refs(refs, examples)
     if check_sizes is not None:
         for each in found:
-            with named_if_several(each.label, len(found)):
+            with prefixed(each.label):
                 check_sizes(sizes_of(each), each.ref)
 
     import pandas

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from circuits.errors import prefixed
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
@@ -339,7 +339,7 @@ def subjects(
     unloaded = with_examples(found, examples)
     for each in unloaded:
         if check is not None:
-            with named_if_several(each.stored.label, len(found)):
+            with prefixed(each.stored.label):
                 check(each)
     from interp_tasks.checkpoints.load import load_resolved
 
@@ -430,24 +430,6 @@ def task_of(stored: ResolvedCheckpoint) -> Task:
     return stored.task
 
 
-@contextmanager
-def named_if_several(label: str, count: int) -> Iterator[None]:
-    """Puts a checkpoint's label before what ``circuits`` refuses inside, where there are several checkpoints.
-
-    Raises:
-        UserError: with the label before it.
-        CircuitsError: of the only checkpoint.
-    """
-    from circuits.errors import CircuitsError
-
-    try:
-        yield
-    except CircuitsError as error:
-        if count == 1:
-            raise
-        raise UserError(f"{label}: {error}") from None
-
-
 def read_npy(source: str, option: str) -> Any:
     """Returns the array of an ``.npy`` file.
 
@@ -459,9 +441,7 @@ def read_npy(source: str, option: str) -> Any:
     check_file(Path(source), option)
     try:
         return numpy.load(source, allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"cannot read {source}: {error.strerror or error}") from None
-    except (ValueError, EOFError):
+    except (OSError, ValueError, EOFError):
         raise UserError(f"{source} is not an .npy file of plain numbers (numpy.save makes one)") from None
 
 

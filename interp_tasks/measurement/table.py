@@ -84,10 +84,6 @@ def value_text(row: Mapping[str, Any]) -> str:
     return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
 
 
-def sd_text(row: Mapping[str, Any]) -> str:
-    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
-
-
 def effect_text(row: Mapping[str, Any]) -> str:
     """Returns the effect with its interval, or that not one example changed."""
     if row["null_effect"] is True:
@@ -115,7 +111,8 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns the rows that people see; several draws become one row with their mean and spread."""
-    if (view := view_of(frame, "view_rows")) is not None:
+    known = experiment_of(frame)
+    if known is not None and (view := known.defined("view_rows")) is not None:
         rows: pandas.DataFrame = view(frame)
         return rows
     table = spread(frame)
@@ -169,7 +166,8 @@ def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, 
 
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns in which readers see ``shown_rows``; the intervention only where it tells rows apart."""
-    if (view := view_of(frame, "view_columns")) is not None:
+    known = experiment_of(frame)
+    if known is not None and (view := known.defined("view_columns")) is not None:
         columns: list[Column] = view(frame)
         return columns
     columns = [Column("variant", "variant")]
@@ -183,7 +181,13 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     if "sd" in frame:
         # One variant, as a rule, and what it is stands in the notes: the room goes to the spread.
         columns = columns[1:] if frame["variant"].nunique() == 1 else columns
-        columns.append(Column("sd of draws [range]", "sd", sd_text))
+        columns.append(
+            Column(
+                "sd of draws [range]",
+                "sd",
+                lambda row: with_interval(number(row["sd"]), row["smallest"], row["largest"]),
+            )
+        )
     if compared:
         columns.append(Column("effect [95% CI]", "effect", effect_text))
     if frame["p_value"].notna().any():
@@ -201,12 +205,6 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
         return format(value, text) if isinstance(text, str) else text(value)
 
     return cell
-
-
-def view_of(frame: pandas.DataFrame, name: str) -> Callable[..., Any] | None:
-    """Returns ``view_rows`` or ``view_columns`` of the experiment that rows are of, where it has its own."""
-    known = experiment_of(frame)
-    return None if known is None else known.defined(name)
 
 
 def experiment_of(frame: pandas.DataFrame) -> Experiment | None:

@@ -13,7 +13,7 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit.search import Search, halves, metrics_of, smallest
+from interp_tasks.experiments._circuit import Search, halves, metrics_of, smallest
 from interp_tasks.measurement.subjects import Examples, subjects
 
 N, SEED = 24, 3
@@ -172,17 +172,16 @@ def test_the_smallest_size_by_bisection():
 def test_the_halves_do_not_overlap_and_sources_are_of_their_own(copier):
     (subject,) = subjects(copier, Examples(samples=N, seed=SEED))
     first, second = halves(subject, "resample")
-    assert torch.equal(torch.cat([first.base, second.base]), subject.tokens)
-    for at, half in enumerate((first, second)):
-        order = derangement(len(half.base), SEED + at)
-        assert torch.equal(half.source, half.base[order])
-        assert torch.equal(half.batch.tokens, half.base)
-    negated = halves(subject, "negated")[1]
-    assert torch.equal(negated.source, subject.task.patch_sources(subject.batch)["negated"].tokens[N // 2 :])
+    assert torch.equal(torch.cat([first[0], second[0]]), subject.tokens)
+    for at, (base, source, batch) in enumerate((first, second)):
+        assert torch.equal(source, base[derangement(len(base), SEED + at)])
+        assert torch.equal(batch.tokens, base)
+    negated = subject.task.patch_sources(subject.batch)["negated"].tokens[N // 2 :]
+    assert torch.equal(halves(subject, "negated")[1][1], negated)
     # By default another matrix, with the same entries hidden.
-    values = halves(subject, None)[0]
-    assert torch.equal(values.source == 0, values.base == 0)
-    assert not torch.equal(values.source, values.base)
+    base, source, _ = halves(subject, None)[0]
+    assert torch.equal(source == 0, base == 0)
+    assert not torch.equal(source, base)
 
 
 def addition(folder):

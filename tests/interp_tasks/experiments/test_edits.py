@@ -13,6 +13,7 @@ from circuits.statistics import holm
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, ablation, heads, lens, patch, permute, transplant
 from interp_tasks.experiments._transplant import parse_components
+from interp_tasks.measurement import table
 
 N, SEED = 24, 3
 METRICS = ["mse_all", "mse_masked", "mse_observed"]
@@ -89,7 +90,7 @@ def test_permute_is_what_permuted_position_tables_compute(models, folders, batch
             order = torch.randperm(9, generator=torch.Generator().manual_seed(described["seed"]))
             edited.pos_embed.W_pos.data = model.pos_embed.W_pos.data[order]
             expected.append(pooled(edited(batch.tokens), batch))
-        spread = result.spread()
+        spread = table.spread(result.frame)
         for metric in METRICS:
             rows = frame[frame["metric"] == metric]
             each = [draw[metric] for draw in expected]
