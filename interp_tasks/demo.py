@@ -14,7 +14,6 @@ from interp_tasks.measurement.table import shown_columns
 from interp_tasks.pages import (
     Column,
     Figure,
-    Fold,
     Page,
     Section,
     Table,
@@ -46,11 +45,6 @@ PUBLISHED = {"pre": "0.2236 -> 0.2236", "post": "0.0128 -> 0.2183"}
 WHEN = {"pre": "before", "post": "after"}
 
 
-#: Words of the page that lead to a paper.
-PAPERS = {
-    "Abrupt Learning in Transformers: A Case Study on Matrix Completion": "https://arxiv.org/abs/2410.22244",
-    "Progress measures for grokking via mechanistic interpretability": "https://arxiv.org/abs/2301.05217",
-}
 TITLE = "Two small transformers plateau, then learn: what do they need attention for?"
 #: Pixels: how wide bars are at most.
 BARS_WIDTH = 900
@@ -307,7 +301,7 @@ def matrix_chapter(outcome: Outcome) -> list[Section]:
     intro = (
         f"The model sees a {rows}×{columns} matrix of rank {task.rank} with about {task.p_mask:.0%} of its entries "
         f"blank, and fills these in. It is {outcome.width} wide; the one that Gopalani, Lubana and Hu (NeurIPS 2024) "
-        f"studied is {published} wide: Abrupt Learning in Transformers: A Case Study on Matrix Completion."
+        f"studied is {published} wide (https://arxiv.org/abs/2410.22244)."
     )
     loss = (
         f"{course(outcome, 'the error at the blanks', number)} Dashed: the variance of the entries, "
@@ -329,9 +323,9 @@ def matrix_chapter(outcome: Outcome) -> list[Section]:
     panels = {"at the blanks; dashed: always 0": "mse_masked", "at the given entries": "mse_observed"}
     pictured = over_steps(outcome, lambda at: matrix_figure(completed, at))
     return [
-        Text(intro, "Filling in the blanks of a matrix", PAPERS),
-        Figure(curve_figure(outcome, series, level, ERROR), caption=loss, alt="error over training"),
-        Figure(pictured, caption=picture, alt="a matrix, and what the model makes of it"),
+        Text(intro, "Filling in the blanks of a matrix"),
+        Figure(curve_figure(outcome, series, level, ERROR), "Error over training", loss),
+        Figure(pictured, "A matrix, and what the model makes of it", picture),
         *edited_sections(outcome, panels, level, ERROR, errors),
     ]
 
@@ -342,8 +336,8 @@ def sum_chapter(outcome: Outcome) -> list[Section]:
     intro = (
         f"The model sees two numbers below {modulus} and has to give their sum modulo {modulus}, the remainder after "
         f"division by {modulus}. It was trained on {outcome.task.train_fraction:.0%} of all pairs and is tested on the "
-        "others. Nanda, Chan, Lieberum, Smith and Steinhardt (ICLR 2023) worked out how such a model does it: "
-        "Progress measures for grokking via mechanistic interpretability."
+        "others. Nanda, Chan, Lieberum, Smith and Steinhardt (ICLR 2023) worked out how such a model does it "
+        "(https://arxiv.org/abs/2301.05217)."
     )
     train = outcome.log.points("accuracy", "train")
     learnt = next((step for step, value in zip(*train, strict=True) if value >= 0.99), None)
@@ -362,9 +356,9 @@ def sum_chapter(outcome: Outcome) -> list[Section]:
     }
     pictured = over_steps(outcome, lambda at: attention_figure(outcome.picture, at))
     return [
-        Text(intro, "Adding two numbers", PAPERS),
-        Figure(curve_figure(outcome, series, chance, SHARE), caption=rise, alt="right answers over training"),
-        Figure(pictured, caption=looks, alt="attention of every head and the answer", width=BARS_WIDTH),
+        Text(intro, "Adding two numbers"),
+        Figure(curve_figure(outcome, series, chance, SHARE), "Right answers over training", rise),
+        Figure(pictured, "Attention of every head and the answer", looks, width=BARS_WIDTH),
         *edited_sections(outcome, {f"dashed: chance, {chance:.1%}": "accuracy"}, chance, SHARE, answers),
     ]
 
@@ -377,10 +371,10 @@ def edited_sections(
     columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_columns(frame)]
     notes, name = " ".join(outcome.result.notes), f"demo-{outcome.task.name}"
     drawn = bars_figure(outcome, panels, level, axis)
-    alt = f"{axis} with and without uniform attention, before and after the {outcome.turn}"
+    title = f"With and without attention, before and after the {outcome.turn}"
     return [
-        Figure(drawn, caption=f"{caption} {INTERVALS}", alt=alt, width=BARS_WIDTH),
-        Fold("All numbers", [Table(frame, caption=notes, columns=columns, name=name)]),
+        Figure(drawn, title, f"{caption} {INTERVALS}", width=BARS_WIDTH),
+        Table(frame, "All numbers", notes, columns, name, tall=True),
     ]
 
 

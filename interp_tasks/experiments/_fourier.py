@@ -17,7 +17,7 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat, spectrum
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import grid_of, in_passes, recorded
+from interp_tasks.measurement.activations import grid_of, recorded
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import THRESHOLD, check_threshold, parse_rule
 from interp_tasks.measurement.result import Result
@@ -198,27 +198,19 @@ def position_spectra(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Ite
     if table is not None:
         spectra = spectrum(table[: grid.cells], grid)
         yield Analysed("W_pos", "pos_embed", None, None, spectra, "component", False)
-    for layer, neurons in enumerate(mean_neurons(subject.model, subject.tokens, grid.cells)):
-        yield Analysed(
-            f"mlp_post.{layer}", "mlp_post", layer, None, spectrum(neurons, grid), "component", True
-        )
+
+    def sums(values: Tensor) -> Tensor:
+        return values[:, : grid.cells].double().sum(0, keepdim=True)
+
+    seen = recorded(subject.model, subject.tokens, neuron_hooks(subject.model), sums)
+    for layer, summed in enumerate(seen.values()):
+        mean = spectrum(summed.sum(0) / len(subject.tokens), grid)
+        yield Analysed(f"mlp_post.{layer}", "mlp_post", layer, None, mean, "component", True)
 
 
 def neuron_hooks(model: Any) -> list[str]:
     hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
     return [hook for hook in hooks if hook in model.hook_dict]
-
-
-def mean_neurons(model: Any, tokens: Tensor, positions: int) -> list[Tensor]:
-    """Returns each layer's mean over examples [pos neuron] at the first positions, float64."""
-    from circuits import cache
-
-    hooks = neuron_hooks(model)
-    sums: list[list[Tensor]] = []
-    for part in in_passes(tokens) if hooks else ():
-        seen = cache(model, part, hooks)
-        sums.append([seen[hook][:, :positions].double().sum(0) for hook in hooks])
-    return [sum(parts[1:], start=parts[0]) / len(tokens) for parts in zip(*sums, strict=True)]
 
 
 def rows_of(one: Analysed, threshold: float) -> list[Row]:

@@ -80,8 +80,6 @@ def heads(
 ) -> Result:
     """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
 
-    The figure is a map of effects, layer by head, with the groups as points.
-
     Args:
         refs: one or several REFs; all see the same examples.
         mode: what is done to the heads, as in :func:`ablation`.

@@ -6,12 +6,11 @@ from interp_tasks.disk import (
 )
 from interp_tasks.pages.numbers import number, p_value, percent, signed, three_digits, with_interval
 from interp_tasks.pages.page import Page, is_page, versions
-from interp_tasks.pages.sections import Column, Figure, Fold, Section, Table, Text, step_labels, stepped
+from interp_tasks.pages.sections import Column, Figure, Section, Table, Text, step_labels, stepped
 
 __all__ = [
     "Column",
     "Figure",
-    "Fold",
     "Page",
     "Section",
     "Table",

@@ -6,9 +6,9 @@ import base64
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from interp_tasks.pages.numbers import number
 
@@ -33,47 +33,28 @@ def heading(title: str) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, divided by blank lines; a paragraph whose lines all begin with ``- `` is a list, and words between
-    backquotes are code.
-
-    Attributes:
-        links: words of it -> the address that they lead to.
+    """Paragraphs, divided by blank lines; a paragraph whose lines all begin with ``- `` is a list, words between
+    backquotes are code, and addresses are links.
     """
 
     body: str
     title: str = ""
-    links: Mapping[str, str] = field(default_factory=dict)
 
     def html(self, identifier: str) -> str:
         parts = []
         for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", self.body))):
             lines = paragraph.splitlines()
             if all(line.startswith("- ") for line in lines):
-                parts.append(f"<ul>{''.join(f'<li>{self.linked(line[2:])}</li>' for line in lines)}</ul>")
+                parts.append(f"<ul>{''.join(f'<li>{marked_up(line[2:])}</li>' for line in lines)}</ul>")
             else:
-                parts.append(f"<p>{self.linked(paragraph)}</p>")
+                parts.append(f"<p>{marked_up(paragraph)}</p>")
         return heading(self.title) + "\n".join(parts)
 
-    def linked(self, text: str) -> str:
-        shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-        for words, address in self.links.items():
-            link = f'<a href="{escape(address)}" rel="noreferrer">{escape(words)}</a>'
-            shown = shown.replace(escape(words), link)
-        return shown
 
-
-@dataclass(frozen=True)
-class Fold:
-    """Words and tables behind one line that opens them. (A figure would have no width while it is folded.)"""
-
-    title: ClassVar[str] = ""
-
-    summary: str
-    sections: Sequence[Section]
-
-    def html(self, identifier: str) -> str:
-        parts = "".join(each.html(f"{identifier}-{index}") for index, each in enumerate(self.sections))
-        return f"<details><summary>{escape(self.summary)}</summary>{parts}</details>"
+def marked_up(text: str) -> str:
+    """Returns a text as HTML, with its code and its links."""
+    shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"https://[\w./-]*\w", r'<a href="\g<0>" rel="noreferrer">\g<0></a>', shown)
 
 
 @dataclass(frozen=True)
@@ -157,7 +138,7 @@ def is_number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plotly figure; ``alt`` describes it in words.
+    """A plotly figure.
 
     ``height`` in pixels is the figure's own by default; ``width`` is the most that it takes of the page (default: all).
     """
@@ -165,7 +146,6 @@ class Figure:
     figure: plotly.graph_objects.Figure
     title: str = ""
     caption: str = ""
-    alt: str = ""
     height: int | None = None
     width: int | None = None
 
@@ -185,7 +165,7 @@ class Figure:
             default_height=f"{height}px",
             config={"responsive": True, "displaylogo": False},
         )
-        alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
+        alt = escape(". ".join(filter(None, [self.title, self.caption])) or "figure")
         sizes = f"min-width:{least_width(figure)}px" + (f";max-width:{int(widest)}px" if widest else "")
         return (
             f'{heading(self.title)}<figure><div class="scroll"><div class="plot" role="img" aria-label="{alt}" '

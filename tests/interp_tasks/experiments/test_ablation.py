@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from circuits.interventions.replacements import derangement
-from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, Result, ablation
 from interp_tasks.measurement.head_edits import MODES
-from interp_tasks.measurement.options import called, check_positions
 
 N, SEED = 24, 3
 
@@ -96,15 +94,6 @@ def test_attention_to_some_keys_alone(task, models, folders, by_hand):
     assert measured(found.frame) == pytest.approx(by_hand(models[0], task, two_keys, PATTERNS), rel=1e-6)
 
 
-def test_all_checkpoints_see_the_same_examples(task, models, folders, tmp_path):
-    twin = save_checkpoint(tmp_path / "twin", models[0], task)
-    frame = ablation([folders[0], str(twin)], samples=N, seed=SEED).frame
-    first, second = (frame[frame["ref"] == ref].reset_index(drop=True) for ref in (folders[0], str(twin)))
-    assert first["value"].tolist() == second["value"].tolist()
-    other = ablation(folders[0], samples=N, seed=SEED + 1).frame
-    assert other["baseline"].tolist() != first["baseline"].tolist()
-
-
 def test_records_are_json_without_nan(folders):
     result = ablation(folders[0], samples=N)
     records = json.loads(result.to_json(), parse_constant=lambda text: pytest.fail(f"{text} in JSON"))
@@ -153,10 +142,3 @@ def test_own_tokens_give_the_distance_from_the_unedited_output(models, folders, 
     assert measured(frame)["mse"] == pytest.approx((clean - edited).square().mean().item(), rel=1e-5)
     assert set(frame["n"]) == {6}
     assert set(ablation(folders[0], tokens=tokens, samples=2).frame["n"]) == {2}
-
-
-def test_specifications():
-    assert check_positions("--keys", "0, 3,-1") == (0, 3, -1)
-    assert check_positions("--keys", "0,0,0") == (0,), "a repeated number is no mask of two"
-    assert called("uniform", {"keys": (0, 1), "positions": "hidden"}) == "uniform(keys=0,1; positions=hidden)"
-    assert called("zero", {"keys": None, "positions": (2,)}) == "zero(positions=2)"

@@ -12,7 +12,6 @@ from circuits.interventions.replacements import derangement
 from circuits.statistics import holm
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, ablation, heads, lens, patch, permute, transplant
-from interp_tasks.experiments._transplant import parse_components
 from interp_tasks.measurement import table
 
 N, SEED = 24, 3
@@ -48,7 +47,7 @@ MLP = ["mlp.W_in", "mlp.b_in", "mlp.W_out", "mlp.b_out"]
 
 
 def test_transplant_is_what_a_model_edited_by_hand_computes(models, folders, batch, pooled):
-    result = transplant(folders[0], folders[1], ["qkv", "mlp+o", "pos_embed"], samples=N, seed=SEED)
+    result = transplant(folders[0], folders[1], ["qkv", " mlp, o+mlp", "pos_embed"], samples=N, seed=SEED)
     moved = {
         "qkv": with_weights_of(*models, QKV),
         "mlp+o": with_weights_of(*models, [*MLP, "attn.W_O", "attn.b_O"]),
@@ -225,18 +224,6 @@ def test_lens_reads_the_residual_stream_and_takes_direct_effects_away(models, fo
     assert (row["site"], row["layer"], row["head"], row["intervention"]) == ("z", 1, 0, "without direct")
 
 
-def test_lens_of_a_post_norm_model_has_what_its_norms_add(tmp_path):
-    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
-    model = task.build_model(0, task.Model(n_layers=2, n_heads=2, d_model=8, norm="post"))
-    saved = save_checkpoint(tmp_path / "post-norm", model, task)
-    frame = lens(str(saved), samples=8).frame
-    names = {"ln_embed", "ln1 0", "ln2 0", "ln1 1"}
-    assert {f"without direct {name}" for name in names} <= set(frame["variant"])
-    rows = frame[frame["variant"] == "without direct ln2 0"]
-    assert set(rows["site"]) == {"ln2"}
-    assert set(rows["layer"]) == {0}
-
-
 def test_every_experiment_runs_on_bare_tokens(folders, batch):
     tokens = batch.tokens.numpy()
     for result in (
@@ -269,7 +256,3 @@ def test_holm_is_over_all_rows_of_the_command(folders):
         assert one.frame["p_value"].notna().sum() == hypotheses // 3
         np.testing.assert_allclose(one.frame["p_adjusted"], holm(one.frame["p_value"].to_numpy(dtype=float)))
         assert f"over the {hypotheses // 3} tests of these rows." in " ".join(one.notes)
-
-
-def test_components_are_written_with_commas_or_plus():
-    assert parse_components(" q, k+q") == "q+k"

@@ -13,7 +13,7 @@ NOWHERE = "zoo:nowhere"
 
 #: Experiment, what it looks at, options, a pattern of the message.
 REFUSED = [
-    ("ablation", "matrix", {"heads": "9.0"}, "^heads '9.0': no head 9.0: the model has layers 0-1"),
+    ("ablation", "matrix", {"heads": "9.0"}, ": heads '9.0': no head 9.0: the model has layers 0-1"),
     ("ablation", "matrix", {"heads": []}, "no heads given"),
     ("ablation", "matrix", {"mode": "unifrom"}, "choose uniform"),
     ("ablation", "matrix", {"mode": "zero", "keys": "0"}, "--keys goes with --mode uniform"),

@@ -187,12 +187,6 @@ def test_the_least_patterned_heads_and_as_many_at_random():
         assert pooled == pytest.approx(np.mean(expected), rel=1e-5)
     # The whole model at random is the whole model.
     assert "random 12" not in set(frame["variant"])
-    # Of one size alone: the same rows, and no others at random.
-    alone = heads(POST, by_class=True, least=5, random=3, random_size=5, samples=16, seed=SEED).frame
-    assert [v for v in dict.fromkeys(alone["variant"]) if v.startswith("random")] == ["random 5"]
-    for variant in ("random 5", "least patterned 5"):
-        wanted, found_rows = (f[f["variant"] == variant]["value"].to_numpy() for f in (frame, alone))
-        np.testing.assert_allclose(found_rows, wanted, rtol=1e-5)
 
 
 def test_a_patch_of_each_class_of_heads(tmp_path, capsys):

@@ -18,20 +18,13 @@ def test_a_note_says_where_no_adjusted_p_value_can_be_small():
     assert holm_note(rows[:0]).endswith("over the 0 tests of these rows.")
 
 
-def test_print_shows_the_table_and_its_notes_and_not_the_configuration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_print_shows_the_table_and_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    row = {
-        "ref": "runs/x@1",
-        "variant": "0.1",
-        "metric": "loss",
-        "value": 2.0,
-        "value_ci_low": 1.0,
-        "value_ci_high": 3.0,
-    }
-    alone = Result("drops", pd.DataFrame([row]), {"refs": ["runs/x"]}, ("A note.",))
-    title, header, line, count, note = repr(alone).splitlines()
+    row = {"ref": "runs/x@1", "variant": "0.1", "metric": "loss", "value": 2.0}
+    alone = row | {"value_ci_low": 1.0, "value_ci_high": 3.0}
+    title, header, line, count, note = repr(
+        Result("drops", pd.DataFrame([alone]), {}, ("A note.",))
+    ).splitlines()
     assert (title, note) == ("drops:", "A note.")
     assert header.split() == ["ref", "variant", "value", "[95%", "CI]"]
     assert line.split() == ["runs/x@1", "0.1", "2", "[1,", "3]"]
@@ -43,15 +36,6 @@ def test_print_shows_the_table_and_its_notes_and_not_the_configuration(
         "effect_ci_high": 0.75,
         "p_adjusted": 0.04,
     }
-    compared = Result("ablation", pd.DataFrame([row | effect]))
     # Beside a baseline, the paired interval of the effect tells whether there is one; that of the value does not.
-    assert repr(compared).splitlines()[1].split() == [
-        "ref",
-        "variant",
-        "baseline",
-        "value",
-        "effect",
-        "[95%",
-        "CI]",
-        "p_adjusted",
-    ]
+    columns = repr(Result("ablation", pd.DataFrame([alone | effect]))).splitlines()[1].split()
+    assert columns == ["ref", "variant", "baseline", "value", "effect", "[95%", "CI]", "p_adjusted"]

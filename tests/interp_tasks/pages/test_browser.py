@@ -90,23 +90,3 @@ def test_a_page_is_drawn_without_errors(browser, written, width, scheme):
     assert ("invert" in dark) == (scheme == "dark")
     assert said == []
     page.close()
-
-
-@pytest.mark.timeout(900)
-def test_the_slider_moves_its_figure_and_a_header_sorts(browser, written):
-    page = browser.new_page(viewport={"width": 1000, "height": 900})
-    page.set_default_timeout(PATIENCE)
-    page.goto(written.as_uri())
-    page.wait_for_selector(".slider-container")
-    shown = "() => [...document.querySelectorAll('.js-plotly-plot')].at(-1)._fullData[0].z[0][0]"
-    assert page.evaluate(shown) == 5
-    page.locator(".slider-rail-touch-rect").scroll_into_view_if_needed()
-    box = page.locator(".slider-rail-touch-rect").bounding_box()
-    page.mouse.click(box["x"] + 3, box["y"] + box["height"] / 2)
-    page.wait_for_function(f"() => ({shown})() === 0")
-    rows = "() => [...document.querySelectorAll('tbody tr')].map((row) => row.cells[0].textContent)"
-    page.evaluate("() => document.querySelectorAll('th')[1].click()")
-    assert page.evaluate(rows) == ["a", "b", "c"]
-    page.evaluate("() => document.querySelectorAll('th')[1].click()")
-    assert page.evaluate(rows) == ["b", "a", "c"]
-    page.close()
