@@ -8,26 +8,11 @@ import pytest
 import torch
 
 import tasks
-from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
+from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.demo import demo, demo_page
 from interp_tasks.pages import Figure
-
-
-def make_run(folder, task, settings, before, after, names):
-    """A run folder with a drop at step 20, checkpoints at 10 and 40."""
-    for step in (10, 40):
-        save_checkpoint(folder / f"checkpoints/{step:08d}", task.build_model(step, settings), task, step=step)
-    metric = task.drop_metric
-    drop = {"name": metric.name, "direction": metric.direction}
-    config = {"task": {"name": task.name, **task.model_dump(mode="json")}}
-    (folder / "run.json").write_text(json.dumps({"format": 1, "config": config, "drop_metric": drop}))
-    values = (dict.fromkeys(names, before if s < 20 else after) for s in range(41))
-    lines = ({"step": s, "validation": each, "train": each} for s, each in enumerate(values))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-MATRIX_METRICS = ["mse_masked", "mse_observed", "mse_all"]
+from tests.interp_tasks.logs import write_run_of_task
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +21,9 @@ def stand_ins(tmp_path_factory):
     matrix = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
     addition = tasks.get("modular-addition", p=7)
     settings = matrix.Model(n_layers=1, n_heads=2, d_model=8, init_std=0.4)
-    make_run(tmp_path / "matrix", matrix, settings, 0.1, 0.0, MATRIX_METRICS)
+    write_run_of_task(tmp_path / "matrix", matrix, settings, after=0.0)
     small = addition.Model(n_layers=1, n_heads=2, d_model=8, init="nanda", normalization=None)
-    make_run(tmp_path / "addition", addition, small, 0.0, 1.0, ["accuracy", "loss"])
+    write_run_of_task(tmp_path / "addition", addition, small, before=0.0, after=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("interp_tasks.demo.MATRIX_RUN", str(tmp_path / "matrix"))
         patch.setattr("interp_tasks.demo.MODULAR_RUN", str(tmp_path / "addition"))

@@ -20,29 +20,10 @@ from interp_tasks.report import (
     report,
     shown_metrics,
 )
+from tests.interp_tasks.logs import write_run_of_task
 
 SAMPLES = 12
 LABELS = ["step 0", "step 10 (pre, onset)", "step 40 (end, post)"]
-
-
-def make_run(folder, task, settings, steps=(0, 10, 40), last=0.01, first=0.1):
-    """A run of untrained checkpoints, and a log that drops at step 20 (or does not)."""
-    for step in steps:
-        model = task.build_model(step, settings)
-        save_checkpoint(folder / f"checkpoints/{step:08d}", model, task, step=step)
-    metric = task.drop_metric
-    config = {
-        "task": {"name": task.name, **task.model_dump(mode="json")},
-        "model": settings.model_dump(mode="json"),
-        "train": {"steps": 40, "seed": 0, "eval_samples": 8},
-    }
-    drop = {"name": metric.name, "direction": metric.direction}
-    (folder / "run.json").write_text(json.dumps({"format": 1, "config": config, "drop_metric": drop}))
-    logged = (first if step < 20 else last for step in range(41))
-    metrics = ("mse_all", "mse_masked", "mse_observed") if "mse" in metric.name else (metric.name,)
-    lines = ({"step": step, "validation": dict.fromkeys(metrics, value)} for step, value in enumerate(logged))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +34,7 @@ def matrix():
 
 @pytest.fixture(scope="module")
 def run(matrix, tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "matrix", *matrix)
+    return write_run_of_task(tmp_path_factory.mktemp("runs") / "matrix", *matrix, steps=(0, 10, 40))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +42,7 @@ def addition(tmp_path_factory):
     task = tasks.get("modular-addition", p=7)
     settings = task.Model(n_layers=1, n_heads=2, d_model=8, init="nanda", normalization=None)
     folder = tmp_path_factory.mktemp("runs") / "addition"
-    return make_run(folder, task, settings, steps=(10, 25), first=0.0, last=0.0)
+    return write_run_of_task(folder, task, settings, (10, 25), 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
