@@ -21,9 +21,9 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions import grids
 from circuits.interventions.base import Intervention, Replacement
-from circuits.interventions.edited_means import EditedMean
 from circuits.interventions.edits import (
     Edit,
+    EditedMean,
     parse_keys,
     parse_place,
     parse_places,
@@ -243,7 +243,7 @@ def neurons(
     """Ablates neurons of one layer's MLP at mlp_post [batch pos d_mlp], after the activation function; b_out stays.
 
     Args:
-        neurons: indices from 0, or a boolean mask [d_mlp].
+        neurons: indices from 0.
         how: "zero", "mean" (over `reference` [batch pos]) or "resample" (from `source` [batch pos], as `resample`
             does).
     """
@@ -272,7 +272,7 @@ def features(
 
     Args:
         site: "resid_post.1", or "features.resid_post.1".
-        features: indices from 0, or a boolean mask [feature].
+        features: indices from 0.
         how: as in `neurons`.
         reference: see `how`.
         source: see `how`.

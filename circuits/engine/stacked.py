@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.interventions.base import ActivationEdit, ModelRun, Step, WeightEdit
-from circuits.interventions.clean_passes import References
-from circuits.interventions.forward_pass import ForwardPass, replacement_for
+from circuits.interventions.forward_pass import ForwardPass, References, replacement_for
 from circuits.model.contexts import interruptible
 from circuits.model.edit_state import State, modules_of, state_of
 from circuits.model.generation import DecodeStep

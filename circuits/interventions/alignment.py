@@ -7,7 +7,6 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
-from circuits.model.generation import at as columns_at
 from circuits.model.prompts import Prompts, broadcast_mask, own_positions, taken
 from circuits.tensors import Positions, Snapshot, columns_of, select_positions
 
@@ -17,7 +16,7 @@ def in_dtype_of(tensor: Tensor, current: Tensor) -> Tensor:
     return tensor.to(device=current.device, dtype=current.dtype)
 
 
-def _same_shape(
+def check_shape(
     source: Tensor, current: Tensor, write: ActivationEdit, what: str, pooled: bool = False
 ) -> None:
     """Refuses shapes that differ beyond the batch; a mean pooled over positions has extent 1 there and fits any
@@ -33,30 +32,9 @@ def _same_shape(
         )
 
 
-def at_columns_of_run(
-    source: Tensor, current: Tensor, context: HookContext, what: str, pooled: bool = False
-) -> Tensor:
-    """Returns the part of a source, or of a reference, at the columns of the run; refuses other shapes."""
-    write, decode_step = context.write, context.decode_step
-    if decode_step.open and source.ndim == current.ndim:
-        axis = write.kind.query_axis
-        if not pooled:
-            here = torch.arange(decode_step.start, decode_step.start + current.shape[axis])[None]
-            check_reach(here, torch.tensor([source.shape[axis]]), current, context, what)
-            source = columns_at(source, axis, decode_step.start, current.shape[axis], 0.0)
-        if "key" in write.kind.axes:
-            first = decode_step.start + current.shape[axis] - current.shape[-1]
-            key_axis, masked = write.kind.axes.index("key"), _masked(write)
-            source = columns_at(source, key_axis, first, current.shape[-1], masked)
-    _same_shape(source, current, write, what, pooled)
-    return source
-
-
 def _masked(write: ActivationEdit) -> float:
     """Returns the value of a key that the query does not see."""
-    if write.kind.name != "scores":
-        return 0.0
-    return -torch.inf
+    return -torch.inf if write.kind.name == "scores" else 0.0
 
 
 def check_reach(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
@@ -94,14 +72,6 @@ def run_mask(context: HookContext, current: Tensor) -> Tensor:
     return torch.ones(len(current), length, dtype=torch.bool, device=current.device)
 
 
-def same_columns(source: Tensor, current: Tensor, context: HookContext) -> Tensor:
-    """Returns the source at the run's columns: its rows of this call, or its only one."""
-    source = at_columns_of_run(source, current, context, "source")
-    if source.shape[0] == 1:
-        return source
-    return context.per_example(source, current.shape[0], f"the source {list(source.shape)}")
-
-
 def source_rows(
     source: Tensor,
     mask: Tensor | None,
@@ -109,6 +79,7 @@ def source_rows(
     context: HookContext,
     at: Positions | None = None,
     advice: str = "give prompts of one length",
+    by_column: bool = False,
 ) -> Tensor:
     """Returns the source's rows of this call, each position where the run has it.
 
@@ -116,12 +87,17 @@ def source_rows(
         mask: of the source, bool [batch pos], true at tokens; None: it has no padding.
         at: positions of the source that go, in order, to those of the edit; None: all go to the same positions.
         advice: what to do where the two have prompts of unequal length.
+        by_column: whether positions are columns, whatever is padding.
     """
     kind, write, decode_step = context.write.kind, context.write, context.decode_step
-    if at is None and mask is None and decode_step.real is None:
-        return same_columns(source, current, context)
+    what = f"the source {list(source.shape)}"
+    as_they_are = by_column or (mask is None and decode_step.real is None)
+    if (at is None and as_they_are and not decode_step.open) or source.ndim != current.ndim:
+        check_shape(source, current, write, "source")
+        return source if len(source) == 1 else context.per_example(source, len(current), what)
     real = run_mask(context, current)
-    length, what = source.shape[kind.query_axis], f"the source {list(source.shape)}"
+    real = torch.ones_like(real) if by_column else real
+    length = source.shape[kind.query_axis]
     source_real = torch.ones(len(source), length, dtype=torch.bool) if mask is None else mask
     if at is not None:
         select_positions(at, length, f"{write.label}, source_positions", source_real)
@@ -132,7 +108,8 @@ def source_rows(
     if at is None:
         here, there = real.sum(1), source_real.sum(1).expand(len(real))
         if decode_step.open:
-            check_reach(decode_step.own(current.shape[kind.query_axis]), there, current, context, "source")
+            own = own_positions(real)[:, decode_step.start :]
+            check_reach(own, there, current, context, "source")
         elif bool((here != there).any()):
             row = int((here != there).nonzero()[0])
             raise CircuitsError(
@@ -143,7 +120,7 @@ def source_rows(
         return at_own_positions(source, own_positions(real), there, current, real, context, start)
     columns = _paired_columns(at, source_real, current, context)
     values = taken(source, columns, kind.query_axis)
-    _same_shape(values, current, write, "source")
+    check_shape(values, current, write, "source")
     return values
 
 
@@ -220,5 +197,5 @@ def at_own_positions(
     if "key" in kind.axes:
         # Keys that are padding stay as they are: no query sees them.
         values = torch.where(real[:, None, None, -current.shape[-1] :], values, current)
-    _same_shape(values, current, context.write, "source")
+    check_shape(values, current, context.write, "source")
     return values

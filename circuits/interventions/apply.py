@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver, Step, WeightEdit
-from circuits.interventions.clean_passes import Reference, References
-from circuits.interventions.edges import patched_edges, reinstall_hooks
-from circuits.interventions.forward_pass import ForwardPass, writer
+from circuits.interventions.clean_passes import Reference
+from circuits.interventions.edges import patched_edges
+from circuits.interventions.forward_pass import ForwardPass, References, writer
 from circuits.interventions.paths import check_edges
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import editing, exclusive, replaced, state_of
@@ -22,8 +22,7 @@ from circuits.model.generation import unreached, watching
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
-from circuits.model.record import evaluating, recording
-from circuits.model.sae import reinstall
+from circuits.model.record import evaluating, kept_last, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.types import SitesLike, TokensLike
 
@@ -113,23 +112,19 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
         for index, write in enumerate(writes):
             hook_function = writer(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
-        reinstall(surface)
         readers = [
             (hook, partial(_read, call, write, name))
             for write in writes
             for name, hook in write.replacement.reads(write).items()
         ]
-        stack.enter_context(_reading(surface, readers))
-        received = stack.enter_context(patched_edges(surface, edges, call))
-        if not edges:
-            # Edges of blocks around this one see what its edits leave.
-            reinstall_hooks(surface)
+        stack.enter_context(kept_last(surface, readers))
+        stack.enter_context(patched_edges(surface, call))
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     unapplied = call.missed - call.reached
     places: list[tuple[str, ActivationEdit | Receiver]] = [
         *((write.label, write) for index, write in enumerate(writes) if index not in fired),
-        *((edge.label, edge.receiver) for edge in edges if edge.receiver.hook not in received),
+        *((edge.label, edge.receiver) for edge in edges if edge.receiver.hook not in call.received),
         *((edge.label, edge.sender) for edge in edges if id(edge.sender) in unapplied),
     ]
     if places:
@@ -140,26 +135,6 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
             raise CircuitsError(
                 f"{write.label}: no position {late}: the model generated up to position {call.generation.end - 1}"
             )
-
-
-@model_block
-def _reading(surface: HookedModel, readers: Sequence[tuple[str, Callable[[Tensor], None]]]) -> Iterator[None]:
-    """Calls these functions with activations after all edits, those of inner blocks too."""
-    state = state_of(surface.model)
-    state.readers += readers
-    try:
-        _put_readers_last(surface)
-        yield
-    finally:
-        state.readers = [one for one in state.readers if all(one is not reader for reader in readers)]
-        _put_readers_last(surface)
-
-
-def _put_readers_last(surface: HookedModel) -> None:
-    state = state_of(surface.model)
-    for handle in state.reader_handles:
-        handle.remove()
-    state.reader_handles = [surface.on_forward(hook, function) for hook, function in state.readers]
 
 
 def _never_applied_message(

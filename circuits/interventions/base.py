@@ -142,32 +142,10 @@ class ActivationEdit:
                 along = torch.zeros(current.shape[axis], dtype=torch.bool, device=current.device)
                 along[list(chosen)] = True
                 mask = mask & _along(along, axis, current.ndim)
-        axis = self.kind.query_axis
-        length = current.shape[axis]
-        if decode_step.mask is not None:
-            mask = mask & broadcast_mask(decode_step.mask.to(current.device), axis, current.ndim)
-        if isinstance(self.positions, Snapshot):
-            given = self.positions.tensor.to(current.device)
-            whole = decode_step.of_mask(given, length)
-            if given.ndim == 1:
-                if whole is None:
-                    raise CircuitsError(
-                        f"{self.label}: the mask is [pos] = {list(given.shape)}, the run has "
-                        f"{decode_step.prompt or length} positions"
-                    )
-                return mask & _along(whole, axis, current.ndim)
-            batch = current.shape[0] if total is None else total
-            if whole is None or len(whole) != batch:
-                raise CircuitsError(
-                    f"{self.label}: the mask is [batch pos] = {list(given.shape)}, "
-                    f"the run is {[batch, decode_step.prompt or length]}"
-                )
-            whole = whole if rows is None else whole[rows]
-            mask = mask & broadcast_mask(whole, axis, current.ndim)
-        elif self.positions is not None:
-            here = decode_step.selected(self.positions, length, self.label).to(current.device)
-            mask = mask & (_along if here.ndim == 1 else broadcast_mask)(here, axis, current.ndim)
-        return mask
+        axis, batch = self.kind.query_axis, current.shape[0] if total is None else total
+        here = decode_step.selected(self.positions, current.shape[axis], self.label, rows, batch)
+        here = here.to(current.device)
+        return mask & (_along if here.ndim == 1 else broadcast_mask)(here, axis, current.ndim)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, EdgePatch
+from circuits.interventions.base import ActivationEdit
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.paths import BY_HEAD, check_edges, order_of, receivers_of, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
@@ -33,15 +33,6 @@ from circuits.model.sites import KINDS
 from circuits.tensors import Span
 
 Group = frozenset[int]  # numbers of the senders whose edges into a receiver are patched
-
-
-@dataclass(eq=False)
-class EdgeBlock:
-    """The edges of one block that `blocks` opens, and the hooks at which something was received."""
-
-    edges: tuple[EdgePatch, ...]
-    call: ForwardPass
-    received: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -65,7 +56,7 @@ class EdgePlan:
         zeroes: whether some sender is replaced by zeros.
     """
 
-    def __init__(self, surface: HookedModel, blocks: Sequence[EdgeBlock]) -> None:
+    def __init__(self, surface: HookedModel, calls: Sequence[ForwardPass]) -> None:
         """Numbers the senders; finds which are replaced for each receiving head, and each group's last receiver."""
         self._surface, self._receivers = surface, receivers_of(surface)
         self.senders: list[Sender] = []
@@ -76,17 +67,17 @@ class EdgePlan:
         groups: dict[tuple[str, int | None], set[int]] = {}
         # By place, its order and the label of one of the edges there.
         places: dict[tuple[str, int | None], tuple[int, str]] = {}
-        for block in blocks:
+        for call in calls:
             # Replacements are slow to compare by content, and many edges share one sender.
             known: dict[int, int] = {}
-            for edge in block.edges:
+            for edge in call.edges:
                 write, receiver = edge.sender, edge.receiver
                 number = known.get(id(write), -1)
                 if number < 0:
-                    key = (id(block), write.hook, write.heads, write.positions, write.replacement)
+                    key = (id(call), write.hook, write.heads, write.positions, write.replacement)
                     number = known[id(write)] = numbers.setdefault(key, len(self.senders))
                 if number == len(self.senders):
-                    self.senders.append(Sender(edge.label, write, block.call))
+                    self.senders.append(Sender(edge.label, write, call))
                     self.at.setdefault(write.hook, []).append(number)
                 about = self.order(receiver.kind.name, receiver.layer), edge.label
                 for head in receiving_heads(receiver, self._surface):
@@ -269,12 +260,12 @@ _RUN_KEY = "patched edges"
 class EdgeHooks:
     """The hooks that carry out all patched edges of one model."""
 
-    def __init__(self, surface: HookedModel, blocks: Sequence[EdgeBlock]) -> None:
+    def __init__(self, surface: HookedModel, calls: Sequence[ForwardPass]) -> None:
         """Plans the senders and receivers; no hook is put on yet."""
-        self._surface, self._blocks = surface, tuple(blocks)
+        self._surface, self._calls = surface, tuple(calls)
         self._projections = Projections.of(surface)
-        self._through_mlps = blocks[0].edges[0].through == "mlps"
-        self._plan = EdgePlan(surface, blocks)
+        self._through_mlps = calls[0].edges[0].through == "mlps"
+        self._plan = EdgePlan(surface, calls)
         self._layers = range(surface.n_layers)
         self._handle: Handle | None = None
 
@@ -334,7 +325,7 @@ class EdgeHooks:
         wanted_later = max(self._plan.last.values()) >= self._plan.order("q", layer)
         if run.left is not None and (run.changes or run.carried) and wanted_later:
             # Whatever changed the stream between blocks would change the differences as well.
-            label = self._blocks[0].edges[0].label
+            label = self._calls[0].edges[0].label
             check_made(
                 x, run.left, label, f"what comes to block {layer} differs from what was handed on to it"
             )
@@ -493,7 +484,7 @@ class EdgeHooks:
     # ---- Helpers
 
     def _current_run(self) -> EdgeRun | None:
-        call = self._blocks[0].call
+        call = self._calls[0]
         if call.state.suspended or not call.whole:
             return None
         run: EdgeRun = call.run.once(_RUN_KEY, EdgeRun)
@@ -544,8 +535,8 @@ class EdgeHooks:
         return change[:, :, at].flatten(2) @ weight.unflatten(0, (change.shape[2], -1))[at].flatten(0, 1)
 
     def _has_received(self, hook: str) -> None:
-        for block in self._blocks:
-            block.received.add(hook)
+        for call in self._calls:
+            call.received.add(hook)
 
 
 def _read_by(streams: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -562,39 +553,35 @@ def _rows(indices: Sequence[int]) -> slice | list[int]:
     )
 
 
-# Open blocks by model, and the hooks that serve them. Not part of its `State`, which a copy of the model would take
-# along.
-_blocks: WeakKeyDictionary[nn.Module, list[EdgeBlock]] = WeakKeyDictionary()
+# The runs of open blocks with edges by model, and the hooks that serve them. Not part of its `State`, which a copy of
+# the model would take along.
+_open: WeakKeyDictionary[nn.Module, list[ForwardPass]] = WeakKeyDictionary()
 _edge_hooks: WeakKeyDictionary[nn.Module, EdgeHooks] = WeakKeyDictionary()
 
 
 @model_block
-def patched_edges(surface: HookedModel, edges: Sequence[EdgePatch], call: ForwardPass) -> Iterator[set[str]]:
-    """Patches these edges inside the block; yields a set that fills with the hooks at which something was received."""
-    if not edges:
-        yield set()
-        return
-    block = EdgeBlock(tuple(edges), call)
-    blocks = _blocks.setdefault(surface.model, [])
-    if blocks:  # these alone were checked when they were planned
-        check_edges([*(edge for open_block in blocks for edge in open_block.edges), *edges], surface)
-    blocks.append(block)
-    try:
-        reinstall_hooks(surface)
-        yield block.received
-    finally:
-        blocks.remove(block)
-        reinstall_hooks(surface)
-
-
-def reinstall_hooks(surface: HookedModel) -> None:
-    """Puts all edges of the open blocks onto the model anew, behind every edit, so that they see what the edits
-    leave.
+def patched_edges(surface: HookedModel, call: ForwardPass) -> Iterator[None]:
+    """Patches the edges of these runs inside the block, behind every edit, so that they see what the edits leave; so do
+    those of blocks around it.
     """
+    calls = _open.setdefault(surface.model, [])
+    if calls and call.edges:  # these alone were checked when they were planned
+        check_edges([edge for one in (*calls, call) for edge in one.edges], surface)
+    calls += [call] if call.edges else []
+    try:
+        _put_on(surface, calls)
+        yield
+    finally:
+        calls[:] = [one for one in calls if one is not call]
+        if call.edges:
+            _put_on(surface, calls)
+
+
+def _put_on(surface: HookedModel, calls: Sequence[ForwardPass]) -> None:
+    """Puts all edges of open blocks onto the model anew."""
     previous = _edge_hooks.pop(surface.model, None)
     if previous is not None:
         previous.remove()
-    blocks = _blocks.get(surface.model)
-    if blocks:
-        edge_hooks = _edge_hooks[surface.model] = EdgeHooks(surface, blocks)
+    if calls:
+        edge_hooks = _edge_hooks[surface.model] = EdgeHooks(surface, calls)
         edge_hooks.register()

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from circuits.errors import CircuitsError, prefixed
 from circuits.interventions.base import ActivationEdit, Intervention, Replacement
-from circuits.interventions.replacements import Computed
+from circuits.interventions.clean_passes import MeanOver, Reference
+from circuits.interventions.replacements import Computed, Mean
 from circuits.model.heads import HeadSpec, index_of, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
@@ -20,7 +19,6 @@ from circuits.tensors import (
     Positions,
     Snapshot,
     Span,
-    as_dense_tensor,
     check_not_a_mask,
     describe_positions,
     parse_positions,
@@ -36,8 +34,6 @@ class Place:
     site: Site
     heads: HeadSpec | None = None
     neurons: tuple[int, ...] | None = None  # or features, where the last axis has these
-    # Number of neurons or features that the site must have, where they were given as a mask.
-    d_mlp: int | None = None
 
     def __post_init__(self) -> None:
         if self.heads is not None and self.site.kind.head_axis is None:
@@ -74,8 +70,6 @@ class Place:
             size = surface.width(self.site.kind, hook)
             if size is None:
                 continue
-            if self.d_mlp not in (None, size):
-                raise CircuitsError(f"the mask of {unit} is [{self.d_mlp}], the model has {size} {unit}")
             wrong = [neuron for neuron in self.neurons or () if not 0 <= neuron < size]
             if wrong:
                 raise CircuitsError(f"no {unit[:-1]} {wrong[0]}: the model has {unit} 0-{size - 1}")
@@ -164,6 +158,27 @@ class Edit(Intervention):
         return self.name if direction is None else f"{self.name} ({direction})"
 
 
+@dataclass(frozen=True)
+class EditedMean(Mean):
+    """The mean per position over the reference batch, in a pass in which `edit` is made in all earlier layers. `edit`
+    is the one that this replacement belongs to; no other edit is on in that pass.
+    """
+
+    cache_safe = False
+
+    name: str = ""
+    places: tuple[Place, ...] = ()
+    positions: Positions | Span | Snapshot | None = None
+
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
+        edit = Edit(self.name, self.places, self, self.positions)
+        assert write.layer is not None  # patterns belong to layers
+        return {"mean": Reference(self.prompts, write.hook, write.kind, MeanOver(), (edit, write.layer))}
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "of": "edited"}
+
+
 def parse_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
     """Reads heads (edited at z), a site, or a layer number; second, whether a place the model lacks is passed over.
 
@@ -189,12 +204,13 @@ def parse_places(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
 def parse_place(site: Any, heads: Any, caller: str, neurons: Any = None, features: Any = None) -> Place:
     """Reads a site, and heads, neurons or features of it where those are given."""
     unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
-    chosen, size = (None, None) if units is None else parse_neurons(units, caller, f"{unit}s")
+    check_not_a_mask(units, f"{caller}: {unit}s", "of them all")
+    chosen = parse_indices(units, caller, f"{unit}s")
     with prefixed(caller):
         parsed = Site.parse(site)
         if units is not None:
             _check_units(parsed, unit)
-        return Place(parsed, None if heads is None else parse_heads(heads), chosen, size)
+        return Place(parsed, None if heads is None else parse_heads(heads), chosen)
 
 
 def check_units(site: Site, by: str, caller: str) -> None:
@@ -210,23 +226,6 @@ def _check_units(site: Site, unit: str) -> None:
             "at mlp_pre and mlp_post" if unit == "neuron" else 'of a spliced SAE, at "features.resid_post.1"'
         )
         raise CircuitsError(f"site {site} has no {unit}s; those are {where}")
-
-
-def parse_neurons(neurons: Any, caller: str, units: str = "neurons") -> tuple[tuple[int, ...], int | None]:
-    """Reads indices of neurons or features, or a boolean mask of them all; second, the length of the mask."""
-    axis = "[d_mlp]" if units == "neurons" else "[feature]"
-    size = None
-    neurons = as_dense_tensor(neurons, f"{caller}: {units}")
-    if isinstance(neurons, Tensor) and neurons.dtype == torch.bool:
-        if neurons.ndim != 1 or not bool(neurons.any()):
-            raise CircuitsError(
-                f"{caller}: a mask of {units} is {axis} and selects some; got {list(neurons.shape)}"
-            )
-        size = len(neurons)
-        neurons = neurons.nonzero().flatten()
-    else:
-        check_not_a_mask(neurons, f"{caller}: {units}", axis)
-    return parse_indices(neurons, caller, units) or (), size
 
 
 def parse_query_positions(positions: Any, caller: str) -> Positions | Span | Snapshot | None:

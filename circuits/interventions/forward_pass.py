@@ -1,8 +1,8 @@
-"""One call of the model under interventions, with its inputs and what is computed along the way."""
+"""Calls of the model: one under interventions, with what is computed along the way, and the clean passes it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun
-from circuits.interventions.clean_passes import References
+from circuits.interventions.clean_passes import Reference
 from circuits.interventions.replacements import Computed
-from circuits.model.edit_state import State, assert_weights_unchanged
+from circuits.model.edit_state import State, assert_weights_unchanged, suspended
 from circuits.model.generation import WHOLE, GenerationState, cache_of, past_length, under_way
 from circuits.model.hooked_model import HookedModel, is_text
 from circuits.model.inputs import mask_of_model, mask_of_tokenizer
-from circuits.model.prompts import own_positions
+from circuits.model.prompts import Prompts, own_positions
+from circuits.model.record import evaluating, listening, recording
 from circuits.tensors import Span
 
 CACHED = "a key-value cache"
@@ -72,6 +73,70 @@ def mask_of(surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | No
     return mask
 
 
+# Large references are run in pieces of this many tokens, which bounds the memory of one forward.
+TOKENS_PER_PASS = 65536
+
+
+class References:
+    """The results of clean passes, each distinct reference run once."""
+
+    def __init__(self, surface: HookedModel, tokens_per_pass: int | None = None) -> None:
+        self._surface = surface
+        self._tokens_per_pass = TOKENS_PER_PASS if tokens_per_pass is None else tokens_per_pass
+        self._results: dict[Reference, Tensor] = {}
+
+    def __getitem__(self, reference: Reference) -> Tensor:
+        return self._results[reference]
+
+    def fetch(self, wanted: Iterable[Reference]) -> None:
+        """Runs the passes that are missing, one per distinct pair of prompts and edits."""
+        missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._results]
+        for prompts, before in dict.fromkeys((each.prompts, each.before) for each in missing):
+            edit, layer = before or (None, 0)
+            steps = () if edit is None else edit.plan(self._surface)
+            writes = [step for step in steps if step.layer is not None and step.layer < layer]
+            self.fetch(one for write in writes for one in write.replacement.references(write).values())
+            together = [each for each in missing if (each.prompts, each.before) == (prompts, before)]
+            if left := [each for each in together if each not in self._results]:
+                self._run(prompts, writes, left)
+
+    def _run(self, prompts: Prompts, writes: Sequence[ActivationEdit], wanted: list[Reference]) -> None:
+        """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
+        surface = self._surface
+        surface.check_prompts(prompts, "reference or source tokens")
+        step = max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))
+        pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
+        hooks = list(dict.fromkeys(reference.hook for reference in wanted))
+        with suspended(surface.model), evaluating(surface.model), torch.no_grad():
+            for start in range(0, len(prompts), step):
+                chunk = prompts[start : start + step]
+                # A state of its own, so that the edits of the blocks around this pass do nothing.
+                state = State(rows=slice(start, start + len(chunk)), total=len(prompts))
+                call = ForwardPass(surface, self, state)
+                if prompts.padded:
+                    call.run.decode_step = replace(WHOLE, real=chunk.real.to(surface.device))
+                edited = [(write.hook, writer(write, call)) for write in writes]
+                with listening(surface, edited), recording(surface, hooks) as seen:
+                    surface.call(chunk)
+                for reference, activations in pieces.items():
+                    if reference.hook not in seen:
+                        raise CircuitsError(
+                            f"{reference.hook} never fired in a clean pass: nothing to take from it"
+                        )
+                    activation = seen[reference.hook].detach()
+                    if reference.reduction is not None:
+                        activation = reference.reduction.piece(activation, chunk, reference.kind)
+                        # A reduction is kept as one running sum, as it is there to save memory.
+                        activation = activations.pop() + activation if activations else activation
+                    activations.append(activation)
+        for reference in list(pieces):
+            if reference.reduction is None:
+                self._results[reference] = torch.cat(pieces.pop(reference))
+            else:
+                total = pieces.pop(reference)[0]
+                self._results[reference] = reference.reduction.finish(total, prompts, reference.kind)
+
+
 @dataclass
 class ForwardPass:
     """The runs of the model under some edits: the current one, and those from within which it was called.
@@ -93,6 +158,8 @@ class ForwardPass:
     missed: set[int] = field(default_factory=set)
     #: The senders of edges, by id, that some run reached at a position of theirs.
     reached: set[int] = field(default_factory=set)
+    #: The hooks at which something was received.
+    received: set[str] = field(default_factory=set)
 
     @property
     def run(self) -> ModelRun:

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import (
-    at_columns_of_run,
     at_own_positions,
     check_reach,
+    check_shape,
     in_dtype_of,
     run_mask,
-    same_columns,
     source_mask,
     source_rows,
 )
@@ -107,9 +106,11 @@ class Mean(_FromPrompts):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         mean = context.reference("mean", current)
         pooled, prompts = self.over == "batch,pos", self.prompts
-        if not pooled and (prompts.padded or context.decode_step.real is not None):
+        step = context.decode_step
+        if not pooled and (prompts.padded or step.open or step.real is not None):
             return self._by_position(mean, current, context)
-        return at_columns_of_run(mean, current, context, "reference", pooled)
+        check_shape(mean, current, context.write, "reference", pooled)
+        return mean
 
     def _by_position(self, mean: Tensor, current: Tensor, context: HookContext) -> Tensor:
         """Returns the mean at each row's own positions."""
@@ -237,9 +238,8 @@ class FromTensors(Replacement):
                 f"{context.write.label}: the source has no {context.write.hook}; it has {hooks}"
             )
         mask, tensor = None if self.mask is None else self.mask.tensor, in_dtype_of(source.tensor, current)
-        if mask is None and self.at is None:
-            return same_columns(tensor, current, context)
-        return source_rows(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS)
+        by_column = mask is None and self.at is None
+        return source_rows(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS, by_column)
 
     def describe(self) -> dict[str, Any]:
         source = {hook: tensor.describe() for hook, tensor in self.activations}

@@ -36,12 +36,11 @@ class State:
     written: dict[nn.Parameter, int] = field(default_factory=dict)
     # True while we write, and after a write that was interrupted.
     writing: bool = False
-    # Autoencoders in the model, by the hook of their site, and the handles of their hooks.
+    # Autoencoders in the model, by the hook of their site.
     splices: dict[str, Any] = field(default_factory=dict)
-    splice_handles: list[Any] = field(default_factory=list)
-    # Hooks and functions that read activations after all edits, and their handles.
-    readers: list[tuple[str, Any]] = field(default_factory=list)
-    reader_handles: list[Any] = field(default_factory=list)
+    # Hooks and functions that get activations after all edits (`record.kept_last`), and their handles.
+    last: list[tuple[str, Any]] = field(default_factory=list)
+    last_handles: list[Any] = field(default_factory=list)
     # True when no block is open any more: the hooks of this state do nothing.
     ended: bool = False
 

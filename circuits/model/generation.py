@@ -71,10 +71,26 @@ class DecodeStep:
             return torch.arange(self.start, self.start + length)[None]
         return own_positions(self.real)[:, self.start :]
 
-    def selected(self, positions: Positions | Span, length: int, what: str) -> Tensor:
+    def selected(
+        self,
+        positions: Positions | Span | Snapshot | None,
+        length: int,
+        what: str,
+        rows: slice | Tensor | None = None,
+        batch: int = 1,
+    ) -> Tensor:
         """Returns a boolean mask, true at `positions`, of a run of `length` positions: [length], or [batch length]
-        where it has padding and they count in each row's own tokens.
+        where rows differ: positions count in each row's own tokens, and none of them is padding.
+
+        Args:
+            rows: the rows of the whole batch that run; None: all of them.
+            batch: the number of rows of the whole batch.
         """
+        if positions is None:
+            return torch.ones(length, dtype=torch.bool) if self.mask is None else self.mask
+        if isinstance(positions, Snapshot):
+            chosen = self._of_mask(positions.tensor, length, what, rows, batch)
+            return chosen if self.mask is None else chosen.to(self.mask.device) & self.mask
         if isinstance(positions, tuple) and not self.open:
             return select_positions(positions, length, what, self.real)
         columns = self._prompt(positions, length, what)
@@ -102,16 +118,16 @@ class DecodeStep:
             chosen = (here[..., None] == absolute[:, None]).any(-1)
         return chosen[0] if self.mask is None else chosen & self.mask
 
-    def of_mask(self, mask: Tensor, length: int) -> Tensor | None:
-        """Returns a mask over the prompt [... pos] cut to a run of `length` positions, false beyond the prompt; None
-        where it is not of the prompt's length.
-        """
+    def _of_mask(
+        self, mask: Tensor, length: int, what: str, rows: slice | Tensor | None, batch: int
+    ) -> Tensor:
+        """Returns a mask over the prompt, [pos] or [batch pos], cut to the run, false beyond the prompt."""
         prompt = self._prompt(None, length, "a mask")
-        if mask.shape[-1] != prompt:
-            return None
-        if not self.open:
-            return mask
-        return at(mask, -1, self.start, length, False)
+        if mask.shape[-1] != prompt or (mask.ndim == 2 and len(mask) != batch):
+            axes, run = ("[batch pos]", [batch, prompt]) if mask.ndim == 2 else ("[pos]", [prompt])
+            raise CircuitsError(f"{what}: the mask is {axes} = {list(mask.shape)}, the run is {run}")
+        mask = mask if mask.ndim == 1 or rows is None else mask[rows]
+        return at(mask, -1, self.start, length, False) if self.open else mask
 
     def _prompt(self, positions: Positions | Span | None, length: int, what: str) -> int:
         relative = positions is None or (

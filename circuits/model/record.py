@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.model.contexts import model_block
-from circuits.model.edit_state import exclusive, modules_of
+from circuits.model.edit_state import exclusive, modules_of, state_of
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 
@@ -64,6 +64,29 @@ def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, 
 
     with listening(surface, [(hook, partial(keep, hook)) for hook in hooks]):
         yield seen
+
+
+@model_block
+def kept_last(surface: HookedModel, functions: Sequence[tuple[str, Function]]) -> Iterator[None]:
+    """Calls each function with the activation at its hook as all hooks there leave it, those of inner blocks too.
+
+    Blocks may end in any order. A block that adds hooks enters this one behind them, with nothing of its own too.
+    """
+    state = state_of(surface.model)
+    state.last += functions
+    try:
+        _put_last(surface)
+        yield
+    finally:
+        state.last = [one for one in state.last if all(one is not mine for mine in functions)]
+        _put_last(surface)
+
+
+def _put_last(surface: HookedModel) -> None:
+    state = state_of(surface.model)
+    for handle in state.last_handles:
+        handle.remove()
+    state.last_handles = [surface.on_forward(hook, function) for hook, function in state.last]
 
 
 def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:

@@ -21,6 +21,7 @@ from circuits.errors import CircuitsError, prefixed
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import exclusive, state_of
 from circuits.model.hooked_model import HookedModel
+from circuits.model.record import kept_last
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, part_of
 
 CALLER = "splice"
@@ -125,20 +126,11 @@ def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
                 raise CircuitsError(f"{CALLER}: there is an autoencoder at {splice.site} already")
         current.update(new)
         try:
-            reinstall(surface)
-            yield model
-        finally:  # Blocks may end in any order.
+            with kept_last(surface, [(hook, splice.edited) for hook, splice in new.items()]):
+                yield model
+        finally:
             for hook in new:
                 current.pop(hook, None)
-            reinstall(surface)
-
-
-def reinstall(surface: HookedModel) -> None:
-    """Puts the model's splices behind all hooks that are there now, so that they read what these leave."""
-    state = state_of(surface.model)
-    for handle in state.splice_handles:
-        handle.remove()
-    state.splice_handles = [surface.on_forward(hook, splice.edited) for hook, splice in state.splices.items()]
 
 
 def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]:

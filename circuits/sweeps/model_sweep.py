@@ -23,7 +23,7 @@ from circuits.engine.stacked import (
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
 from circuits.interventions.base import Intervention
-from circuits.interventions.clean_passes import References
+from circuits.interventions.forward_pass import References
 from circuits.model.edit_state import State, assert_weights_unchanged, running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts

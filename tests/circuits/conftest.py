@@ -408,22 +408,12 @@ def forward(
     model: Any,
     tokens: Tensor,
     edit: Callable[[str, int | None, Tensor], Tensor] = _unchanged,
-    keep: Tensor | None = None,
 ) -> Tensor:
-    """The logits, in float64, from parameters alone; `edit(site, layer, value)` sees and may replace every site.
-
-    `keep` [batch pos] is a padding mask: False keys are seen by nobody, and the tokens after padding on the
-    left count their positions from its end.
-    """
+    """The logits, in float64, from parameters alone; `edit(site, layer, value)` sees and may replace every site."""
     weights, cfg = {name: weight.double() for name, weight in weights_of(model).items()}, model.cfg
     hooked = "embed.W_E" in dict(model.named_parameters())
     batch, length = tokens.shape
     order = torch.arange(length).expand(batch, -1)
-    if keep is not None:
-        shifted = (keep.long().cumsum(1) - 1).clamp(min=0)
-        # The bridge shifts the rows only in which a padded token stands before a real one.
-        moved = ((shifted != order) & keep).any(1, keepdim=True)
-        order = shifted if hooked else torch.where(moved, shifted, order)
 
     def norm(x: Tensor, name: str, kind: str | None = cfg.normalization_type) -> Tensor:
         if kind is None:
@@ -463,8 +453,6 @@ def forward(
     aside: Tensor | float = 0.0
     if "pos_embed.W_pos" in weights and cfg.positional_embedding_type != "alibi":
         positions = weights["pos_embed.W_pos"][order]
-        if hooked and keep is not None:
-            positions = positions * keep[..., None]
         positions = edit("pos_embed", None, positions)
         if cfg.positional_embedding_type == "shortformer":
             aside = positions
@@ -514,8 +502,6 @@ def forward(
             hidden = hidden | (far < 0)
             if hooked and cfg.use_local_attn and cfg.attn_types[layer] == "local":
                 hidden = hidden | (far >= cfg.window_size)
-        if keep is not None:
-            hidden = hidden | ~keep[:, None, None, :]
         scores = edit("scores", layer, scores.masked_fill(hidden, -torch.inf))
         pattern = edit("pattern", layer, scores.softmax(-1).nan_to_num())
         z = edit("z", layer, torch.einsum("bhqk,bkhe->bqhe", pattern, v))

@@ -121,15 +121,6 @@ def test_heads_by_position(model, twin, tokens, other_tokens, site):
     assert_equal_effects(*patched_by_both(model, twin, tokens, other_tokens, theirs, ours), none=none)
 
 
-@pytest.mark.parametrize("site", ["z", "q", "k", "v", "pattern"])
-def test_heads_at_all_positions(model, twin, tokens, other_tokens, site):
-    def ours(layer, head):
-        return patch.activations(site, source=other_tokens, heads=[(layer, head)])
-
-    theirs = getattr(patching, f"get_act_patch_attn_head_{'out' if site == 'z' else site}_all_pos")
-    assert_equal_effects(*patched_by_both(model, twin, tokens, other_tokens, theirs, ours))
-
-
 @pytest.mark.parametrize("settings", [SETTINGS["causal"]], ids=["causal"])
 def test_patterns_by_query(model, twin, tokens, other_tokens):
     def ours(layer, head, query):
@@ -155,19 +146,6 @@ def test_clean_passes_run_in_eval_mode_without_gradients(model, tokens, other_to
     with intervene(model, ablate.mean("0.1", reference=other_tokens)):
         model(tokens)
     assert seen == [(False, False), (True, True)]
-
-
-def test_a_clean_pass_serves_all_chunks_and_variants(model, tokens, other_tokens):
-    """Two chunks of the baseline and of two variants, and one clean pass on three examples, divided like them."""
-    passes = []
-    model.add_hook("blocks.0.hook_resid_pre", lambda value, hook: passes.append(len(value)))
-    reference = other_tokens[:3]
-    grid = {
-        "a": ablate.mean("0.1", reference=reference),
-        "b": ablate.mean_pattern("1.0", reference=reference),
-    }
-    sweep(model, tokens, grid, metric=per_example, batch_size=2, draws=1, flips=1)
-    assert sorted(passes) == [1] + [2] * 7
 
 
 def test_attribution_and_lens_run_in_eval_mode(model, tokens, other_tokens):

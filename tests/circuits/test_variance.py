@@ -36,20 +36,6 @@ def test_classes_modulo_q_explain_what_the_waves_of_q_explain(q):
     np.testing.assert_allclose(found, r_squared(waves, values.numpy()), atol=1e-12)
 
 
-def test_a_planted_share_is_found():
-    wave = torch.cos(2 * torch.pi * 2 * NUMBER.double() / 5)
-    other = drawn(P * P)
-    other = other - other.mean()
-    # Nothing of the noise depends on the class.
-    for r in range(5):
-        mine = r == NUMBER % 5
-        other[mine] -= other[mine].mean()
-    wave = wave - wave.mean()
-    values = 3 * wave / wave.norm() + 4 * other / other.norm() + 7
-    assert variance.explained(values, NUMBER % 5).item() == pytest.approx(9 / 25, abs=1e-12)
-    assert variance.explained(values, NUMBER % 5).shape == ()
-
-
 def test_parts_are_those_of_least_squares_alone_beyond_the_others_and_together():
     values = drawn(P * P, 2, 3)
     kinds = {"3": NUMBER % 3, "5": NUMBER % 5, "digit": GRID[:, 0] % 4}
@@ -67,11 +53,6 @@ def test_parts_are_those_of_least_squares_alone_beyond_the_others_and_together()
     assert found.names == ("3", "5", "digit")
     assert found.degrees == (2, 4, 3)
     assert found.unique.shape == (3, 2, 3)
-
-
-def test_classes_that_overlap_explain_less_beyond_each_other_than_alone():
-    found = variance.partition(drawn(40, 200), {"6": torch.arange(40) % 6, "3": torch.arange(40) // 14})
-    assert bool((found.alone.sum(0) - found.together).abs().max() > 0.01)
 
 
 def test_several_kinds_at_once_are_each_for_itself():

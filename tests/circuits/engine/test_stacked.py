@@ -1,81 +1,26 @@
 """Many variants in one forward give what each gives alone: drawn models, edits, sites, padding and batch sizes."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
 
-from circuits import ablate, draws, edit, logit_difference, patch, prompts, run, sweep, transplant
+from circuits import ablate, draws, edit, patch, run, sweep, transplant
 from circuits.engine.stacked import NotStacked, check_model
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
-from circuits.model.sites import KINDS
+from tests.circuits.conftest import FEATURES, SHAPES, build
 
-LENGTH, EXAMPLES, LAYERS = 6, 5, 3
-FAMILIES = {
-    "GPT-2": {"act_fn": "gelu_new"},
-    "Llama": {
-        "normalization_type": "RMS",
-        "positional_embedding_type": "rotary",
-        "gated_mlp": True,
-        "act_fn": "silu",
-        "n_key_value_heads": 2,
-    },
-    "Pythia": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary", "act_fn": "gelu"},
-    "Gemma": {
-        "normalization_type": "RMS",
-        "positional_embedding_type": "rotary",
-        "use_normalization_before_and_after": True,
-        "attn_scores_soft_cap": 2.0,
-        "output_logits_soft_cap": 3.0,
-        "use_local_attn": True,
-        "attn_types": ["local", "global", "local"],
-        "window_size": 3,
-    },
-    "ALiBi": {"positional_embedding_type": "alibi"},
-    "BERT": {"norm": "post", "attention_dir": "bidirectional", "act_fn": "gelu"},
-    "one layer": {"n_layers": 1, "normalization_type": None},
-    "attention only": {"attn_only": True},
-}
+EXAMPLES, LAYERS = 5, 3
 
 
-def tokens_of(seed, examples=EXAMPLES):
-    return torch.randint(0, 11, (examples, LENGTH), generator=torch.Generator().manual_seed(seed))
+TOKENS, SOURCE = (
+    torch.randint(0, 11, (EXAMPLES, 6), generator=torch.Generator().manual_seed(seed)) for seed in (0, 50)
+)
 
 
 def halved(x):
     x /= 2
     return x
-
-
-def an_edit(rng, surface, source, padded):
-    """Draws an intervention: what, where, which positions."""
-    heads = ",".join(
-        {f"{rng.randrange(surface.n_layers)}.{rng.randrange(4)}" for _ in range(rng.randint(1, 2))}
-    )
-    sites = [name for name in surface.site_names() if name not in ("scores", "pattern")]
-    site = rng.choice(sites)
-    if KINDS[site].per_layer:
-        site = f"{site}.{rng.randrange(surface.n_layers)}"
-    at = rng.choice([None, [0], [1, -1]])
-    if not padded and rng.random() < 0.3:
-        at = torch.rand(EXAMPLES, LENGTH, generator=torch.Generator().manual_seed(rng.randrange(99))) < 0.5
-    kind = rng.randrange(8)
-    if kind == 0:
-        return ablate.uniform(heads, positions=at)
-    if kind == 1:
-        return ablate.mean_pattern(heads, source, positions=at)
-    if kind == 2 and not padded:
-        return ablate.resample(heads, source, seed=rng.randrange(9), positions=at)
-    what = rng.choice([heads, site, rng.randrange(surface.n_layers)])
-    if kind == 3:
-        return ablate.mean(what, source, positions=at)
-    if kind == 4:
-        return ablate.zero(what, positions=at)
-    if kind == 5:
-        return edit(rng.choice([site, "scores", "pattern"]), halved, positions=at)
-    return patch.activations(site, source, positions=at)
 
 
 def metric(output):
@@ -89,53 +34,39 @@ def last(output, targets):
 last.read_positions = (-1,)
 
 
-@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_what_shares_forwards_is_what_runs_alone(make_model, hooked_only, name, dtype, seed):
-    rng = random.Random(f"{name} {dtype} {seed}")
-    model = make_model(seed, hooked_only, **{"n_layers": LAYERS, **FAMILIES[name]}).to(dtype)
-    model.cfg.dtype = dtype
-    surface = HookedModel.of(model)
-    tokens, source = tokens_of(seed), tokens_of(seed + 50)
-    padded = surface.causal and rng.random() < 0.4
-    if padded:
-        lengths = [rng.randint(2, LENGTH) for _ in range(EXAMPLES)]
-        side = rng.choice(["left", "right"])
-        tokens, source = (
-            prompts(model, [row[:n].tolist() for row, n in zip(rows, lengths, strict=True)], side)
-            for rows in (tokens, source)
-        )
-    variants = {}
-    for number in range(8):
-        together = tuple(an_edit(rng, surface, source, padded) for _ in range(rng.choice([1, 1, 2])))
-        variants[f"{number}"] = together
-    variants |= {
+@pytest.mark.parametrize("name", ["causal", "post-norm", "llama", "gemma", "parallel", "alibi"])
+def test_what_shares_forwards_is_what_runs_alone(hooked_only, name, dtype):
+    """test_matrix compares both with forwards by hand; here p-values too, and what changes nothing is exactly none."""
+    settings = SHAPES[name] if name in SHAPES else FEATURES[name][0]
+    model = build(family=hooked_only, dtype=dtype, **settings)
+    mask = torch.rand(EXAMPLES, 6, generator=torch.Generator().manual_seed(1)) < 0.5
+    variants = {
+        "uniform": ablate.uniform("0.1,1.2", positions=[1, -1]),
+        "mean pattern": (ablate.mean_pattern("1.0", SOURCE), ablate.zero("0.2")),
+        "layer": ablate.mean(1, SOURCE, positions=mask),
+        "scores": edit("scores.0", halved),
+        "embed": edit("embed", halved, positions=[0]),
+        "patch": patch.activations("resid_post.0", SOURCE, positions=[1]),
         "nothing": edit("z.0", torch.clone),
-        "a source that is the run": patch.activations("z", tokens),
+        "a source that is the run": patch.activations("z", TOKENS),
+        "draws": draws(lambda one: ablate.resample("0.1", SOURCE, seed=one), 2),
     }
-    if not padded:
-        variants["draws"] = draws(lambda one: ablate.resample("0.1", source, seed=one), 2)
-    given = {"metric": metric} if not padded else {}
-    if rng.random() < 0.3:
-        # Both read each example's last token alone.
-        given = {"metric": logit_difference(3, 5) if padded else last}
-        given |= {} if padded else {"batch": torch.arange(EXAMPLES)}
-    given |= {"draws": 20, "flips": 99}
-    found = sweep(model, tokens, variants, batch_size=rng.choice([None, 1, 3, 7, 12]), **given)
-    alone = sweep(model, tokens, variants, engine="naive", **given)
-    assert set(found.frame["engine"]) == {"fast"}
-    assert found.settings["naive"] == {}
-    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5}.get(dtype, 0.05)
-    for of_metric, rows in alone.frame.groupby("metric"):
-        ours = found.frame.loc[rows.index]
-        largest = rows["effect"].abs().max()
-        assert largest > 1e-3, of_metric
-        np.testing.assert_allclose(ours["effect"], rows["effect"], atol=tolerance * largest, rtol=0)
-        assert ours["null_effect"].tolist() == rows["null_effect"].tolist()
-        assert rows[rows["variant"].isin(["nothing", "a source that is the run"])]["null_effect"].all()
-    if dtype == torch.float64:
-        np.testing.assert_allclose(found.frame["p_value"], alone.frame["p_value"], rtol=1e-9)
+    for given in ({}, {"metric": metric}, {"metric": last, "batch": torch.arange(EXAMPLES)}):
+        found, alone = (
+            sweep(model, TOKENS, variants, engine=engine, batch_size=size, draws=20, flips=99, **given)
+            for engine, size in (("auto", 7), ("naive", None))
+        )
+        assert set(found.frame["engine"]) == {"fast"}
+        tolerance = {torch.float64: 1e-10, torch.float32: 1e-5}.get(dtype, 0.05)
+        for of_metric, rows in alone.frame.groupby("metric"):
+            ours, largest = found.frame.loc[rows.index], rows["effect"].abs().max()
+            assert largest > 1e-3, of_metric
+            np.testing.assert_allclose(ours["effect"], rows["effect"], atol=tolerance * largest, rtol=0)
+            assert ours["null_effect"].tolist() == rows["null_effect"].tolist()
+            assert rows[rows["variant"].isin(["nothing", "a source that is the run"])]["null_effect"].all()
+        if dtype == torch.float64:
+            np.testing.assert_allclose(found.frame["p_value"], alone.frame["p_value"], rtol=1e-9)
 
 
 def test_each_variant_runs_the_blocks_from_its_first_edit_on(make_model, hooked_only):
@@ -155,12 +86,12 @@ def test_each_variant_runs_the_blocks_from_its_first_edit_on(make_model, hooked_
 
         model.blocks[layer].attn.__class__ = Counted
     variants = ablate.each(ablate.zero, [(layer, head) for layer in range(LAYERS) for head in range(3)])
-    found = sweep(model, tokens_of(0), variants, metric)
+    found = sweep(model, TOKENS, variants, metric)
     assert set(found.frame["engine"]) == {"fast"}
     assert rows == {0: [5, 15], 1: [5, 30], 2: [5, 45]}
     rows.update({layer: [] for layer in rows})
     # Two variants of five examples in a forward.
-    sweep(model, tokens_of(0), variants, metric, batch_size=10)
+    sweep(model, TOKENS, variants, metric, batch_size=10)
     assert sum(rows[0]) == 5 + 15
     assert max(rows[2]) == 10
 
@@ -179,12 +110,12 @@ def test_logits_are_computed_where_they_are_read(make_model, hooked_only):
 
     model.unembed.__class__ = Seen
     variants = {"0.1": ablate.zero("0.1"), "1.1": ablate.zero("1.1")}
-    sweep(model, tokens_of(0), variants, metric=last, batch=torch.arange(EXAMPLES))
+    sweep(model, TOKENS, variants, metric=last, batch=torch.arange(EXAMPLES))
     assert seen == [(5, 6), (10, 1)]
 
 
 def test_reasons_to_run_alone(make_model, hooked_only):
-    model, tokens = make_model(0, hooked_only), tokens_of(0)
+    model, tokens = make_model(0, hooked_only), TOKENS
     variants = {
         "0.1": ablate.zero("0.1"),
         "path": patch.path("0.1", "1.2", tokens),
@@ -213,7 +144,7 @@ def test_reasons_to_run_alone(make_model, hooked_only):
 
 
 def test_an_edit_that_never_fires_is_an_error_with_a_shared_forward_too(make_model, hooked_only):
-    model, tokens = make_model(0, hooked_only), tokens_of(0)
+    model, tokens = make_model(0, hooked_only), TOKENS
     never = edit("blocks.0.attn.hook_result", halved)
     for call in (lambda: run(model, tokens, never), lambda: sweep(model, tokens, {"never": never})):
         with pytest.raises(Exception, match=r"blocks\.0\.attn\.hook_result never fired"):
@@ -221,7 +152,7 @@ def test_an_edit_that_never_fires_is_an_error_with_a_shared_forward_too(make_mod
 
 
 def test_an_edit_that_runs_the_model_runs_alone(make_model, hooked_only):
-    model, tokens = make_model(0, hooked_only), tokens_of(0)
+    model, tokens = make_model(0, hooked_only), TOKENS
 
     def running(z):
         with torch.no_grad():

@@ -64,22 +64,6 @@ def test_every_form_of_whole_numbers_is_the_same_tokens(causal, tokens, other_to
     )
 
 
-def test_vectors_on_a_bridge(make_model, tokens, by_hand, assert_same):
-    """A bridge takes what its embedding would give, whatever the numbers are."""
-    model = make_model(family="TransformerBridge")
-    vectors = -100 * cache(model, tokens, "embed")["embed"]
-    assert bool((run(model, vectors) == model(vectors)).all())
-    expected = by_hand(model, tokens, lambda site, layer, x: -100 * x if site == "embed" else x)
-    assert_same(run(model, vectors), expected, model(tokens))
-    one = patch.activations("z", source=vectors)
-    assert bool(
-        (
-            run(model, tokens, one)
-            == run(model, tokens, patch.activations("z", source=cache(model, vectors, "z")))
-        ).all()
-    )
-
-
 def test_inside_inference_mode(causal, tokens, other_tokens):
     one, clean = patch.activations("z", source=other_tokens), causal(tokens)
     stored = cache(causal, other_tokens, "z")
@@ -100,25 +84,12 @@ def test_inside_inference_mode(causal, tokens, other_tokens):
     assert gradient is not None
 
 
-def test_functions_that_do_not_tell_what_they_take(causal, tokens):
-    """Those written in C have no signature."""
-    assert bool((run(causal, tokens, edit("mlp_pre", torch.relu)) == causal(tokens)).all())
-
-
-# Each takes heads, and tokens where it needs some.
 TAKING_HEADS = {
-    "uniform": lambda heads, x: ablate.uniform(heads),
-    "mean_pattern": lambda heads, x: ablate.mean_pattern(heads, reference=x),
-    "zero": lambda heads, x: ablate.zero(heads),
-    "mean": lambda heads, x: ablate.mean(heads, reference=x),
-    "resample": lambda heads, x: ablate.resample(heads, source=x),
-    "all_but": lambda heads, x: ablate.all_but(heads, reference=x),
+    "ablate": lambda heads, x: ablate.zero(heads),
     "edit": lambda heads, x: edit("q", torch.zeros_like, heads=heads),
     "patch": lambda heads, x: patch.activations("z", x, heads=heads),
     "sender": lambda heads, x: patch.path(heads, "output", x),
-    "receiver": lambda heads, x: patch.path("embed", heads, x),
-    "receiver at q": lambda heads, x: patch.path("embed", ("q", heads), x),
-    "receivers": lambda heads, x: patch.path("embed", (heads, "output"), x),
+    "receivers": lambda heads, x: patch.path("embed", (("q", heads), "output"), x),
 }
 
 

@@ -39,13 +39,6 @@ def test_each_example_loses_what_its_class_adds_to_the_mean(small):
     assert (clean - expected).abs().max() > 0.01 * clean.std()
 
 
-def test_of_a_whole_period_it_is_the_removal_of_all_frequencies_of_the_sum(small):
-    options = {"coords": [0, 1], "period": P, "grid": EXAMPLES, "directions": "sum"}
-    summed = (EXAMPLES[:, 0] + EXAMPLES[:, 1]) % P
-    by_classes = under(small, ablate.classes(SITE, summed, EXAMPLES))
-    torch.testing.assert_close(by_classes, under(small, ablate.frequencies(SITE, [1, 2, 3], **options)))
-
-
 def test_several_kinds_are_removed_as_least_squares_fits_them(small):
     kinds = torch.stack([NUMBER % 5, EXAMPLES[:, 0] % 3], 1)
     clean = cache(small, EXAMPLES, HOOK)[HOOK]

@@ -286,13 +286,6 @@ def test_a_path_is_of_the_run_with_all_other_edits(
         assert found.frame["value"][0] == pytest.approx(float(expected[:, -1, 0].mean()), rel=1e-9)
 
 
-def test_from_the_runs_own_tokens_nothing_changes(deep, tokens):
-    clean = run(deep, tokens)
-    for through in (None, "mlps"):
-        found = run(deep, tokens, patch.path("0.1", "2.2", tokens, through))
-        torch.testing.assert_close(found, clean, rtol=0, atol=1e-12)
-
-
 def test_no_pass_but_the_run_itself(deep, tokens, other_tokens):
     """One pass over the source; then each run is one."""
     passes, surface = [], HookedModel.of(deep)
@@ -334,22 +327,3 @@ def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_
                 found.append(float(deep(tokens).square().sum()))
             weight[name] -= sign * 1e-5 * way
     assert abs(float((weight[name].grad * way).sum()) / ((found[0] - found[1]) / 2e-5) - 1) < 1e-6
-
-
-@pytest.mark.parametrize("through", [None, "mlps"])
-def test_gradients_do_not_reach_a_sender_that_is_replaced_by_what_it_is(deep, tokens, through):
-    """The source is no function of the weights, though its values are the run's: against differences."""
-    path = patch.path("embed", "1.2", cache(deep, tokens, "embed"), through)
-    weight = next(weight for name, weight in HookedModel.of(deep).named_weights().items() if "embed." in name)
-    way = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    with intervene(deep, path):
-        output = deep(tokens)
-    assert torch.allclose(output, deep(tokens), rtol=1e-12)
-    (gradient,) = torch.autograd.grad(output.square().sum(), weight)
-    found = []
-    for sign in (1, -1):
-        with torch.no_grad():
-            weight += sign * 1e-5 * way
-            found.append(float(run(deep, tokens, path).square().sum()))
-            weight -= sign * 1e-5 * way
-    assert abs(float((gradient * way).sum()) / ((found[0] - found[1]) / 2e-5) - 1) < 1e-6

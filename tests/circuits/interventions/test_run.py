@@ -1,6 +1,6 @@
 import torch
 
-from circuits import Site, ablate, cache, edit, run
+from circuits import Site, ablate, cache, run
 
 
 def test_run_is_the_model_in_eval_mode_without_gradients(model, tokens):
@@ -27,13 +27,6 @@ def test_cache_shows_activations_after_the_edits(causal, tokens):
     assert bool((output == run(causal, tokens, ablate.zero("0.1"))).all())
 
 
-def test_cache_agrees_with_run_with_cache(model, tokens):
-    _, expected = model.run_with_cache(tokens)
-    found = cache(model, tokens, ["z", "pattern", "embed", "resid_post"])
-    assert all(bool((value == expected[hook]).all()) for hook, value in found.items())
-    assert bool((cache(model, tokens, "z.0")["z.0"] == expected["z", 0]).all())
-
-
 def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens):
     """Something later in the run may write to it, as to what a module is given."""
     model = make_model(0)
@@ -44,10 +37,3 @@ def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens
 
     model.blocks[0].ln1.register_forward_pre_hook(double)
     assert torch.equal(cache(model, tokens, ["resid_pre.0"])["resid_pre.0"], before)
-
-
-def test_results_in_other_forms(causal, tokens):
-    expected = run(causal, tokens, edit("z.0", lambda z: (z > 0).double()))
-    for function in (lambda z: z > 0, lambda z: (z > 0).int(), lambda z: (z > 0).numpy()):
-        assert bool((run(causal, tokens, edit("z.0", function)) == expected).all())
-    assert not bool((expected == causal(tokens)).all())

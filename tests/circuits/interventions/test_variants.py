@@ -7,20 +7,6 @@ import torch
 from circuits import CircuitsError, ablate, grid, heads, patch, transplant
 
 
-def test_every_combination_once_the_last_axis_fastest():
-    calls = []
-
-    def make(**arguments):
-        calls.append(arguments)
-        return ablate.zero("0.0")
-
-    made = grid(make, {"layer": [0, 1], "neurons": [3, 4, 5]}, how="zero")
-    assert calls == [
-        {"layer": layer, "neurons": neuron, "how": "zero"} for layer in (0, 1) for neuron in (3, 4, 5)
-    ]
-    assert list(made) == [f"layer {layer}, neuron {neuron}" for layer in (0, 1) for neuron in (3, 4, 5)]
-
-
 def test_names(causal):
     taken = []
 

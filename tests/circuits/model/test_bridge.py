@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, Site, ablate, cache, edit, intervene, run
+from circuits import CircuitsError, ablate, cache, edit, intervene, run
 from circuits.model.hooked_model import HookedModel
-
-PORTED = ["scores", "pattern", "resid_mid"]
 
 
 @pytest.fixture
@@ -30,13 +28,6 @@ def in_turn(*edits):
         return value
 
     return apply
-
-
-@pytest.mark.parametrize("site", PORTED)
-def test_reading_changes_no_bit_of_the_output(bridge, tokens, site):
-    clean = bridge(tokens)
-    output, _ = run(bridge, tokens, cache=[site])
-    assert bool((output == clean).all())
 
 
 @pytest.mark.parametrize("site", ["resid_pre", "q", "k", "v", "z", "attn_out", "mlp_pre", "mlp_post"])
@@ -120,33 +111,6 @@ def test_gradients_flow_through_scores_also_where_a_query_sees_nothing(bridge, t
         assert bool((gradient != 0).any())
 
 
-def test_gradients_at_a_site_are_those_of_the_forward_by_hand(bridge, tokens, by_hand):
-    """d(output)/d(site) by autograd through our write, against a difference quotient of the forward by hand."""
-    metric = torch.randn(8, 6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for site in ("resid_mid", "scores", "pattern", "z"):
-        leaves = []
-
-        def leaf(x, leaves=leaves):
-            leaves.append(x.detach().requires_grad_())
-            return leaves[-1]
-
-        with intervene(bridge, edit(f"{site}.0", lambda x, leaf=leaf: leaf(x))):
-            (bridge(tokens) * metric).sum().backward()
-        x = leaves[0]
-        direction = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
-        direction = torch.where(x.isfinite(), direction, 0.0)
-
-        def moved(step, site=site, direction=direction):
-            def at(s, layer, value):
-                return value + step * direction if (s, layer) == (site, 0) else value
-
-            return (by_hand(bridge, tokens, at) * metric).sum()
-
-        slope = (moved(1e-5) - moved(-1e-5)) / 2e-5
-        found = (torch.where(x.isfinite(), x.grad, 0.0) * direction).sum()
-        torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-6)
-
-
 def test_weights_that_processing_has_put_elsewhere_are_not_exchanged(bridge, tokens):
     bridge.enable_compatibility_mode(disable_warnings=True)
     surface = HookedModel.of(bridge)
@@ -154,14 +118,3 @@ def test_weights_that_processing_has_put_elsewhere_are_not_exchanged(bridge, tok
         pytest.skip("in this version the bias of the unembedding is a parameter")
     with pytest.raises(CircuitsError, match=r"unembed\.bias is set, and no parameter"):
         surface.named_weights()
-
-
-def test_a_write_at_resid_mid_of_a_large_stream(bridge, tokens):
-    """What it leaves keeps its digits."""
-    with torch.no_grad():
-        for name, weight in bridge.named_parameters():
-            if "pos" in name:
-                weight.mul_(1e4)
-    zero = ablate.zero(Site("resid_mid", 0))
-    exact = run(bridge, tokens, zero)
-    assert torch.allclose(run(bridge.to(torch.float32), tokens, zero).double(), exact, rtol=1e-4, atol=1e-4)

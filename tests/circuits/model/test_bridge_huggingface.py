@@ -73,17 +73,6 @@ def model(request, hf_model):
     return hf_model(request.param)
 
 
-@pytest.mark.parametrize("name", MAIN)
-def test_with_another_attention_implementation(hf_model, name):
-    """The bridge computes attention itself, from the mask that the wrapped model makes."""
-    model = hf_model(name, fresh=True)
-    model.original_model.config._attn_implementation = "sdpa"
-    edits = {"scores": lambda x: x * 0.5, "pattern": uniform, "z": lambda x: x.flip(-1)}
-    for site, function in edits.items():
-        equal(model, run(model, TOKENS, edit(f"{site}.0", function)), {(site, 0): function})
-    equal(model, run(model, TOKENS, ablate.uniform("0.1")), {("pattern", 0): heads_put(uniform, 1, 1)})
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
     ("name", "attention"),

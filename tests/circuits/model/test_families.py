@@ -132,32 +132,3 @@ def test_what_the_forward_by_hand_differs_by_is_the_models_own_rounding(hf_model
     off = [float((ours - theirs).abs().max() / theirs.std()) for ours in (wide, narrow)]
     assert 1e-8 < off[0] <= 1e-5
     assert off[1] <= 1e-12
-
-
-@pytest.mark.parametrize("name", families.NAMES)
-def test_every_place_is_read_as_by_hand(hf_model, name):
-    """With a write at the same time, so that what was written is read too."""
-    model = hf_model(name)
-    seen, values = {}, {}
-    surface = HookedModel.of(model)
-
-    def at(site, layer, x):
-        values[site, layer] = write(x) if (site, layer) == ("v", 0) else x
-        return values[site, layer]
-
-    expected = families.forward(model, TOKENS, at)
-    with torch.no_grad(), intervene(model, edit("v.0", write)):
-        handles = [
-            surface.on_forward(Site(*place).hook(), lambda x, place=place: seen.update({place: x}))
-            for place in places(model)
-        ]
-        model(TOKENS)
-        for handle in handles:
-            handle.remove()
-    for place in places(model):
-        masked = values[place] == -torch.inf
-        assert seen[place].shape == values[place].shape
-        assert bool((seen[place][masked] < -1e300).all()), place
-        difference = (seen[place] - values[place]).masked_fill(masked, 0.0).abs().max()
-        assert float(difference) <= 1e-5 * float(values[place][~masked].abs().max()), place
-    assert expected.isfinite().all()

@@ -54,82 +54,69 @@ def test_what_is_padding(make_model, hooked_only):
     assert padding(HookedModel.of(model), given) is None
 
 
-def test_means_over_padding_are_refused(padded):
+ZERO, FEW = {"0.1": ablate.zero("0.1")}, {"draws": 1, "flips": 1}
+
+
+def last(output):
+    return output[:, 3].sum(1)
+
+
+# What averages over tokens: with all tokens in one length, and with padding that no mask tells of.
+BY_POSITION = {
+    "mean": lambda model, plain, tokens: run(model, plain, ablate.mean("0.1", tokens)),
+    "mean of neurons": lambda model, plain, tokens: run(
+        model, plain, ablate.neurons(0, [1], "mean", reference=tokens)
+    ),
+    "mean_pattern": lambda model, plain, tokens: run(model, plain, ablate.mean_pattern("0.1", tokens)),
+    "resample": lambda model, plain, tokens: run(model, plain, ablate.resample("0.1", tokens)),
+}
+OVER_TOKENS = {
+    "pooled": lambda model, plain, tokens: run(model, plain, ablate.mean("z.0", tokens, over="batch,pos")),
+    "probe": lambda model, plain, tokens: probe.linear(
+        model, tokens, torch.arange(8.0).expand(6, 8).T.clone(), draws=10
+    ),
+    "attention": lambda model, plain, tokens: patterns.attention(model, tokens),
+    "scores": lambda model, plain, tokens: patterns.scores(model, tokens, {"same": patterns.identity(6)}),
+    "movement": lambda model, plain, tokens: patterns.movement(model, tokens, plain, draws=10),
+    "sweep": lambda model, plain, tokens, metric=None: sweep(model, tokens, ZERO, metric, **FEW),
+    "attribution": lambda model, plain, tokens, metric=None: patch.attribution(
+        model, tokens, plain, metric, **FEW
+    ),
+    "screen": lambda model, plain, tokens, metric=None: patch.screen(
+        model, tokens, plain, metric, steps=1, exact=1, **FEW
+    ),
+    "edges": lambda model, plain, tokens, metric=None: patch.edges(
+        model, tokens, plain, metric, steps=1, exact=1, **FEW
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*BY_POSITION, *OVER_TOKENS])
+def test_averages_over_padding_are_refused(padded, name):
+    """At one position either all examples are padding, or none; the default metrics are means over positions."""
     model, plain, ragged = padded
     equal = plain.clone()
     equal[:, 4:] = PAD
-    whole = {
-        "pooled": lambda tokens: ablate.mean("z.0", tokens, over="batch,pos"),
-    }
-    by_position = {
-        "mean": lambda tokens: ablate.mean("0.1", tokens),
-        "layer": lambda tokens: ablate.mean(0, tokens),
-        "neurons": lambda tokens: ablate.neurons(0, [1], "mean", reference=tokens),
-        "mean_pattern": lambda tokens: ablate.mean_pattern("0.1", tokens),
-        "resample": lambda tokens: ablate.resample("0.1", tokens),
-        "resampled neurons": lambda tokens: ablate.neurons(0, [1], "resample", source=tokens),
-    }
-    for make in (whole | by_position).values():
-        run(model, plain, make(plain))
-        with pytest.raises(
-            CircuitsError, match="3 of 8 examples have padding that would be taken for tokens"
-        ):
-            run(model, plain, make(ragged))
-    for make in by_position.values():
-        # At one position either all of them are padding, or none.
-        run(model, plain, make(equal))
-    with pytest.raises(CircuitsError, match="8 of 8 examples have padding"):
-        run(model, plain, whole["pooled"](equal))
+    call = (BY_POSITION | OVER_TOKENS)[name]
+    call(model, plain, plain)
+    with pytest.raises(CircuitsError, match="3 of 8 examples have padding that would be taken for tokens"):
+        call(model, plain, ragged)
+    if name in BY_POSITION:
+        call(model, plain, equal)
+    if name in ("sweep", "attribution", "screen", "edges"):
+        call(model, plain, ragged, last)
     model.tokenizer = None
-    run(model, plain, whole["pooled"](ragged))
+    call(model, plain, ragged)
 
 
-def test_probes_and_patterns_over_padding_are_refused(padded):
-    model, plain, ragged = padded
-    used = ragged != PAD
-    target = torch.arange(8.0).expand(6, 8).T.clone()
-    calls = {
-        "probe": lambda tokens, **more: probe.linear(model, tokens, target, draws=10, **more),
-        "attention": lambda tokens, **more: patterns.attention(model, tokens, **more),
-        "scores": lambda tokens, **more: patterns.scores(
-            model, tokens, {"same": patterns.identity(6)}, **more
-        ),
-        "movement": lambda tokens, **more: patterns.movement(model, tokens, plain, draws=10, **more),
-    }
-    for call in calls.values():
-        call(plain)
-        call(ragged, positions=used)
-        with pytest.raises(CircuitsError, match=r"3 of 8 examples have padding .* circuits.prompts"):
-            call(ragged)
-
-
-def test_default_metrics_over_padding_are_refused(padded):
-    """They are means over positions."""
-    model, plain, ragged = padded
-    zero, few = {"0.1": ablate.zero("0.1")}, {"draws": 1, "flips": 1}
-
-    def last(output):
-        return output[:, 3].sum(1)
-
-    calls = {
-        "sweep": lambda tokens, metric: sweep(model, tokens, zero, metric=metric, **few),
-        "attribution": lambda tokens, metric: patch.attribution(model, tokens, plain, metric, **few),
-        "screen": lambda tokens, metric: patch.screen(model, tokens, plain, metric, steps=1, exact=1, **few),
-        "edges": lambda tokens, metric: patch.edges(model, tokens, plain, metric, steps=1, exact=1, **few),
-    }
-    for name, call in calls.items():
-        call(plain, None)
-        call(ragged, last)
-        message = rf"{name}, without metric=: 3 of 8 examples have padding .* circuits.prompts"
-        with pytest.raises(CircuitsError, match=message):
-            call(ragged, None)
+def test_positions_without_padding_are_averaged(padded):
+    model, _, ragged = padded
+    patterns.attention(model, ragged, positions=ragged != PAD)
     # No example has padding where it is read; at the last position three have.
-    sweep(model, ragged, zero, positions=[0, 1, 2, 3], **few)
+    sweep(model, ragged, ZERO, positions=[0, 1, 2, 3], **FEW)
     for positions in ([-1], [0, 4]):
         with pytest.raises(CircuitsError, match="3 of 8 examples have padding"):
-            sweep(model, ragged, zero, positions=positions, **few)
-    model.tokenizer = None
-    sweep(model, ragged, zero, **few)
+            sweep(model, ragged, ZERO, positions=positions, **FEW)
 
 
 def test_positions_of_a_model_that_hides_padding_itself_are_not_permuted(hooked_only, padded):

@@ -146,12 +146,6 @@ def test_json_is_a_list_of_records_with_all_digits_and_null_for_what_is_missing(
     assert records[0]["layer"] == 0
 
 
-def test_interventions_and_settings_are_json(result):
-    text = json.loads(json.dumps({"interventions": result.interventions, "settings": result.settings}))
-    assert text["interventions"]["0.1"][0]["places"][0]["heads"] == ["0.1"]
-    assert text["settings"]["n"] == 8
-
-
 def test_plot_shows_every_variant_with_its_interval(result):
     figure = result.plot(kind="points")
     assert [list(trace.x) for trace in figure.data] == [[f"{x}.{y}" for x in range(2) for y in range(4)]] * 3

@@ -11,38 +11,7 @@ def engine(each_engine):
     return each_engine
 
 
-class Batch:
-    """What a metric may be given: it has a length, and rows of it can be taken."""
-
-    def __init__(self, targets, hidden):
-        self.targets, self.hidden = targets, hidden
-
-    def __len__(self):
-        return len(self.targets)
-
-    def __getitem__(self, rows):
-        return Batch(self.targets[rows], self.hidden[rows])
-
-
-@pytest.fixture
-def batch(tokens):
-    hidden = torch.rand(8, 6, generator=torch.Generator().manual_seed(5)) < 0.4
-    hidden[0] = False
-    return Batch((tokens + 1) % 11, hidden)
-
-
-def variants(model, tokens, other_tokens, mask):
-    return {
-        **ablate.each(ablate.uniform, heads("all", model)),
-        "resample": ablate.resample("all", source=other_tokens, seed=2),
-        "both": (ablate.mean("0.1", reference=other_tokens), ablate.zero("attn_out.0", positions=[3])),
-        "masked": ablate.zero("all", positions=mask),
-        "patch": patch.activations("resid_pre.0", source=other_tokens, positions=[1]),
-        "nothing": edit("z", lambda z: z, heads="0.0"),
-    }
-
-
-def test_the_metric_is_called_once_per_variant_and_chunk_on_one_variant(causal, tokens, batch):
+def test_the_metric_is_called_once_per_variant_and_chunk_on_one_variant(causal, tokens):
     calls = []
 
     def metric(output, part):
@@ -54,7 +23,7 @@ def test_the_metric_is_called_once_per_variant_and_chunk_on_one_variant(causal, 
         tokens,
         {"a": ablate.zero("0.1"), "b": ablate.zero("0.2")},
         metric=metric,
-        batch=batch,
+        batch=tokens,
         batch_size=3,
     )
     assert calls == [(3, 3)] * 6 + [(2, 2)] * 3
