@@ -39,7 +39,7 @@ from train_step import summary
 import tasks
 from interp_tasks import train
 from interp_tasks.training.config import train_config
-from interp_tasks.training.forward import Forward, HookedForward, fastest_forward
+from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.optimizer import Updater
 
 #: Task, its settings, width.
@@ -104,7 +104,7 @@ def epochs(task: tasks.Task, d_model: int, device: str) -> dict[str, Callable[[]
     batch = task.sample(None, split="train").to(device)
     moduli = [answer.modulus for answer in task.modular_answers().values()]
 
-    def of_ours(make: Callable[[Any], Forward]) -> Callable[[], None]:
+    def of_ours(make: Callable[[Any], FusedForward | HookedForward]) -> Callable[[], None]:
         model = task.build_model(0, settings)
         model.to(device, print_details=False)
         forward, updater = make(model), Updater(model, config)

@@ -20,17 +20,18 @@ if TYPE_CHECKING:
         save_checkpoint,
     )
     from interp_tasks.errors import UserError
-    from interp_tasks.training import TrainConfig, train
+    from interp_tasks.training.config import TrainConfig
+    from interp_tasks.training.trainer import train
 
 _HOMES = {
     "Checkpoint": "interp_tasks.checkpoints",
-    "TrainConfig": "interp_tasks.training",
+    "TrainConfig": "interp_tasks.training.config",
     "UserError": "interp_tasks.errors",
     "import_checkpoint": "interp_tasks.checkpoints",
     "load_checkpoint": "interp_tasks.checkpoints",
     "load_checkpoints": "interp_tasks.checkpoints",
     "save_checkpoint": "interp_tasks.checkpoints",
-    "train": "interp_tasks.training",
+    "train": "interp_tasks.training.trainer",
 }
 
 __all__ = [

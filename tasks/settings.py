@@ -65,24 +65,15 @@ class ModelSettings(BaseModel):
     init_std: float = Field(0.02, gt=0)
 
     @model_validator(mode="after")
-    def _sizes_are_a_models(self) -> ModelSettings:
+    def _describe_a_model(self) -> ModelSettings:
         for name in SIZES:
-            size = getattr(self, name)
-            if size is not None and size > MAX_SIZE:
+            if (getattr(self, name) or 0) > MAX_SIZE:
                 raise ValueError(f"{name} is at most {MAX_SIZE:,}")
-        return self
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> ModelSettings:
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(
                 f"d_model = {self.d_model} does not divide into {self.n_heads} heads; "
                 "set d_head or change one"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _post_norm_is_a_layer_norm(self) -> ModelSettings:
         if self.norm == "post" and self.normalization is None:
             raise ValueError(
                 "norm = post is a LayerNorm after each sum: set normalization = LN, or norm = pre"

@@ -56,7 +56,6 @@ LONG = {
         "integrated_edges_against_passes_by_hand[bi",
     ),
     "circuits/test_properties": ("nothing_is_left_behind",),
-    "interp_tasks/cli/test_commands": ("beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line",),
     "interp_tasks/cli/test_every_command": (
         "json_is_what_the_schema_says",
         # What takes more than a second.
@@ -91,7 +90,7 @@ LONG = {
     "interp_tasks/papers/matrix_completion/test_embeddings": ("alignment_is_measured_against",),
     "interp_tasks/papers/matrix_completion/test_order": ("alignment_is_that_of_embeddings",),
     "interp_tasks/test_report": ("a_run_without_a_drop",),
-    "interp_tasks/search/test_search": ("killed_with_9", "an_interrupted_search"),
+    "interp_tasks/search/test_search": ("an_interrupted_search",),
     "interp_tasks/test_zoo": (
         "a_recipe_is_trained_packed_and_listed",
         "the_final_level_of_an_even_number_of_seeds",

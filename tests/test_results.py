@@ -111,7 +111,7 @@ def test_claims_stand_in_80_columns(name, monkeypatch, capsys):
     """No name, number or unit is cut."""
     found = results.judged(name)
     monkeypatch.setenv("COLUMNS", "80")
-    print_claims(replace(found, missing=()), verbose=False)
+    print_claims(replace(found, missing=()))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) == 80
     assert "…" not in "".join(lines)

@@ -13,7 +13,7 @@ import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from interp_tasks.checkpoints.run_files import to_json
-from interp_tasks.checkpoints.tensors import dtype_name, dtype_named
+from interp_tasks.checkpoints.tensors import DTYPES, dtype_name
 from interp_tasks.errors import UserError
 from tasks.hooked import construct, global_randomness_untouched
 from tasks.post_norm import PostNormConfig
@@ -53,7 +53,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
             f"{file} describes a model that the installed transformer-lens does not know: "
             f"config field {', '.join(unknown)}; see versions in {file.name}"
         )
-    dtype = dtype_named(fields.get("dtype"))
+    dtype = DTYPES.get(str(fields.get("dtype")))
     if dtype is None:
         raise UserError(f"{file} describes no known model: its config's dtype is {fields.get('dtype')!r}")
     if fields.get("attn_scale") == 0:

@@ -16,7 +16,7 @@ from interp_tasks.checkpoints.hugging_face import give_tokenizer
 from interp_tasks.checkpoints.meta import no_task
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.tensors import dtype_name, dtype_named, dtype_names, read_tensors
+from interp_tasks.checkpoints.tensors import DTYPES, dtype_name, read_tensors
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from tasks.base import Task
@@ -78,16 +78,15 @@ def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Ite
 def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
     file = folder / WEIGHTS_FILE
-    if dtype_named(meta["weights"].get("dtype")) is None:
+    if (dtype := meta["weights"]["dtype"]) not in DTYPES:
         raise UserError(
-            f"{folder / META_FILE} is mangled: the dtype of the weights is none of {', '.join(dtype_names())}"
+            f"{folder / META_FILE} is mangled: the dtype of the weights is none of {', '.join(DTYPES)}"
         )
     tensors = read_tensors(file, "the model's parameters", meta["weights"])
     for name, tensor in tensors.items():
-        if dtype_name(tensor.dtype) != meta["weights"].get("dtype"):
+        if dtype_name(tensor.dtype) != dtype:
             raise UserError(
-                f"{file}: parameter {name} is {dtype_name(tensor.dtype)} where meta.json says "
-                f"{meta['weights'].get('dtype')}"
+                f"{file}: parameter {name} is {dtype_name(tensor.dtype)} where meta.json says {dtype}"
             )
         if not tensor.isfinite().all():
             raise UserError(f"{file}: parameter {name} holds NaN or infinite values")

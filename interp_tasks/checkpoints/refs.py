@@ -214,7 +214,12 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
             )
         raise UserError(f"{name} {kind}")
     run_name = name if name.startswith(ZOO) else path.as_posix()
-    chosen = [step for selector in selectors or ["last"] for step in _select(selector, path, run_name, steps)]
+    chosen: list[int] = []
+    for selector in selectors or ["last"]:
+        if selector in MARKS:
+            chosen.append(_stored(find_marks(path, run_name, [selector])[selector], run_name, steps))
+        else:
+            chosen += _select(selector, run_name, steps)
     return [
         ResolvedCheckpoint(path, run_name, step, checkpoint_folder(path, step), f"{run_name}@{step}")
         for step in dict.fromkeys(chosen)
@@ -263,19 +268,8 @@ def _from_folder(path: Path) -> ResolvedCheckpoint:
     return ResolvedCheckpoint(None, None, step, path, path.as_posix())
 
 
-def _select(selector: str, run: Path, run_name: str, steps: list[int]) -> list[int]:
-    """Returns the stored steps that one selector names."""
-    if selector in MARKS:
-        return [_stored(find_marks(run, run_name, [selector])[selector], run_name, steps)]
-    return select_steps(selector, run_name, steps)
-
-
-def select_steps(selector: str, run_name: str, steps: list[int]) -> list[int]:
-    """Returns those of a run's ``steps`` that a selector names which is no mark.
-
-    Raises:
-        UserError: if it names none, or one that is not among them.
-    """
+def _select(selector: str, run_name: str, steps: list[int]) -> list[int]:
+    """Returns those of a run's ``steps`` that a selector names which is no mark."""
     if selector == "all":
         return steps
     if selector == "last":
@@ -329,22 +323,20 @@ def describe_run(path: str | Path) -> list[dict[str, Any]]:
         marks = find_marks(run, needed=())
     except UserError:
         marks = {}
-    return [
-        _row(checkpoint_folder(run, step), [mark for mark in MARKS if marks.get(mark) == step])
-        for step in steps
-    ]
-
-
-def _row(folder: Path, marks: list[str]) -> dict[str, Any]:
-    meta = read_meta(folder)
-    return {
-        "step": meta["step"],
-        "marks": marks,
-        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
-        "dtype": meta["weights"]["dtype"],
-        "training_state": (folder / TRAINING_STATE_FILE).is_file(),
-        "task": meta["task"]["name"] if meta["task"] else None,
-        "metrics": meta["metrics"],
-        "saved_at": meta["saved_at"],
-        "path": str(folder),
-    }
+    rows = []
+    for step in steps:
+        folder = checkpoint_folder(run, step)
+        meta = read_meta(folder)
+        row = {
+            "step": meta["step"],
+            "marks": [mark for mark in MARKS if marks.get(mark) == step],
+            "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+            "dtype": meta["weights"]["dtype"],
+            "training_state": (folder / TRAINING_STATE_FILE).is_file(),
+            "task": meta["task"]["name"] if meta["task"] else None,
+            "metrics": meta["metrics"],
+            "saved_at": meta["saved_at"],
+            "path": str(folder),
+        }
+        rows.append(row)
+    return rows

@@ -307,18 +307,12 @@ def check_digest(file: Path, content: bytes, expected: Any) -> None:
     """Refuses content that differs from what ``meta.json`` recorded.
 
     Raises:
-        UserError: naming the file and both sizes, or that bytes in it have changed.
+        UserError: naming the file, and both sizes where they differ.
     """
     if not isinstance(expected, dict) or not {"bytes", "sha256"} <= set(expected):
-        raise UserError(f"{file.parent / 'meta.json'} records no bytes and sha256 of {file.name}")
-    if type(expected["bytes"]) is not int or len(content) != expected["bytes"]:
-        longer = type(expected["bytes"]) is int and len(content) > expected["bytes"]
-        fault = "is too long" if longer else "is truncated"
-        raise UserError(
-            f"{file} {fault}: {len(content)} bytes where meta.json says {expected['bytes']}; "
-            "restore it from a copy"
-        )
-    if digest(content)["sha256"] != expected["sha256"]:
-        raise UserError(
-            f"{file} has been altered: its sha256 is not the one in meta.json; restore it from a copy"
-        )
+        raise UserError(f"{file.parent / META_FILE} records no bytes and sha256 of {file.name}")
+    found = digest(content)
+    if found != {name: expected[name] for name in found}:
+        size = f"{len(content)} bytes where {META_FILE} says {expected['bytes']}"
+        what = size if len(content) != expected["bytes"] else f"its sha256 is not the one in {META_FILE}"
+        raise UserError(f"{file} has been altered: {what}; restore it from a copy")

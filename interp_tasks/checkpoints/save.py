@@ -26,13 +26,7 @@ from interp_tasks.checkpoints.run_files import (
     json_bytes,
     to_json,
 )
-from interp_tasks.checkpoints.tensors import (
-    as_dense_tensor,
-    dtype_name,
-    dtype_named,
-    dtype_names,
-    tensors_bytes,
-)
+from interp_tasks.checkpoints.tensors import DTYPES, as_dense_tensor, dtype_name, tensors_bytes
 from interp_tasks.disk import check_absent, new_folder, write_synced
 from interp_tasks.errors import UserError
 from tasks.base import Task
@@ -122,9 +116,9 @@ def check_storable(model: torch.nn.Module, task: Task | None, step: int) -> None
 
 def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
     """Returns all parameters as one safetensors file; never buffers, which hold −inf and are rebuilt."""
-    dtype = dtype_named(weights_dtype)
-    if weights_dtype is not None and dtype is None:
-        raise UserError(f"no weights_dtype {weights_dtype!r}: it is one of {', '.join(dtype_names())}")
+    if weights_dtype is not None and weights_dtype not in DTYPES:
+        raise UserError(f"no weights_dtype {weights_dtype!r}: it is one of {', '.join(DTYPES)}")
+    dtype = None if weights_dtype is None else DTYPES[weights_dtype]
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
@@ -147,10 +141,9 @@ def parameter_dtype(model: HookedTransformer) -> torch.dtype:
     """
     dtypes = {parameter.dtype for parameter in model.parameters()}
     names = sorted(map(dtype_name, dtypes))
-    if len(dtypes) != 1 or names[0] not in dtype_names():
+    if len(dtypes) != 1 or names[0] not in DTYPES:
         raise UserError(
-            f"a stored model has parameters of one dtype, of {', '.join(dtype_names())}; "
-            f"got {', '.join(names)}"
+            f"a stored model has parameters of one dtype, of {', '.join(DTYPES)}; got {', '.join(names)}"
         )
     return dtypes.pop()
 

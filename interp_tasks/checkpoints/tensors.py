@@ -15,7 +15,8 @@ from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, check_digest
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 
-_DTYPES = {
+#: Dtypes of parameters that are stored, by name.
+DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -31,15 +32,6 @@ def as_dense_tensor(tensor: Tensor) -> Tensor:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def dtype_named(name: Any) -> torch.dtype | None:
-    """Returns the floating dtype of that name, or ``None``."""
-    return _DTYPES.get(name) if isinstance(name, str) else None
-
-
-def dtype_names() -> list[str]:
-    return list(_DTYPES)
 
 
 def tensors_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -69,8 +61,7 @@ def read_training_state(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tens
     Raises:
         UserError: if they are there and mangled.
     """
-    file = folder / TRAINING_STATE_FILE
-    expected = meta.get("training_state")
-    return (
-        None if expected is None or not file.is_file() else read_tensors(file, "a training state", expected)
-    )
+    file, expected = folder / TRAINING_STATE_FILE, meta.get("training_state")
+    if expected is None or not file.is_file():
+        return None
+    return read_tensors(file, "a training state", expected)

@@ -114,17 +114,23 @@ class TrainConfig(BaseModel):
     deterministic: bool = False
 
     @model_validator(mode="after")
-    def _betas_are_decay_rates(self) -> TrainConfig:
+    def _settings_go_together(self) -> TrainConfig:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
-        return self
-
-    @model_validator(mode="after")
-    def _checkpoints_are_so_few_that_they_can_be_listed(self) -> TrainConfig:
         if self.steps // self.checkpoint_every > MAX_CHECKPOINTS:
             raise ValueError(
                 f"checkpoint_every = {self.checkpoint_every} of {self.steps:,} steps: more than {MAX_CHECKPOINTS:,} "
                 "checkpoints; choose it larger"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum belongs to optimizer sgd, {self.optimizer} has betas")
+        if self.start_parts and self.start_from is None:
+            raise ValueError("start_parts needs start_from, the checkpoint that they come from")
+        if self.start_from is not None and not self.start_parts and {*self.train_parts} >= {*WHOLE_PARTS}:
+            raise ValueError("start_from would give nothing: every part trains; name start_parts")
+        if self.attention_layers and self.attention_from is None:
+            raise ValueError(
+                "attention_layers needs attention_from, the checkpoint whose attention they are given"
             )
         return self
 
@@ -149,20 +155,6 @@ class TrainConfig(BaseModel):
         elif end <= self._fall_start():
             raise ValueError(
                 f"schedule_end = {end:,} does not come after step {self._fall_start():,}, where the rate begins to fall"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _what_goes_together(self) -> TrainConfig:
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum belongs to optimizer sgd, {self.optimizer} has betas")
-        if self.start_parts and self.start_from is None:
-            raise ValueError("start_parts needs start_from, the checkpoint that they come from")
-        if self.start_from is not None and not self.start_parts and {*self.train_parts} >= {*WHOLE_PARTS}:
-            raise ValueError("start_from would give nothing: every part trains; name start_parts")
-        if self.attention_layers and self.attention_from is None:
-            raise ValueError(
-                "attention_layers needs attention_from, the checkpoint whose attention they are given"
             )
         return self
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -32,17 +32,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@runtime_checkable
-class Forward(Protocol):
-    """Tokens ``[batch pos]`` -> output at the read positions ``[batch read d_out]``."""
-
-    kind: str
-
-    def __call__(self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None) -> Tensor: ...
-
-
 class HookedForward:
-    """The ``HookedTransformer``'s own forward pass, dropout added by raw forward hooks."""
+    """The ``HookedTransformer``'s own forward pass, dropout added by raw forward hooks.
+
+    Called on tokens ``[batch pos]``, it returns the output at the read positions ``[batch read d_out]``.
+    """
 
     kind = "hooked"
 
@@ -251,7 +245,7 @@ def why_not_fused(model: HookedTransformer) -> str | None:
 
 def fastest_forward(
     model: HookedTransformer, read_positions: Sequence[int], tokens: Int[Tensor, "batch pos"]
-) -> tuple[Forward, str | None]:
+) -> tuple[FusedForward | HookedForward, str | None]:
     """Returns the fused forward if it reproduces the model's own on ``tokens``, else the model's own and the reason."""
     hooked = HookedForward(model, read_positions)
     try:

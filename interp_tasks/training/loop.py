@@ -14,7 +14,7 @@ from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.dropout import DrawnMasks, Dropout
-from interp_tasks.training.forward import Forward, fastest_forward
+from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.optimizer import GradientWatcher, Updater
 from interp_tasks.training.records import Activations, Clock, GradientNorms, Observer
 from interp_tasks.training.teacher import taught_forward
@@ -69,11 +69,10 @@ class Loop:
             name: (part, checked_sample(part, config.eval_samples, config.seed, "validation").to(device))
             for name, part in (task.parts() or {"": task}).items()
         }
-        self.forward: Forward
-        self.forward_reason: str | None = None
+        self.forward: FusedForward | HookedForward
         if config.attention_from is not None:
             self.forward = taught_forward(model, task.read_positions, config, device)
-            self.forward_reason = "attention of another model"
+            self.forward_reason: str | None = "attention of another model"
         else:
             self.forward, self.forward_reason = fastest_forward(
                 model, task.read_positions, self.first_batch().tokens[: 4 * task.d_vocab]

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tasks.attention import ClassRule, Relocation
-from tasks.base import Batch
+from tasks.base import Batch, ClassRule, Relocation
 from tasks.errors import TaskError
 
 #: Templates by name: keys ``[query key]``, or a function of a batch: ``[batch query key]``.

@@ -17,7 +17,7 @@ from torch import Tensor
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
 from tasks.devices import constant
 from tasks.matrix_completion.attention import Templates, autoregressive_templates
-from tasks.matrix_completion.matrices import MASK_ID, Matrices
+from tasks.matrix_completion.matrices import MASK_ID, Matrices, pairs_by_mask
 from tasks.registry import built_in_presets, register
 from tasks.settings import ModelSettings
 
@@ -160,19 +160,18 @@ class AutoregressiveCompletion(Matrices):
         zero = self.grid_half + 1
         right, size = ids == truth, (ids - zero).abs() == (truth - zero).abs()
         signed = hidden & size & (truth != zero)
+        of_hidden, of_observed = pairs_by_mask(right, hidden)
         return {
-            "accuracy_observed": ((right & ~hidden).sum(1), (~hidden).sum(1)),
-            "accuracy_hidden": ((right & hidden).sum(1), hidden.sum(1)),
-            "size_hidden": ((size & hidden).sum(1), hidden.sum(1)),
+            "accuracy_observed": of_observed,
+            "accuracy_hidden": of_hidden,
+            "size_hidden": pairs_by_mask(size, hidden)[0],
             "sign_hidden": ((right & signed).sum(1), signed.sum(1)),
         }
 
     def _errors(self, values: Float[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
-        error, hidden = (values - self._matrices(batch)).square(), batch.extras["hidden"]
-        return {
-            "mse_masked": (error.masked_fill(~hidden, 0).sum(1), hidden.sum(1)),
-            "mse_observed": (error.masked_fill(hidden, 0).sum(1), (~hidden).sum(1)),
-        }
+        error = (values - self._matrices(batch)).square()
+        masked, observed = pairs_by_mask(error, batch.extras["hidden"])
+        return {"mse_masked": masked, "mse_observed": observed}
 
 
 @torch.no_grad()

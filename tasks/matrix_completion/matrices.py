@@ -21,6 +21,20 @@ from tasks.seeds import derive_seed, generator
 MASK_ID = 0
 
 
+def pairs_by_mask(
+    values: Tensor, hidden: Bool[Tensor, "batch entry"]
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Returns the (sum, count) pairs of a number of each entry, over the hidden and over the observed entries.
+
+    The papers pool entries over the batch, and a mask may hide nothing (0.33% at 4×4) or everything.
+    """
+    observed = ~hidden
+    return (
+        (values.masked_fill(observed, 0).sum(1), hidden.sum(1)),
+        (values.masked_fill(hidden, 0).sum(1), observed.sum(1)),
+    )
+
+
 class Matrices(Task):
     """The base of tasks about matrices: their distribution, the mask, and the tokens of their values.
 

@@ -10,8 +10,18 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.attention import ClassRule, Relocation
-from tasks.base import Batch, DropMetric, Influences, Metric, ProbeTarget, ProbeTargets, Split, Task
+from tasks.base import (
+    Batch,
+    ClassRule,
+    DropMetric,
+    Influences,
+    Metric,
+    ProbeTarget,
+    ProbeTargets,
+    Relocation,
+    Split,
+    Task,
+)
 from tasks.matrix_completion.attention import (
     ATTENTION_RULES,
     attention_templates,
@@ -25,7 +35,7 @@ from tasks.matrix_completion.completion import (
     kinds_of_hidden_entries,
     nuclear_norms,
 )
-from tasks.matrix_completion.matrices import MASK_ID, Matrices
+from tasks.matrix_completion.matrices import MASK_ID, Matrices, pairs_by_mask
 from tasks.matrix_completion.rank_one import pairs_of_entries
 from tasks.matrix_completion.variations import copying_inputs, variations
 from tasks.registry import built_in_presets, register
@@ -86,18 +96,11 @@ class MatrixCompletion(Matrices):
         return (output.squeeze(-1) - batch.targets).square().mean()
 
     def metrics(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> dict[str, Metric]:
-        """Returns ``mse_all [batch]``; ``mse_masked``, ``mse_observed`` as (sum, count) pairs over entries.
-
-        The papers pool entries over the batch, and a mask may hide nothing (0.33% at 4×4) or everything.
-        """
+        """Returns ``mse_all [batch]``; ``mse_masked``, ``mse_observed`` as (sum, count) pairs over entries."""
         # The targets are float32: a bfloat16 output is widened, a float64 one keeps its precision.
         error = (output.squeeze(-1) - batch.targets).square()
-        hidden = batch.extras["hidden"]
-        return {
-            "mse_all": error.mean(1),
-            "mse_masked": (error.masked_fill(~hidden, 0).sum(1), hidden.sum(1)),
-            "mse_observed": (error.masked_fill(hidden, 0).sum(1), (~hidden).sum(1)),
-        }
+        masked, observed = pairs_by_mask(error, batch.extras["hidden"])
+        return {"mse_all": error.mean(1), "mse_masked": masked, "mse_observed": observed}
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -115,11 +118,8 @@ class MatrixCompletion(Matrices):
         # Half to even, as the values themselves were rounded.
         nearest = (output.squeeze(-1).double() / self.grid_step).round()
         right = nearest == (batch.targets.double() / self.grid_step).round()
-        hidden = batch.extras["hidden"]
-        return {
-            "accuracy_masked": ((right & hidden).sum(1), hidden.sum(1)),
-            "accuracy_observed": ((right & ~hidden).sum(1), (~hidden).sum(1)),
-        }
+        masked, observed = pairs_by_mask(right, batch.extras["hidden"])
+        return {"accuracy_masked": masked, "accuracy_observed": observed}
 
     def plateau_levels(self) -> dict[str, float]:
         """Returns the metrics where observed entries are copied and hidden ones guessed at their mean, 0

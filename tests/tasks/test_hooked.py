@@ -183,18 +183,6 @@ def test_frozen_biases_stay_zero_and_the_others_learn(
             assert (parameter == 0).all()
 
 
-@pytest.mark.parametrize("name", ["modular-addition", "miiii"])
-def test_the_published_direction_of_attention(name: str) -> None:
-    task = tasks.get(name, p=11)
-    model = task.build_model(0)
-    tokens = task.sample(5).tokens
-    other = tokens.clone()
-    other[:, 1] = (tokens[:, 1] + 1) % 11
-    sees_later = not torch.equal(model(tokens)[:, 0], model(other)[:, 0])
-    assert sees_later == (name == "miiii")
-    assert not torch.equal(model(tokens)[:, 2], model(other)[:, 2])
-
-
 def test_torch_initialisation_is_that_of_torchs_own_modules() -> None:
     """The largest and the mean square of each tensor against freshly made ``nn.Linear``, ``nn.MultiheadAttention``."""
     width, heads, vocabulary = 64, 4, 99

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,9 +97,7 @@ def reproduce(
         typer.Option("--out", metavar="DIR", help="Tables and page.", show_default="results/PAPER-PRESET"),
     ] = None,
     format: FORMAT = "table",
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Below each line what the claim says, and why the verdict.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", hidden=True)] = False,
 ) -> None:
     """A paper's claims: published numbers beside ours, and a verdict on each.
 
@@ -110,6 +108,8 @@ def reproduce(
     from interp_tasks import reproduction
     from interp_tasks.reproduction.reproduction import checked_paper
 
+    if verbose:
+        raise UserError("--verbose is gone: the page in --out says what each claim says and why the verdict")
     check_choice("--format", format, FORMATS)
     chosen, folder = chosen_rows(rows), out or Path("results") / f"{paper}-{preset}"
     check_writable_folder(folder)
@@ -119,7 +119,7 @@ def reproduce(
     file = measuring.records or folder / "measurements.jsonl"
     failed = measuring.measured(paper, preset, chosen, file, common.quiet)
     done = reproduction.reproduce(paper, preset, rows=chosen, records=file, runs=measuring.runs)
-    write_and_show(lambda: done.write(folder), lambda: show(done, format, verbose), common.quiet)
+    write_and_show(lambda: done.write(folder), lambda: show(done, format), common.quiet)
     failed += done.errors
     for text in failed:
         note(one_line(text), quiet=False)
@@ -146,16 +146,16 @@ def trainer_progress(progress: Progress) -> Any:
     return of_run
 
 
-def show(reproduction: Reproduction, format: str, verbose: bool) -> None:
+def show(reproduction: Reproduction, format: str) -> None:
     if format == "json":
         write_data(reproduction.to_json())
     elif format == "csv":
         write_data(reproduction.to_csv())
     else:
-        print_claims(reproduction, verbose)
+        print_claims(reproduction)
 
 
-def print_claims(reproduction: Reproduction, verbose: bool) -> None:
+def print_claims(reproduction: Reproduction) -> None:
     """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
     from interp_tasks.reproduction.page import summary_of
 
@@ -173,12 +173,10 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
-            print_claim(out, of_claim if verbose or not run else run, verbose)
+            print_lines(out, lines_of(run or of_claim))
     out.print()
     out.print(summary_of(every))
-    out.print("*: a headline. –: none, or none that is one number.")
-    if not verbose:
-        out.print("--verbose: what each claim says, its rule, interval, runs, controls and reasons.")
+    out.print("*: a headline. –: none, or none that is one number. The page says why.")
     if reproduction.missing:
         hours = sum(each.hours for each in reproduction.missing)
         out.print(
@@ -188,75 +186,36 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
         out.print(f"{each.hours:g} h: {each.command(reproduction.folder)}", style="dim")
 
 
-def print_claim(out: Any, rows: Sequence[Any], verbose: bool) -> None:
-    """Prints a claim's line; for several conditions, a line for each below its name."""
+def lines_of(rows: Sequence[Any]) -> list[tuple[str, ...]]:
+    """Returns a claim's line; for several conditions, its name and a line for each below."""
     from interp_tasks.reproduction.page import our_number, published_number, seeds
 
-    first = rows[0]
-    # Words that do not fit say nothing once they are cut: --verbose has them.
-    published = published_number(first)
+    # Words that do not fit say nothing once they are cut: the page has them.
+    published = published_number(rows[0])
     published = published if 0 < len(published) <= PUBLISHED else "–"
-    star = " *" if any(each["headline"] for each in rows) else ""
-    name = first["claim"] + star
-    several = len(rows) > 1
-    sentences = [
-        f"{first['claim']}: {first['says']}",
-        f"Published: {first['published']}." * bool(first["published"]),
-        f"Rule: {first['rule']}.",
-    ]
-    if several:
-        print_lines(out, [("", name, published, "", "")])
-        print_sentences(out, sentences if verbose else ())
-    for row in rows:
-        shown = f"  {row['run'].rpartition('/')[2]}" if several else name
-        cells = (row["verdict"], shown, "" if several else published, our_number(row, rounded), seeds(row))
-        print_lines(out, [cells])
-        if verbose:
-            print_sentences(out, [*([] if several else sentences), *particulars(row)])
+    name = rows[0]["claim"] + " *" * any(each["headline"] for each in rows)
+    numbers = [(our_number(row, rounded), seeds(row)) for row in rows]
+    if len(rows) == 1:
+        return [(rows[0]["verdict"], name, published, *numbers[0])]
+    conditions = [f"  {row['run'].rpartition('/')[2]}" for row in rows]
+    below = zip(rows, conditions, numbers, strict=True)
+    return [("", name, published, "", ""), *((row["verdict"], of, "", *found) for row, of, found in below)]
 
 
 def print_lines(out: Any, rows: Sequence[Sequence[str]], style: str = "") -> None:
     """Prints rows in columns of fixed widths; a text that is too long for its column stands in several lines."""
     from rich.table import Table
 
+    name = max(out.width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4, 12)
     table = Table.grid(padding=(0, 1, 0, 0))
-    for width in (VERDICT, name_width(out.width), PUBLISHED, OURS, SEEDS):
+    for width in (VERDICT, name, PUBLISHED, OURS, SEEDS):
         table.add_column(width=width, overflow="fold")
     for row in rows:
         table.add_row(*row, style=style)
     out.print(table)
 
 
-def name_width(width: int) -> int:
-    """Returns how much of a line's width a claim's name has."""
-    return max(width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4, 12)
-
-
 def rounded(value: float) -> str:
     """Formats a number for a narrow column; three digits, two of a small one, since its power of ten says most."""
     small = 0 < abs(value) < 1e-3
     return f"{value:.1e}" if small else three_digits(value)
-
-
-def print_sentences(out: Any, sentences: Sequence[str]) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    for sentence in filter(None, sentences):
-        out.print(Padding(Text(sentence, style="dim"), (0, 0, 0, VERDICT + 1)))
-
-
-def particulars(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the particulars of a verdict, a sentence each."""
-    from interp_tasks.reproduction.page import controls, interval_text, number, run_numbers, with_median
-
-    if row["interval"]:
-        yield f"{with_median(row)}, interval {interval_text(row)} ({row['interval']})."
-    if len(row["runs"]) > 1:
-        yield f"Each run: {run_numbers(row)}."
-    if controls(row) != "–":
-        yield f"Untrained: {controls(row)}."
-    if row["p_holm"] == row["p_holm"]:
-        yield f"p {number(row['p'])}, {number(row['p_holm'])} after Holm's correction."
-    if row["reason"]:
-        yield f"{row['reason'][0].upper()}{row['reason'][1:]}."

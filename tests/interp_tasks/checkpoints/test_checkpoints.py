@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +24,6 @@ from interp_tasks.checkpoints.tensors import read_training_state
 from interp_tasks.errors import UserError
 from tasks.hooked import construct
 from tasks.post_norm import PostNormConfig, PostNormTransformer
-
-
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here cuts the power, and a busy disk takes seconds to sync."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def build(seed: int = 0, **changes: Any) -> HookedTransformer:
@@ -219,14 +210,3 @@ def test_several_checkpoints_load_one_at_a_time(tmp_path: Path) -> None:
         load_checkpoint(f"{tmp_path}/run@all")
     with pytest.raises(UserError, match="no checkpoint at step 5"):
         load_checkpoints(f"{tmp_path}/run@5")
-
-
-def test_references_are_checked_without_torch() -> None:
-    code = (
-        "import sys, interp_tasks.checkpoints as c\n"
-        "try: c.resolve('nowhere@last')\n"
-        "except ValueError as error: print(error)\n"
-        "print(sorted({'torch', 'transformer_lens', 'safetensors'} & set(sys.modules)))"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines() == ["no run or checkpoint folder 'nowhere'", "[]"]

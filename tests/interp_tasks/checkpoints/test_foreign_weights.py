@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 
 import pytest
 import torch
@@ -20,11 +19,6 @@ from tasks.hooked import construct
 
 TASK = tasks.get("modular-addition", p=11)
 CONFIG = {"act_fn": "gelu", "normalization_type": None, "attention_dir": "bidirectional"}
-
-
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def stored_otherwise(model):

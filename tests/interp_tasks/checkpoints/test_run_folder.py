@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -29,12 +28,6 @@ CONFIG: dict[str, Any] = {
     "model": {"d_model": 4},
     "train": {"steps": 100, "learning_rate": 0.1, "seed": 0},
 }
-
-
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here cuts the power, and a busy disk takes seconds to sync."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def config(**train: Any) -> dict[str, Any]:

@@ -26,12 +26,6 @@ STEPS = 4
 SAVED_EVERY = 2
 
 
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here cuts the power, and a busy disk takes seconds to sync."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def build() -> HookedTransformer:
     sizes = {"n_layers": 1, "d_model": 2, "n_ctx": 2, "d_head": 2, "n_heads": 1, "d_vocab": 3}
     model = construct(HookedTransformerConfig(**sizes, attn_only=True, device="cpu", init_weights=False))

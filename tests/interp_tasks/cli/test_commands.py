@@ -1,7 +1,6 @@
 """``interp-run``: its commands and their help, what they print, and what their options do."""
 
 import json
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -48,24 +47,6 @@ def test_without_hooked_transformer_one_line_says_what_is_needed(error, capsys):
     assert "transformer-lens>=3.9,<4" in said
     assert "circuits" in said
     assert said.count("\n") == 1
-
-
-def test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line(root, tmp_path):
-    """A stand-in that answers as release 4 does: an ImportError without a name, when the class is asked for."""
-    (tmp_path / "transformer_lens.py").write_text(
-        "def __getattr__(name):\n"
-        "    if name.startswith('Hooked'):\n"
-        "        raise ImportError(f'{name!r} was removed in TransformerLens 4.0. Use another.')\n"
-        "    raise AttributeError(name)\n"
-    )
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from interp_tasks.cli import main; sys.exit(main())"
-    for arguments in (["ablation", "--ckpt", "run@10"], ["train", "matrix-completion", "--out", "never"]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=root
-        )
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-        assert "transformer-lens>=3.9,<4" in done.stderr
-    assert not (root / "never").exists()
 
 
 def test_a_programming_error_is_not_dressed_up(capsys):

@@ -22,11 +22,6 @@ def test_every_figure_is_a_picture_with_its_title(tmp_path, monkeypatch, capsys)
     assert not (tmp_path / "attention.html").exists()
 
 
-def test_another_format_is_refused_before_anything_is_loaded(capsys):
-    assert main([*COMMAND, "--plot-format", "gif"]) == 2
-    assert capsys.readouterr().err.strip().endswith("choose html, png or svg")
-
-
 def test_without_an_exporter_nothing_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.2.1")

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from multiprocessing import get_context
@@ -318,39 +319,33 @@ def test_a_failing_unit_stops_only_what_needs_it_and_is_tried_again_on_request(t
     assert any("1 failed; 1 not tried" in note for note in result_of(again).notes)
 
 
-@pytest.mark.parametrize(
-    "mangle",
-    [
-        *("record", "record that is an endless device", "record without end", "result", "altered result"),
-        *("checkpoints", "another's record"),
-    ],
-)
-def test_what_is_mangled_or_gone_is_done_again(tmp_path, mangle):
-    import shutil
+def altered(file):
+    """It reads as before, with another number in it."""
+    rows = pd.read_parquet(file)
+    rows.assign(value=rows["value"] + 1).to_parquet(file)
 
+
+#: What is done to the record and the rows of an experiment, to the record of its training, to the run.
+MANGLED = {
+    "record": lambda record, rows, other, run: record.write_text('{"key": '),
+    "record that is an endless device": lambda record, *_: record.unlink() or record.symlink_to("/dev/zero"),
+    "record without end": lambda record, *_: record.write_text("[" * 100_000),
+    "another's record": lambda record, rows, other, run: shutil.copy(other, record),
+    "rows": lambda record, rows, other, run: rows.write_bytes(b"PAR1 and nothing"),
+    "altered rows": lambda record, rows, other, run: altered(rows),
+    "run": lambda record, rows, other, run: shutil.rmtree(run),
+}
+
+
+@pytest.mark.parametrize("what", MANGLED)
+def test_what_is_mangled_or_gone_is_done_again(tmp_path, what):
     spec = small(seeds="0")
-    found = grid(spec, tmp_path / "g", executor="serial")
+    found = grid(spec, tmp_path, executor="serial")
     train, measure = found.plan.train[0], found.plan.measure[0]
-    if mangle == "record":
-        record_file(tmp_path / "g", measure.key).write_text('{"key": ')
-    elif mangle == "record that is an endless device":
-        record_file(tmp_path / "g", measure.key).unlink()
-        record_file(tmp_path / "g", measure.key).symlink_to("/dev/zero")
-    elif mangle == "record without end":
-        record_file(tmp_path / "g", measure.key).write_text("[" * 100_000)
-    elif mangle == "altered result":
-        # It reads as before, with another number in it.
-        rows = pd.read_parquet(result_file(tmp_path / "g", measure.key))
-        rows.assign(value=rows["value"] + 1).to_parquet(result_file(tmp_path / "g", measure.key))
-    elif mangle == "result":
-        result_file(tmp_path / "g", measure.key).write_bytes(b"PAR1 and nothing")
-    elif mangle == "checkpoints":
-        shutil.rmtree(tmp_path / "g" / train.folder)
-    else:
-        shutil.copy(record_file(tmp_path / "g", train.key), record_file(tmp_path / "g", measure.key))
-    unit = train if mangle == "checkpoints" else measure
-    assert read_record(tmp_path / "g", unit) is None
-    again = grid(spec, tmp_path / "g", executor="serial")
+    files = record_file(tmp_path, measure.key), result_file(tmp_path, measure.key)
+    MANGLED[what](*files, record_file(tmp_path, train.key), tmp_path / train.folder)
+    assert read_record(tmp_path, train if what == "run" else measure) is None
+    again = grid(spec, tmp_path, executor="serial")
     assert again.done_before == 1
     assert not again.failed
     pd.testing.assert_frame_equal(table(again), table(found))
@@ -494,25 +489,6 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert "1 of 1 unit to do" in capsys.readouterr().out
     assert not main(["grid", "one.toml", "--executor", "serial", "--quiet"])
     assert "1 unit: 1 run to train, 0 experiments." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "said"),
-    [
-        ("", ["--rate", "3"], "--rate is for --dry-run"),
-        ("x = [", [], "is not TOML"),
-        ("", ["--out", "seeds.toml"], "is a file, not a folder"),
-        ('[train.ship]\nname = "twice"', [], "seeds.toml: two runs ship as twice: write {seed}"),
-    ],
-)
-def test_mistakes_are_one_line_before_anything_is_made(change, options, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "seeds.toml").write_text(FILE + change)
-    assert main(["grid", "seeds.toml", *options]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["seeds.toml"]
 
 
 def test_a_pool_that_forks_is_refused():

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import signal
 import sqlite3
 import sys
 import time
@@ -356,32 +355,6 @@ def forked(work: Callable[[], Any]) -> int:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-
-
-REAL = {"train.steps": "40", "train.checkpoint_every": "8", "train.log_every": "10", "train.dropout": "0.1"}
-
-
-def test_killed_with_9_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real runs: the one that was being trained goes on from its last checkpoint, to the same log."""
-    monkeypatch.setattr(study_module.SearchResult, "write", lambda self, folder, study: [])
-    real = plan(settings=REAL)
-    child = forked(lambda: search(real, out=tmp_path / "cut", trials=3))
-    killed_at = tmp_path / "cut" / "trial-0001" / "checkpoints" / "00000016" / "meta.json"
-    until = time.monotonic() + 60
-    while not killed_at.exists() and time.monotonic() < until:
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert killed_at.exists()
-    cut = search(real, out=tmp_path / "cut", trials=3)
-    whole = search(real, out=tmp_path / "whole", trials=3)
-    assert [trial["state"] for trial in cut.trials] == ["complete"] * 3
-    assert settled(cut) == settled(whole)
-    resumed = [len(read_run(tmp_path / "cut" / f"trial-{number:04d}")["resumed"]) for number in range(3)]
-    assert resumed == [0, 1, 0]
-    for number in range(3):
-        one, other = (read_metrics(tmp_path / name / f"trial-{number:04d}") for name in ("cut", "whole"))
-        assert one == other
 
 
 def test_processes_share_a_search(fake: FakeTrainer, tmp_path: Path) -> None:

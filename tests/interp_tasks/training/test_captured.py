@@ -113,23 +113,6 @@ def test_parameters_that_are_replaced_are_those_that_train_on(change):
     assert len(recorded) == 2
 
 
-def test_a_gradient_that_is_left_over_is_not_added_to():
-    _, captured, _ = loops("fresh batches")
-    seen = []
-
-    def keep(update):
-        seen.extend(parameter.grad for parameter in captured.updater.parameters.values())
-        return update
-
-    captured.captured.capture = keep
-    for step in range(6):
-        captured.update(step)
-        for parameter in captured.updater.parameters.values():
-            parameter.grad = torch.ones_like(parameter)
-    assert seen
-    assert all(each is None for each in seen)
-
-
 def test_what_cannot_be_recorded_is_told_once_and_goes_on():
     eager, captured, _ = loops("fresh batches")
     asked = []

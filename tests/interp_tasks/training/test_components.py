@@ -100,20 +100,6 @@ def test_only_a_part_trains_and_it_begins_afresh(source, matrices, tmp_path, par
     assert frozen == set(given) - NAMES[part]
 
 
-def test_weights_given_to_a_fresh_model_train_on(source, matrices, tmp_path):
-    run = started(source, tmp_path / "run", matrices, start_parts=["embed", "pos_embed"])
-    given, fresh = (
-        weights(source, 4),
-        dict(matrices.build_model(1, matrices.Model(**TINY)).named_parameters()),
-    )
-    first, last = weights(run, 0), weights(run, 4)
-    for name in given:
-        expected = given[name] if in_parts(name, ("embed", "pos_embed")) else fresh[name]
-        assert torch.equal(first[name], expected), name
-    for name in ("embed.W_E", "pos_embed.W_pos", "unembed.W_U"):
-        assert not torch.equal(first[name], last[name])
-
-
 def test_an_extended_run_goes_on_exactly_and_knows_its_source(source, matrices, tmp_path):
     config = {"train_parts": ["attn", "mlp"], "weight_decay": 0.1}
     straight = started(source, tmp_path / "straight", matrices, **config, steps=6)

@@ -49,18 +49,6 @@ def test_loss_and_accuracy_by_hand(name: str, extra_class: bool) -> None:
     assert task.loss(output, batch).item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["modular-addition", "modular-multiplication", "miiii"])
-def test_grid_axes_are_those_of_the_input_grid(name: str) -> None:
-    """Every combination of the axes' ids is an input once; those of multiplication leave 0 out."""
-    task = tasks.get(name, p=11)
-    assert isinstance(task, ModularTask)
-    axes = task.grid_axes()
-    rows = task.input_grid().tokens[:, [axis.position for axis in axes]].tolist()
-    for pair in itertools.product(*(axis.values for axis in axes)):
-        assert rows.count(list(pair)) == 1
-    assert [axis.position for axis in axes] == [0, 1]
-
-
 @pytest.mark.parametrize("p", [3, 7, 13, 97, 113])
 def test_multiplication_adds_exponents(p: int) -> None:
     first, second = ModularMultiplication(p=p).grid_axes()
