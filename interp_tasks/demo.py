@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
 from interp_tasks.measurement.result import Result, join
-from interp_tasks.measurement.run_logs import Run, read_runs, task_of_run
+from interp_tasks.measurement.run_logs import Curve, Run, read_runs, task_of_run
 from interp_tasks.measurement.subjects import Examples, Progress, subjects
 from interp_tasks.measurement.table import shown_columns
 from interp_tasks.pages import (
@@ -304,7 +304,7 @@ def matrix_chapter(outcome: Outcome) -> list[Section]:
         f"studied is {published} wide (https://arxiv.org/abs/2410.22244)."
     )
     loss = (
-        f"{course(outcome, 'the error at the blanks', number)} Dashed: the variance of the entries, "
+        f"{course(outcome, 'the error at the blanks', number)} Dotted: the variance of the entries, "
         f"{number(level)}, which is the error of answering 0."
     )
     picture = (
@@ -319,12 +319,14 @@ def matrix_chapter(outcome: Outcome) -> list[Section]:
         f"{three_digits(given['baseline'])} to {three_digits(given['value'])}, {given['value'] / level:.1%} of the "
         "variance."
     )
-    series = {"blanks": outcome.log.points("mse_masked"), "given entries": outcome.log.points("mse_observed")}
+    log = outcome.log
+    given_entries = Curve("mse_observed", *log.finite("mse_observed"), None)
+    curves = {"blanks": log.curve("mse_masked"), "given entries": given_entries}
     panels = {"at the blanks; dashed: always 0": "mse_masked", "at the given entries": "mse_observed"}
     pictured = over_steps(outcome, lambda at: matrix_figure(completed, at))
     return [
         Text(intro, "Filling in the blanks of a matrix"),
-        Figure(curve_figure(outcome, series, level, ERROR), "Error over training", loss),
+        Figure(curve_figure(outcome, curves, level, ERROR), "Error over training", loss),
         Figure(pictured, "A matrix, and what the model makes of it", picture),
         *edited_sections(outcome, panels, level, ERROR, errors),
     ]
@@ -339,10 +341,13 @@ def sum_chapter(outcome: Outcome) -> list[Section]:
         "others. Nanda, Chan, Lieberum, Smith and Steinhardt (ICLR 2023) worked out how such a model does it "
         "(https://arxiv.org/abs/2301.05217)."
     )
-    train = outcome.log.points("accuracy", "train")
-    learnt = next((step for step, value in zip(*train, strict=True) if value >= 0.99), None)
+    train = Curve("accuracy", *outcome.log.finite("accuracy", "train"), None)
+    curves = {"sums it was not trained on": outcome.log.curve("accuracy"), "sums it was trained on": train}
+    learnt = next(
+        (step for step, value in zip(train.steps, train.values, strict=True) if value >= 0.99), None
+    )
     memorised = "" if learnt is None else f"By step {learnt:,} it has memorised its training sums. "
-    rise = f"{memorised}{course(outcome, 'the share of right answers', '{:.1%}'.format)} Dashed: chance, {chance:.1%}."
+    rise = f"{memorised}{course(outcome, 'the share of right answers', '{:.1%}'.format)} Dotted: chance, {chance:.1%}."
     row, operands = outcome.row("post", "accuracy"), outcome.row("post", "accuracy", OPERANDS)
     answers = (
         f"With uniform attention in every head, {row['value']:.1%} of {row['n']} sums that it was not trained on are "
@@ -350,14 +355,10 @@ def sum_chapter(outcome: Outcome) -> list[Section]:
         f"{operands['value']:.1%}."
     )
     looks = "Where each head looks when the model answers this sum, and with uniform attention in all heads."
-    series = {
-        "sums it was not trained on": outcome.log.points("accuracy"),
-        "sums it was trained on": train,
-    }
     pictured = over_steps(outcome, lambda at: attention_figure(outcome.picture, at))
     return [
         Text(intro, "Adding two numbers"),
-        Figure(curve_figure(outcome, series, chance, SHARE), "Right answers over training", rise),
+        Figure(curve_figure(outcome, curves, chance, SHARE), "Right answers over training", rise),
         Figure(pictured, "Attention of every head and the answer", looks, width=BARS_WIDTH),
         *edited_sections(outcome, {f"dashed: chance, {chance:.1%}": "accuracy"}, chance, SHARE, answers),
     ]
@@ -386,7 +387,7 @@ def course(outcome: Outcome, what: str, shown: Callable[[float], str]) -> str:
         return f"{examples}{what} shows no {outcome.turn}."
     return (
         f"{examples}{what} stays near {shown(drop.plateau)} until step {drop.onset:,} and has made nine tenths of its "
-        f"{outcome.turn} by step {drop.end:,} (grey)."
+        f"{outcome.turn} by step {drop.end:,} (bold)."
     )
 
 
@@ -400,20 +401,13 @@ def over_steps(outcome: Outcome, at: Callable[[int], Any]) -> Any:
 
 
 def curve_figure(
-    outcome: Outcome, points: dict[str, tuple[list[int], list[float]]], level: float, axis: str
+    outcome: Outcome, curves: Mapping[str, Curve], level: float, axis: str
 ) -> plotly.graph_objects.Figure:
-    """Returns metrics over training, with the span of the drop shaded and a dashed line at a level."""
+    """Returns metrics over training, the drop of the first in bold and a dotted line at its level."""
     from circuits.figures.layout import draw
-    from circuits.figures.panels import Series, curve
+    from interp_tasks.measurement.figure import curves_panel
 
-    drop = outcome.log.curve(outcome.log.drop_metric).drop
-    series = {
-        name: Series(*each, style={"mode": "lines"}, look=2 * look)
-        for look, (name, each) in enumerate(points.items())
-    }
-    lines: list[dict[str, Any]] = [{"y": level}]
-    lines += [] if drop is None else [{"x0": drop.onset, "x1": drop.end}]
-    figure = draw([curve(series, x="training step", y=axis, lines=lines, y_axis={"rangemode": "tozero"})])
+    figure = draw([curves_panel(curves, axis, {next(iter(curves)): level})])
     return figure.update_yaxes(tickformat=".0%") if outcome.turn == "rise" else figure
 
 

@@ -113,12 +113,13 @@ def test_a_sum_on_the_page_is_what_the_models_answer_and_where_their_heads_look(
 def test_curves_on_the_page_are_the_log(stand_ins, page):
     log = [json.loads(line) for line in (stand_ins / "matrix/metrics.jsonl").read_text().splitlines()]
     figure = page["Error over training"]
-    for trace, metric in zip(figure.data, ("mse_masked", "mse_observed"), strict=True):
-        assert list(trace.x) == [line["step"] for line in log]
-        assert list(trace.y) == [line["validation"][metric] for line in log]
-    level, span = figure.layout.shapes
-    assert (span.x0, span.x1) == (19, 20)
-    assert level.y0 == pytest.approx(1 / 9)  # rank 1: the variance of a product of two uniforms
+    traces = {trace.name: trace for trace in figure.data}
+    for name, metric in (("blanks", "mse_masked"), ("given entries", "mse_observed")):
+        assert list(traces[name].x) == [line["step"] for line in log]
+        assert list(traces[name].y) == [line["validation"][metric] for line in log]
+    assert list(traces["blanks, drop"].x) == [19, 20]
+    # Rank 1: the variance of a product of two uniforms.
+    assert traces["blanks, plateau by theory"].y[0] == pytest.approx(1 / 9)
 
 
 def test_demo_without_its_models_is_refused_at_once(monkeypatch, capsys):
