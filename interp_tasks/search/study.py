@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from interp_tasks.errors import Diverged, UserError
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import Figure, Page, Table, Text, versions
 from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, Values, ends
+from interp_tasks.texts import brief
 from interp_tasks.training.config import Resolved
 from interp_tasks.training.forward import HookedForward
 from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train
@@ -140,12 +142,15 @@ def opened(file: Path, direction: Direction) -> Iterator[optuna.Study]:
             f"{file} cannot be used: {' '.join(str(cause).split())[:200] or type(cause).__name__}"
         )
 
+    check_tables(file)
     try:
         waiting = {"connect_args": {"timeout": WAIT}}
         storage = optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs=waiting)
         how: dict[str, Any] = {"storage": storage, "load_if_exists": True, "direction": direction}
         study = optuna.create_study(study_name=STUDY, **how)
-    except (ValueError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+        check_trials(study)
+    # Each kind of damage to what is stored is another error of Optuna's or SQLAlchemy's.
+    except Exception as error:
         raise unusable(error) from None
     try:
         yield study
@@ -154,6 +159,42 @@ def opened(file: Path, direction: Direction) -> Iterator[optuna.Study]:
     finally:
         storage.remove_session()
         storage.engine.dispose()
+
+
+def check_tables(file: Path) -> None:
+    """Refuses a database with views or triggers, which run what somebody else wrote, perhaps without end.
+
+    Raises:
+        UserError: naming one.
+    """
+    if not file.exists():
+        return
+    try:
+        with closing(sqlite3.connect(file, timeout=WAIT)) as database:
+            foreign = database.execute(
+                "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
+            )
+            found = foreign.fetchone()
+    except sqlite3.Error as error:
+        raise UserError(f"{file} cannot be used: {error}") from None
+    if found is not None:
+        raise UserError(f"{file} cannot be used: Optuna made no {found[0]} {brief(found[1])!r}")
+
+
+def check_trials(study: optuna.Study) -> None:
+    """Refuses trials that no search has told.
+
+    Raises:
+        ValueError: for a value that is no finite number, or a setting outside what it was drawn from.
+    """
+    _ = study.user_attrs  # which are text in the database
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state is TrialState.COMPLETE and not math.isfinite(trial.values[0]):
+            raise ValueError(f"trial {trial.number} has the value {trial.values[0]}")
+        for name, value in trial.params.items():
+            distribution = trial.distributions[name]
+            if not distribution._contains(distribution.to_internal_repr(value)):
+                raise ValueError(f"trial {trial.number} has {name} = {brief(str(value))}")
 
 
 def next_trial(study: optuna.Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, BaseFileLock] | None:

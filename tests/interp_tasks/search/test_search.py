@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,37 @@ def test_a_damaged_database_is_one_line(fake: FakeTrainer, tmp_path: Path) -> No
     (tmp_path / "search.db").write_bytes(b"no database")
     with pytest.raises(UserError, match=r"search\.db cannot be used: file is not a database$"):
         search(plan(), out=tmp_path, trials=2)
+
+
+ENDLESS = """CREATE VIEW trial_values AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r)
+SELECT n AS trial_value_id, n AS trial_id, 0 AS objective, 1.0 AS value, 'FINITE' AS value_type FROM r"""
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ['UPDATE trial_params SET distribution_json = \'{"name": "Nope"}\''],
+        ["UPDATE trial_params SET param_value = NULL"],
+        ["UPDATE trial_params SET param_value = 'text'"],
+        ["UPDATE trial_params SET param_value = 1e9"],
+        ["UPDATE trial_values SET value = NULL"],
+        ["UPDATE trial_values SET value = 'text'"],
+        ["UPDATE trial_values SET value = NULL, value_type = 'INF_POS'"],
+        ["UPDATE trials SET state = 'DANCING'"],
+        ["UPDATE study_user_attributes SET value_json = 'no JSON'"],
+        ["DROP TABLE trial_values", ENDLESS],
+    ],
+)
+def test_trials_that_no_search_has_told_are_one_line(
+    fake: FakeTrainer, tmp_path: Path, statements: list[str]
+) -> None:
+    search(plan(), out=tmp_path, trials=2)
+    with closing(sqlite3.connect(tmp_path / "search.db")) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+    with pytest.raises(UserError, match=r"search\.db cannot be used: [^\n]+$"):
+        search(plan(), out=tmp_path, trials=3)
 
 
 # ---- Processes
