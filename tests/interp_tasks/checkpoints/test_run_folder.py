@@ -173,17 +173,6 @@ def test_what_is_not_finite_is_logged_as_null(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "run") == [{"step": 0, "loss": None, "norms": [2.0, None]}]
 
 
-def test_more_steps_extend_a_run(tmp_path: Path) -> None:
-    with opened(tmp_path / "run") as run:
-        write(run, [0, 10])
-    with opened(tmp_path / "run", steps=200) as run:
-        point = run.resume()
-        assert point is not None
-        assert point.step == 10
-    assert read_run(tmp_path / "run")["config"]["train"]["steps"] == 200
-    assert "train.steps: 200 there, 100 asked for" in refusal(tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [

@@ -261,7 +261,13 @@ def test_published_steps_mark_a_run_of_the_papers_data_only(tmp_path):
     assert "published_drop" not in read_run(run)
 
 
-def test_gradient_norms_and_activations_at_their_own_cadence(addition, tmp_path):
+def test_gradient_norms_activations_and_own_observers_at_their_own_cadence(addition, tmp_path):
+    class WeightNorm:
+        every = 4
+
+        def __call__(self, step, model, run):
+            return {"weight_norm": model.embed.W_E.norm().item()}
+
     config = {
         "steps": 6,
         "log_every": 100,
@@ -272,7 +278,8 @@ def test_gradient_norms_and_activations_at_their_own_cadence(addition, tmp_path)
         "observe_every": 2,
         "observe_samples": 5,
     }
-    run = train(addition, out=tmp_path / "run", settings=TINY, config=config)
+    run = train(addition, out=tmp_path / "run", settings=TINY, config=config, observers=[WeightNorm()])
+    assert [line["step"] for line in read_metrics(run) if "weight_norm" in line] == [0, 4, 6]
     norms = {line["step"]: line["gradient_norm"] for line in read_metrics(run) if "gradient_norm" in line}
     assert sorted(norms) == [3, 6]
     assert set(norms[3]) == {"raw", "filtered"}
@@ -283,17 +290,6 @@ def test_gradient_norms_and_activations_at_their_own_cadence(addition, tmp_path)
     assert stored["blocks.0.mlp.hook_post"].shape == (5, 3, 32)
     _, cache = load_checkpoint(f"{run}@6").model.run_with_cache(stored["tokens"])
     torch.testing.assert_close(stored["blocks.0.mlp.hook_post"], cache["blocks.0.mlp.hook_post"])
-
-
-def test_observers_of_ones_own_add_to_the_log(addition, tmp_path):
-    class WeightNorm:
-        every = 2
-
-        def __call__(self, step, model, run):
-            return {"weight_norm": model.embed.W_E.norm().item()}
-
-    run = train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 5}, observers=[WeightNorm()])
-    assert [line["step"] for line in read_metrics(run) if "weight_norm" in line] == [0, 2, 4, 5]
 
 
 def test_a_model_of_ones_own_trains_in_place_and_resumes(addition, tmp_path):

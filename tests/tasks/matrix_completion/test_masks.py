@@ -7,7 +7,7 @@ import torch
 
 from tasks import TaskError
 from tasks.matrix_completion import MatrixCompletion, hide_columns, hide_rows
-from tasks.matrix_completion.attention import exchange_columns, longest_column, named_masks, parse_mask
+from tasks.matrix_completion.attention import longest_column, named_masks, parse_mask
 from tasks.matrix_completion.matrices import MASK_ID
 
 
@@ -40,13 +40,6 @@ def test_masks_that_do_not_fit(text: str) -> None:
         parse_mask(text, 4, 4)
     with pytest.raises(TaskError, match="write 2 rows of 3 characters"):
         parse_mask("rows", 2, 3)
-
-
-def test_two_columns_change_places() -> None:
-    cells = torch.rand(3, 2, 4) < 0.5
-    found = exchange_columns(cells, torch.tensor([0, 1, 3]), torch.tensor([2, 3, 0]))
-    for example, order in enumerate([[2, 1, 0, 3], [0, 3, 2, 1], [3, 1, 2, 0]]):
-        assert torch.equal(found[example], cells[example][:, order])
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (5, 3)])

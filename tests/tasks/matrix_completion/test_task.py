@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tasks
 from tasks import Batch, TaskError, pool
-from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings, hide_columns, hide_rows
+from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings, hide_rows
 from tasks.matrix_completion.matrices import MASK_ID
 
 MeanCheck = Callable[[Tensor, float], None]
@@ -136,14 +136,6 @@ def test_a_picture_hides_the_same_entries_of_every_matrix() -> None:
     expected[[3, 6]] = True
     expected[3, 1] = expected[6, 5] = False
     assert torch.equal(hidden, expected.flatten().expand(6, -1))
-
-
-def test_pictures_of_columns_and_of_matrices_that_are_not_square() -> None:
-    assert hide_columns(2, 3, {1: 0}) == ("...", ".#.")
-    assert hide_columns(2, 3, {0: None, 2: 1}) == ("#.#", "#..")
-    assert hide_rows(2, 3, {1: None}) == ("...", "###")
-    task = MatrixCompletion(n=2, m=3, rank=1, mask=hide_columns(2, 3, {1: 0}))
-    assert task.sample(1).extras["hidden"].tolist() == [[False, False, False, False, True, False]]
 
 
 # --- tokens
