@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from interp_tasks.measurement.subjects import subjects as subjects
     from interp_tasks.measurement.table import COLUMNS as COLUMNS
     from interp_tasks.papers.grokfast.generalisation import generalisation as generalisation
-    from interp_tasks.papers.matrix_completion.algorithm import algorithm as algorithm
-    from interp_tasks.papers.matrix_completion.baseline import baseline as baseline
-    from interp_tasks.papers.matrix_completion.copying import copying as copying
-    from interp_tasks.papers.matrix_completion.decoding import decoding as decoding
+    from interp_tasks.papers.matrix_completion.answers import copying as copying
+    from interp_tasks.papers.matrix_completion.answers import decoding as decoding
+    from interp_tasks.papers.matrix_completion.answers import influence as influence
     from interp_tasks.papers.matrix_completion.embeddings import embeddings as embeddings
-    from interp_tasks.papers.matrix_completion.influence import influence as influence
-    from interp_tasks.papers.matrix_completion.ood import ood as ood
+    from interp_tasks.papers.matrix_completion.methods import algorithm as algorithm
+    from interp_tasks.papers.matrix_completion.methods import baseline as baseline
+    from interp_tasks.papers.matrix_completion.methods import ood as ood
     from interp_tasks.papers.matrix_completion.order import order as order
     from interp_tasks.papers.miiii.data import data as data
     from interp_tasks.papers.miiii.detector import detector as detector
@@ -60,8 +60,9 @@ _HOMES = {
     **{name: f"experiments._{name}" for name in ("lens", "patch", "permute", "probe", "transplant")},
     "circuit": "experiments._circuit",
     "generalisation": "papers.grokfast.generalisation",
-    **{f: f"papers.matrix_completion.{f}" for f in ("algorithm", "baseline", "copying", "decoding")},
-    **{f: f"papers.matrix_completion.{f}" for f in ("embeddings", "influence", "ood", "order")},
+    **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.methods"),
+    **dict.fromkeys(("copying", "decoding", "influence"), "papers.matrix_completion.answers"),
+    **{f: f"papers.matrix_completion.{f}" for f in ("embeddings", "order")},
     **{f: f"papers.miiii.{f}" for f in ("data", "detector", "gradients", "neurons")},
     **{f: f"papers.miiii.{f}" for f in ("prime_order", "primes", "weights")},
     "progress": "papers.nanda.progress",

@@ -52,6 +52,8 @@ GONE = {
     "threshold": "circuits.patterns.classify has it",
     "start": "ways are counted from the plateau",
     "shift": "entries move by 0.1",
+    "vary": "ood has it",
+    "untrained": "untrained models always stand beside",
     "rank_by": "metric= ranks, or the task's first metric that has a gradient",
 }
 

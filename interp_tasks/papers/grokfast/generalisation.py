@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import Panel, draw
-from circuits.figures.panels import Series, curve, heat
+from circuits.figures.layout import draw
+from circuits.figures.panels import Series, curve
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
@@ -45,8 +45,6 @@ FINAL, MIRROR = "final level", "rank correlation with its loss"
 PAIRS, SPREAD = "pairs in order", "last step / first step"
 #: The primes below it generalise one by one, says the figure of the MIIII paper, those from it on together.
 TOGETHER_FROM = 11
-#: More answers than this are a map.
-MAX_LINES = 7
 #: Steps are on a logarithmic axis.
 STEPS = {"type": "log", "dtick": 1, "exponentformat": "none"}
 LEVEL_OPTION = typer.Option("--level", help="Of an accuracy, above 0, at most 1.")
@@ -309,51 +307,29 @@ def text(row: Mapping[Any, Any] | None) -> str:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Returns accuracies: runs of a single answer in one panel, each run of several in its own; all that per split."""
+    """Returns a panel per run and split with a line for each accuracy; runs of a single answer share theirs."""
     panels = []
     for split in SPLITS:
-        names = [(run, accuracies(run, split)) for run in result.data["runs"]]
-        if single := [(run, of[0]) for run, of in names if len(of) == 1]:
-            panels.append(lines_panel(single, split, result.config["level"]))
-        for run, of in names:
-            answers = [name for name in of if answer(name).isdecimal()]
-            if len(answers) > MAX_LINES:
-                panels.append(map_panel(run, answers, split))
-            elif answers:
-                panels.append(lines_panel([(run, name) for name in answers], split, result.config["level"]))
+        lines: dict[str, dict[str, Series]] = {}
+        for run in result.data["runs"]:
+            names = accuracies(run, split)
+            several = [name for name in names if answer(name).isdecimal()]
+            for name in several or names:
+                title, line = (
+                    (short(run.name), f"modulo {answer(name)}") if several else ("", short(run.name))
+                )
+                # A logarithm has no place for step 0.
+                points = [pair for pair in zip(*run.points(name, split), strict=True) if pair[0] > 0]
+                steps, values = ([pair[at] for pair in points] for at in (0, 1))
+                lines.setdefault(title, {})[line] = Series(steps, values)
+        axes: dict[str, Any] = {"y": ACCURACY, "x_axis": STEPS, "y_axis": {"range": [-0.02, 1.02]}}
+        level = [{"y": result.config["level"]}]
+        panels += [
+            curve(series, f"{split} accuracy {title}".strip(), lines=level, height=260, **axes)
+            for title, series in lines.items()
+        ]
     caption = "Validation above, the batches trained on below. Steps on a logarithmic scale."
     return [Figure(draw(panels), "Accuracy of every answer over training", caption)]
-
-
-def points(run: Run, name: str, split: str) -> tuple[list[int], list[float]]:
-    """Returns logged steps and values; a logarithm has no place for step 0."""
-    pairs = [pair for pair in zip(*run.points(name, split), strict=True) if pair[0] > 0]
-    return [step for step, _ in pairs], [value for _, value in pairs]
-
-
-def lines_panel(lines: Sequence[tuple[Run, str]], split: str, level: float) -> Panel:
-    """Returns a panel with a line for each (run, accuracy)."""
-    runs = {run.name for run, _ in lines}
-    series = {}
-    for run, name in lines:
-        called = f"modulo {answer(name)}" if len(runs) == 1 and len(lines) > 1 else short(run.name)
-        series[called] = Series(*points(run, name, split))
-    title = f"{split} accuracy" + (f", {short(lines[0][0].name)}" if len(runs) == 1 else "")
-    axes: dict[str, Any] = {"y": ACCURACY, "x_axis": STEPS, "y_axis": {"range": [-0.02, 1.02]}}
-    return curve(series, title, lines=[{"y": level}], height=260, **axes)
-
-
-def map_panel(run: Run, names: Sequence[str], split: str) -> Panel:
-    """Returns a map with a row per answer, smallest modulus on top; colours are values, from chance to right."""
-    import pandas
-
-    columns = {answer(name): dict(zip(*points(run, name, split), strict=True)) for name in names}
-    table = pandas.DataFrame(columns).sort_index().T
-    title = f"{split} accuracy, {short(run.name)}"
-    drawn = heat(table, title, unit=ACCURACY, across="step", down="prime", end=1.0, row=17)
-    trace = {**drawn.traces[0], "x": table.columns.tolist(), "xgap": 0, "ygap": 0}
-    axis = {key: value for key, value in drawn.x.items() if key != "type"} | STEPS
-    return Panel([trace], drawn.title, axis, drawn.y, drawn.height, drawn.width, bar=True)
 
 
 def answer(name: str) -> str:

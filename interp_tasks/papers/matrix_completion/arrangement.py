@@ -26,30 +26,14 @@ ALIGNMENT = "alignment with the final embeddings"
 PERMUTATIONS = 999
 
 
-@dataclass(frozen=True)
-class PrincipalComponents:
-    """Principal components of points.
-
-    Attributes:
-        directions: ``[component d]``, of length 1, largest variance first.
-        scores: ``[point component]``: the centred points on the directions.
-        shares: of the variance.
+def principal_components(points: Array) -> tuple[Array, Array]:
+    """Returns the directions ``[component d]`` of two principal components of points ``[point d]``, largest first, and
+    the centred points on them, ``[point component]``; their signs are arbitrary.
     """
-
-    directions: Array
-    scores: Array
-    shares: Array
-
-
-def principal_components(points: Array, n: int = 2) -> PrincipalComponents:
-    """Returns the first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
     import numpy as np
 
-    centred = points - points.mean(0)
-    left, sizes, right = np.linalg.svd(centred, full_matrices=False)
-    power = sizes**2
-    shares = power / power.sum() if power.any() else power
-    return PrincipalComponents(right[:n], (left * sizes)[:, :n], shares[:n])
+    left, sizes, right = np.linalg.svd(points - points.mean(0), full_matrices=False)
+    return right[:2], (left * sizes)[:, :2]
 
 
 def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
@@ -96,17 +80,8 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
     return float(np.where(cluster_sizes > 1, each, 0.0).mean())
 
 
-@dataclass(frozen=True)
-class Clustered:
-    """A silhouette beside those of permuted labels: its mean under them, and p of one as large."""
-
-    value: float
-    null: float
-    p_value: float
-
-
-def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> Clustered:
-    """Measures how far points lie in clusters, by their silhouette, with a permutation test."""
+def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> tuple[float, float, float]:
+    """Returns the silhouette of points in clusters, its mean under permuted labels, and p of one as large."""
     import numpy as np
 
     apart = distances(points)
@@ -115,7 +90,7 @@ def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> Clustered:
     null = np.array([silhouette(apart, rng.permutation(labels)) for _ in range(PERMUTATIONS)])
     # Rounding must not tell an arrangement from its mirror image.
     hits = int((null >= value - 1e-12).sum())
-    return Clustered(value, float(null.mean()), (1 + hits) / (1 + PERMUTATIONS))
+    return value, float(null.mean()), (1 + hits) / (1 + PERMUTATIONS)
 
 
 def tsne(points: Array, seed: int) -> Array:
@@ -179,36 +154,28 @@ def of_tokens(
     from scipy.stats import rankdata
 
     values, points = np.array(list(targets.values.values())), tables.rows(targets.values)
-    components, weights = principal_components(points), resamples(len(values), seed)
-    quantities: dict[str, tuple[str, Array]] = {
-        "variance of two components": ("share", np.full(len(weights), components.shares.sum()))
-    }
-    pairs = [
-        (list(values).index(v), list(values).index(-v)) for v in values if v > 0 and -v in values.tolist()
-    ]
+    weights, (_, scores) = resamples(len(values), seed), principal_components(points)
+    share = (scores**2).sum() / (((points - points.mean(0)) ** 2).sum() or 1.0)
+    quantities = {"variance of two components": ("share", np.full(len(weights), share))}
+    at = {value: index for index, value in enumerate(values.tolist())}
+    pairs = [(index, at[-value]) for value, index in at.items() if value > 0 and -value in at]
     if pairs:
-        norms = np.linalg.norm(points, axis=1)
-        up, down = (norms[[pair[side] for pair in pairs]] for side in (0, 1))
+        up, down = np.linalg.norm(points, axis=1)[np.array(pairs).T]
         resampled_pairs = resamples(len(pairs), seed)
         gap = (resampled_pairs @ np.abs(up - down)) / (resampled_pairs @ ((up + down) / 2))
         quantities["norm asymmetry"] = ("v against -v", gap)
         quantities["norm symmetry"] = ("v against -v", correlation(up, down, resampled_pairs))
         signed = values != 0
-        sides = [
-            separability(components.scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)
-        ]
+        sides = [separability(scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)]
         best = int(sides[1][0] > sides[0][0])
         quantities["sign separability"] = (f"component {best + 1}", sides[best])
-        ranks = rankdata(np.abs(values)), rankdata(components.scores[:, 1 - best])
-        along = correlation(*ranks, weights)
+        along = correlation(rankdata(np.abs(values)), rankdata(scores[:, 1 - best]), weights)
         # A component has no sign; the value's decides for its resamples.
         turned = -along if along[0] < 0 else along
         quantities["magnitude correlation"] = (f"component {2 - best}", turned)
     if end is not None:
         last = end.rows(targets.values)
-        directions = principal_components(last).directions
-        quantities[ALIGNMENT] = (
-            "two components",
-            correlation(points @ directions.T, last @ directions.T, weights),
-        )
+        directions, _ = principal_components(last)
+        aligned = correlation(points @ directions.T, last @ directions.T, weights)
+        quantities[ALIGNMENT] = ("two components", aligned)
     return quantities

@@ -7,6 +7,7 @@ permuted labels.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,7 @@ from interp_tasks.measurement.subjects import (
     run_of,
 )
 from interp_tasks.measurement.table import Row, numbers
-from interp_tasks.measurement.untrained import untrained as untrained_model
+from interp_tasks.measurement.untrained import untrained
 from interp_tasks.pages import Figure
 from interp_tasks.papers.matrix_completion.arrangement import (
     EmbeddingTargets,
@@ -51,15 +52,12 @@ BIN = 0.5
 LARGEST = typer.Option(
     "--largest", help="Only values up to ± this.", show_default="all the examples can hold"
 )
-UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
 
 
 @experiment("matrix", says={"largest": None})
 def embeddings(
     refs: Refs,
     largest: Annotated[float | None, LARGEST] = None,
-    *,
-    untrained: Annotated[bool, UNTRAINED] = True,
     **options: Unpack[Options],
 ) -> Result:
     """See how token embeddings follow the values they stand for, and position embeddings the grid.
@@ -74,7 +72,6 @@ def embeddings(
             embeddings with the last one's, on the last one's two principal components, without centring.
         largest: only values up to ±this (1.5 in the paper). Default: all that the task's examples can hold
             (``token_values``).
-        untrained: compare with an untrained model of the architecture.
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples,
             permutations, t-SNE and the untrained model.
 
@@ -100,20 +97,31 @@ def embeddings(
         run, targets = run_of(subject), EmbeddingTargets.of(subject.task, largest)
         if run in last and run not in ends:
             ends[run] = Tables.of(load_resolved(last[run], options.get("device", "cpu")).model)
-        tables = Tables.of(subject.model)
-        other = Tables.of(untrained_model(subject)) if untrained else None
-        parts = []
+        tables, other = Tables.of(subject.model), untrained_tables(subject)
+        ref = str(subject.labels["ref"])
+        rows: list[Row] = []
         if targets.values:
-            parts.append(token_rows(targets, tables, other, ends.get(run), subject.seed))
+            rows += token_rows(targets, tables, other, ends.get(run), subject.seed)
+            drawn.setdefault(ref, []).append(token_points(targets, tables))
         # t-SNE cannot place fewer than four points.
         if targets.axes and tables.positions is not None and math.prod(targets.axes.values()) > 3:
-            parts.append(position_rows(targets, tables.positions, other, subject.seed))
-        drawn[str(subject.labels["ref"])] = [table for _, table in parts]
-        return [{"split": WEIGHTS, "engine": "exact", **row} for rows, _ in parts for row in rows]
+            plane = tsne(tables.positions[: math.prod(targets.axes.values())], subject.seed)
+            untrained_positions = None if other is None else other.positions
+            rows += position_rows(targets, tables.positions, untrained_positions, plane, subject.seed)
+            drawn.setdefault(ref, []).append(position_points(targets, tables.positions, plane))
+        return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
     asked = {"largest": largest}
     result = measure("embeddings", found, options, measure_checkpoint, config=asked, check=check)
     return replace(result, notes=notes(largest), data={"tables": drawn})
+
+
+def untrained_tables(subject: LoadedCheckpoint) -> Tables | None:
+    """Returns the embeddings of an untrained model; ``None`` for an architecture that the task cannot build."""
+    try:
+        return Tables.of(untrained(subject))
+    except UserError:
+        return None
 
 
 def notes(largest: float | None) -> tuple[str, ...]:
@@ -128,58 +136,66 @@ def notes(largest: float | None) -> tuple[str, ...]:
 
 
 def token_rows(
-    targets: EmbeddingTargets, tables: Tables, untrained: Tables | None, end: Tables | None, seed: int
-) -> tuple[list[Row], pandas.DataFrame]:
-    """Returns rows of the tidy table, and the table of the figures."""
-    import numpy as np
-    import pandas
-
-    measured = of_tokens(targets, tables, end, seed)
-    baseline = {} if untrained is None else of_tokens(targets, untrained, end, seed)
-    shared: Row = {"variant": "tokens", "site": "embed", "n": len(targets.values)}
-    rows = []
-    for metric, (about, value) in measured.items():
-        other = float(baseline[metric][1][0]) if metric in baseline else None
-        columns = numbers(value[0], interval(value[1:]), other)
-        rows.append({**shared, "intervention": about, "metric": metric, **columns})
-    points = tables.rows(targets.values)
-    scores = principal_components(points).scores
-    columns = {"value": list(targets.values.values()), "norm": np.linalg.norm(points, axis=1)}
-    return rows, pandas.DataFrame({**columns, "component 1": scores[:, 0], "component 2": scores[:, 1]})
+    targets: EmbeddingTargets, tables: Tables, other: Tables | None, end: Tables | None, seed: int
+) -> Iterator[Row]:
+    """Yields rows of the token embeddings, beside those of an untrained model."""
+    baseline = {} if other is None else of_tokens(targets, other, end, seed)
+    for metric, (about, value) in of_tokens(targets, tables, end, seed).items():
+        row = {"variant": "tokens", "site": "embed", "n": len(targets.values), "intervention": about}
+        yield {
+            **row,
+            "metric": metric,
+            **numbers(value[0], interval(value[1:]), float(baseline[metric][1][0])),
+        }
 
 
 def position_rows(
-    targets: EmbeddingTargets, positions: Array, untrained: Tables | None, seed: int
-) -> tuple[list[Row], pandas.DataFrame]:
-    """Returns rows of the tidy table, and the table of the figures."""
+    targets: EmbeddingTargets, positions: Array, other: Array | None, plane: Array, seed: int
+) -> Iterator[Row]:
+    """Yields rows of the position embeddings, and of their t-SNE ``plane``."""
     import numpy as np
-    import pandas
 
     cells = math.prod(targets.axes.values())
-    points = positions[:cells]
-    norms = np.linalg.norm(points, axis=1)
-    plane = tsne(points, seed)
     common: Row = {"variant": "positions", "site": "pos_embed", "n": cells}
-    rows: list[Row] = []
-    for prefix, coordinates in (("", points), ("t-SNE ", plane)):
+    for prefix, points in (("", positions[:cells]), ("t-SNE ", plane)):
         for axis in targets.clustered_axes:
-            clusters = clustered(coordinates, targets.labels(axis), seed)
-            name, p = f"{prefix}silhouette by {axis}", clusters.p_value
+            value, null, p = clustered(points, targets.labels(axis), seed)
+            name = f"{prefix}silhouette by {axis}"
             about = {**common, "intervention": "against permuted labels", "metric": name}
-            rows.append({**about, **numbers(clusters.value, baseline=clusters.null), "p_value": p})
-            rows.append({**about, "metric": f"{name}: p", "value": p})
+            yield {**about, **numbers(value, baseline=null), "p_value": p}
+            yield {**about, "metric": f"{name}: p", "value": p}
     axis, size = next(iter(targets.axes.items()))
     if size > 2:
         # The one or two lines in the middle of the first axis.
         middle = np.abs(targets.labels(axis) - (size - 1) / 2) < 1
-        both = [norms]
-        if untrained is not None and untrained.positions is not None:
-            both.append(np.linalg.norm(untrained.positions[:cells], axis=1))
-        ratios = [float(each[middle].mean() / each[~middle].mean()) for each in both]
+        norms = [np.linalg.norm(each[:cells], axis=1) for each in (positions, other) if each is not None]
+        ratios = [float(each[middle].mean() / each[~middle].mean()) for each in norms]
         about = {**common, "intervention": "norms", "metric": f"norm of the middle {axis} / others"}
-        rows.append({**about, **numbers(ratios[0], baseline=ratios[1] if both[1:] else None)})
-    shown = {"position": range(cells), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
-    return rows, pandas.DataFrame(shown | {axis: targets.labels(axis) for axis in targets.axes})
+        yield {**about, **numbers(ratios[0], baseline=ratios[1] if ratios[1:] else None)}
+
+
+# ---- figures
+
+
+def token_points(targets: EmbeddingTargets, tables: Tables) -> pandas.DataFrame:
+    """Returns the table of the figures of tokens."""
+    import numpy as np
+    import pandas
+
+    points = tables.rows(targets.values)
+    _, scores = principal_components(points)
+    columns = {"value": list(targets.values.values()), "norm": np.linalg.norm(points, axis=1)}
+    return pandas.DataFrame({**columns, "component 1": scores[:, 0], "component 2": scores[:, 1]})
+
+
+def position_points(targets: EmbeddingTargets, positions: Array, plane: Array) -> pandas.DataFrame:
+    """Returns the table of the figures of positions."""
+    import numpy as np
+    import pandas
+
+    norms = np.linalg.norm(positions[: len(plane)], axis=1)
+    shown = {"position": range(len(plane)), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
+    return pandas.DataFrame(shown | {axis: targets.labels(axis) for axis in targets.axes})
 
 
 def value_panels(ref: str, table: pandas.DataFrame) -> list[Panel]:

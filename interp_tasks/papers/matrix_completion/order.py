@@ -8,15 +8,12 @@ their difference: negative is before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import draw
-from circuits.figures.panels import Series
-from circuits.figures.panels import curve as curve_panel
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import Tables, interval
 from interp_tasks.measurement.experiment import experiment
@@ -34,8 +31,7 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import Row, effect_text, numbers, value_text
-from interp_tasks.pages import Column, Figure
+from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.papers.matrix_completion.arrangement import (
     ALIGNMENT,
     EmbeddingTargets,
@@ -45,7 +41,6 @@ from interp_tasks.papers.matrix_completion.arrangement import (
 )
 
 if TYPE_CHECKING:
-    import pandas
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
@@ -130,7 +125,7 @@ def order(
     config = {"kinds": list(chosen)}
     result = measure("order", in_runs(runs), options, measure_checkpoint, config=config, later=later)
     config = {**result.config, "refs": [one.label for one in found]}
-    return replace(result, config=config, notes=NOTES, data={"curves": curves, "plateaus": plateaus})
+    return replace(result, config=config, notes=NOTES)
 
 
 def checked_runs(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
@@ -215,11 +210,14 @@ def pooled_metrics(subject: LoadedCheckpoint, *edits: Any) -> dict[str, Array]:
 
 def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
     """Yields the step at which each quantity has reached a share of its total change, beside the drop metric's."""
+    import numpy as np
+
     from interp_tasks.measurement.crossings import crossing
 
     of_drop: dict[float, Array] = {}
     for name in sorted(curves, key=lambda name: name != drop):
-        at, curve = stacked(curves[name])
+        at = sorted(curves[name])
+        curve = np.stack([curves[name][step] for step in at], 1)
         first = at.index(plateau)
         # A quantity that was past a share on the plateau already has no step after it.
         for share in SHARES:
@@ -234,44 +232,3 @@ def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
                 "engine": "naive",
             }
             yield {**row, **numbers(crossings[0], interval(crossings[1:]), *compared)}
-
-
-def stacked(curve: Mapping[int, Array]) -> tuple[list[int], Array]:
-    """Returns the steps of a quantity and its values ``[1 + draws, step]``."""
-    import numpy as np
-
-    steps = sorted(curve)
-    return steps, np.stack([curve[step] for step in steps], 1)
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the steps alone; values are in the files and the figure. Which is first stands first."""
-    steps = frame[frame["metric"].str.startswith("step at ")]
-    return steps.sort_values(["ref", "metric", "value"], kind="stable", ignore_index=True)
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    return [
-        Column("", "metric"),
-        Column("quantity", "variant"),
-        Column("step [95% CI]", "value", value_text),
-        Column("before (−) or after the drop metric", "effect", effect_text),
-    ]
-
-
-def figures(result: Result) -> list[Figure]:
-    """Returns a panel per run, a line per quantity; what overshoots far is cut, so that 0 to 1 can be read."""
-    import numpy as np
-
-    panels = []
-    for run, curves in result.data["curves"].items():
-        lines = {}
-        for look, name in enumerate(curves):
-            steps, curve = stacked(curves[name])
-            start = curve[0, steps.index(result.data["plateaus"][run])]
-            distance = (curve[0, -1] - start) or np.nan
-            lines[name] = Series(steps, ((curve[0] - start) / distance).tolist(), look=look)
-        axes: dict[str, Any] = {"y": "share of its way", "y_axis": {"range": [-0.6, 1.6]}}
-        panels.append(curve_panel(lines, run.rsplit("/", 1)[-1], height=420, **axes))
-    caption = "0: the value on the plateau. 1: the value at the last checkpoint."
-    return [Figure(draw(panels), "Share of its way that each quantity has made", caption)]

@@ -21,8 +21,8 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs
-from interp_tasks.measurement.table import Row, filled, numbers, side_by_side, tidy
-from interp_tasks.pages import Column, Figure
+from interp_tasks.measurement.table import Row, numbers, tidy
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 STAGES = ("raw", "filtered")
 #: The key of a line of the log.
 LOGGED = "gradient_norm"
-#: Metrics of a tensor, with the format of their numbers.
+#: Metrics of a tensor.
 LARGEST, HALF, RANK = "largest norm", "step below half", "rank of the step below half"
-SHOWN = {LARGEST: ".3g", HALF: ".0f", RANK: ".3g"}
 ATTENTION = "attention"
 START = typer.Option("--start", help="Leave out what was logged before this step.")
 
@@ -167,24 +166,3 @@ def figures(result: Result) -> list[Figure]:
             panels.append(heat((norms / largest).T, f"{stage}: norm / its largest", **axes))
         drawn.append(Figure(draw(panels), f"Gradient norms of {run}", caption))
     return drawn
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row per run and tensor, its numbers side by side by stage; the medians stand last."""
-
-    def cells(row: Row) -> Row:
-        metric = row["metric"].removeprefix("median ")
-        value = "" if math.isnan(row["value"]) else format(row["value"], SHOWN[metric])
-        others = "" if math.isnan(row["baseline"]) else f" ({row['baseline']:.3g})"
-        return {f"{row['intervention']}\n{metric}": value + others}
-
-    return side_by_side(frame, lambda row: (row["ref"], row["variant"]), cells)
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Returns the columns that people see: of each tensor, norms of its gradient at every stage of the update."""
-    keys = [f"{stage}\n{metric}" for stage in STAGES for metric in SHOWN]
-    return [
-        Column("tensor", "variant"),
-        *(Column(key, key, filled(key, str)) for key in keys if key in frame),
-    ]

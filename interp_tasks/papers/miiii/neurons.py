@@ -10,7 +10,6 @@ run's drop; and the last count over the largest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,8 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import logged_drop
 from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, run_of
-from interp_tasks.measurement.table import Row, filled, numbers, side_by_side
-from interp_tasks.pages import Column, Figure
+from interp_tasks.measurement.table import Row, numbers
+from interp_tasks.pages import Figure
 from interp_tasks.papers.miiii.features import (
     DEVIATIONS,
     MIN_CHECKPOINTS,
@@ -44,7 +43,6 @@ from interp_tasks.papers.miiii.features import (
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas
     import plotly.graph_objects
     from typing_extensions import Unpack
 
@@ -61,22 +59,6 @@ COUNT, CLUSTERS, CLUSTERED = "neurons", "clusters", "share of neurons in cluster
 KINDS = (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd, without size")
 #: Variants that are about no single neuron.
 ALL, IN_CLUSTERS = "all neurons", "in clusters"
-#: Metric -> title of its column and format of its numbers.
-SHOWN: Mapping[str, tuple[str, str]] = {
-    COUNT: ("neurons", ".0f"),
-    MEAN: ("mean", ".3g"),
-    TO_ONE: ("to one\ndigit", ".1%"),
-    CLUSTERS: ("clusters", ".0f"),
-    CLUSTERED: ("in clusters", ".1%"),
-    FREQUENCY: ("frequency", ".0f"),
-    FIRST: ("degree 1", ".1%"),
-    SECOND: ("degree 2", ".1%"),
-    ONE: ("one digit\nalone", ".1%"),
-    PAIRS: ("pairs\n(relabelled)", ""),
-    ACTIVE: ("active", ".0f"),
-    ACTIVE_EACH: ("active\nper neuron", ".1f"),
-    **{f"{ACTIVE}, mean + {kind}": (f"+{kind}", ".3g") for kind in KINDS},
-}
 
 
 def parse_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
@@ -323,29 +305,6 @@ def together(measures: MeasuredFeatures) -> dict[str, list[Row]]:
 
 def row(metric: str, value: Any, baseline: Any = None) -> Row:
     return {"metric": metric, **numbers(value, baseline=baseline)}
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row per checkpoint, tensor and variant, a column for each metric."""
-
-    def cells(row: Row) -> Row:
-        value = row["value"]
-        if row["metric"] == PAIRS and not math.isnan(value):
-            value = f"{value:.0f} ({row['baseline']:.0f})"
-        return {row["metric"]: value}
-
-    return side_by_side(frame, lambda row: (row["ref"], row["intervention"], row["variant"]), cells)
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Returns the columns of the metrics that some row has."""
-    tensors = [Column("tensor", "intervention")] if frame["intervention"].nunique() > 1 else []
-    measured = [
-        Column(title, metric, filled(metric, digits or str))
-        for metric, (title, digits) in SHOWN.items()
-        if metric in frame
-    ]
-    return [*tensors, Column("", "variant"), *measured]
 
 
 def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:

@@ -67,6 +67,7 @@ def prime_order(
         UserError: in one line.
     """
     import numpy as np
+    import pandas
 
     check_level(level)
     points = [point for run in read_runs(runs) for point in points_of(run, level)]
@@ -89,8 +90,6 @@ def prime_order(
         for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
             value, p_value = stratified(values, steps, strata, seed)
             rows.append({**shared, "variant": name, "metric": metric, "value": value, "p_value": p_value})
-    import pandas
-
     frame: pandas.DataFrame = tidy(
         pandas.DataFrame(rows).assign(experiment="prime-order", intervention="none")
     )

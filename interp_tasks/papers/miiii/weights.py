@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
-from circuits.figures.layout import Panel, draw
-from circuits.figures.panels import Series, curve, spectrum
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import (
     WEIGHTS,
@@ -36,16 +35,14 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import Row, filled, numbers, value_text
-from interp_tasks.measurement.untrained import untrained as untrained_model
-from interp_tasks.pages import Column, Figure, number
+from interp_tasks.measurement.table import Row, numbers
+from interp_tasks.measurement.untrained import untrained
 
 if TYPE_CHECKING:
-    import pandas
+    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.embeddings import Array
-    from interp_tasks.papers.miiii.singular import Relabelled, Singular
     from tasks import Task
 
 #: How many untrained models stand beside a checkpoint.
@@ -55,6 +52,10 @@ ORDERS, UNTRAINED_ORDERS = 999, 199
 #: Dimensions that the published similarity of positions is over: the first ones.
 PUBLISHED_DIMENSIONS = 37
 PEARSON, COSINE = "Pearson correlation", "cosine similarity"
+#: Chance that white noise is called periodic, and that a table in no order has a significant frequency at all.
+LEVEL = 0.05
+#: Shares of a sum are compared with a bound up to rounding.
+ROUNDING = 1e-9
 #: What ``intervention`` says of a row.
 VALUES, LEADING, SPECTRUM = "singular values", "leading singular vectors", "spectrum"
 PERIODIC = "periodic share"
@@ -62,20 +63,17 @@ ABOVE_MEAN, ABOVE_RELABELLED = "frequencies above mean + 1 sd", "frequencies abo
 CONTROL = typer.Option(
     "--control", metavar="REF", help="A model to compare with, such as one of shuffled answers. Repeat."
 )
-UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with untrained models.")
 
 
 @experiment("modular")
 def weights(
     refs: str | Sequence[str],
     control: Annotated[str | Sequence[str], CONTROL, list[str]] = (),
-    *,
-    untrained: Annotated[bool, UNTRAINED] = True,
     **options: Unpack[Options],
 ) -> Result:
     """See embeddings as tables: similar positions, singular values and vectors, frequencies over the digits.
 
-    Beside each number stands that of untrained models.
+    Beside each number (``baseline``) stands the mean of ``MODELS`` untrained models of the architecture.
 
     Syrkis & Søgaard 2024 (MIIII), figures 7 to 13; the spectrum also Nanda et al. 2023, figure 3. Examples play no
     part.
@@ -83,7 +81,6 @@ def weights(
     Args:
         refs: one or several REFs.
         control: REFs of models to compare them with, such as one trained on shuffled answers: rows of their own.
-        untrained: compare with ``MODELS`` untrained models of the architecture: ``baseline`` is their mean.
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples, random
             orders and untrained models.
 
@@ -97,81 +94,62 @@ def weights(
     for each in controls:
         if each.path in {one.path for one in examined}:
             raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
-    measures = Measures(untrained)
-    config = {"control": [one.label for one in controls], "untrained": untrained}
-    result = measure("weights", [*examined, *controls], options, measures.measured, config=config)
-    has_order = bool((result.frame["intervention"] == SPECTRUM).any())
-    note_texts = tuple(notes([one.label for one in controls], untrained, has_order))
-    return replace(result, notes=note_texts, data={"panels": measures.panels})
+    untrained_of: dict[Any, list[Tables]] = {}
 
-
-@dataclass(frozen=True)
-class MeasuredTable:
-    """The measures of one token table: its singular values, and its frequencies where the rows stand in an order."""
-
-    table: Table
-    numbers: Mapping[tuple[str, str, str], float]
-    singular: Singular
-    frequencies: Relabelled | None = None
-
-    @classmethod
-    def of(cls, table: Table, orders: int, seed: int) -> MeasuredTable:
-        from circuits import fourier
-        from circuits.fourier import AboveMean, key_frequencies
-        from interp_tasks.papers.miiii.singular import Singular, periodic, relabelled
-
-        singular = Singular.of(table.rows)
-        numbers: dict[tuple[str, str, str], float] = {
-            (table.label, VALUES, f"vectors for {share:.0%} of S"): float(singular.needed(share))
-            for share in (0.5, 0.9)
-        }
-        if table.axis is None:
-            return cls(table, numbers, singular)
-        leading = periodic(singular.vectors[:, : max(1, singular.needed(0.5))])
-        numbers[table.label, LEADING, PERIODIC] = float(leading.mean())
-        frequencies = relabelled(table.rows, orders, seed)
-        published = key_frequencies(fourier.spectrum(table.rows, {"digit": len(table.rows)}), AboveMean(1))
-        numbers[table.label, SPECTRUM, ABOVE_MEAN] = float(len(published.keys))
-        numbers[table.label, SPECTRUM, ABOVE_RELABELLED] = float(frequencies.significant.sum())
-        return cls(table, numbers, singular, frequencies)
-
-
-@dataclass
-class Measures:
-    """Measures each checkpoint beside untrained models, and keeps the panels of the figures by REF."""
-
-    untrained: bool
-    panels: dict[str, list[Panel]] = field(default_factory=dict)
-    controls: dict[Any, list[Tables]] = field(default_factory=dict)
-
-    def measured(self, subject: LoadedCheckpoint) -> list[Row]:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the embedding tables of one checkpoint, beside those of untrained models."""
-        task, tables = subject.task, Tables.of(subject.model)
+        task, tables, seed = subject.task, Tables.of(subject.model), subject.seed
         assert task is not None
-        others = self.others(subject) if self.untrained else []
+        # The same for all checkpoints of a run and architecture.
+        key = (run_of(subject), task, *(tuple(one.shape) for one in subject.model.parameters()))
+        if key not in untrained_of:
+            untrained_of[key] = untrained_tables(subject)
+        others = untrained_of[key]
         beside = [tables_of(task, one) for one in others]
-        rows, panels = list(position_rows(task, tables, others, subject.seed)), list[Panel]()
+        rows = list(position_rows(task, tables, others, seed))
         for index, table in enumerate(tables_of(task, tables)):
-            own = MeasuredTable.of(table, ORDERS, subject.seed)
-            untrained = [MeasuredTable.of(each[index], UNTRAINED_ORDERS, subject.seed) for each in beside]
-            common = {"site": "embed", "n": len(table.rows)}
-            for (variant, about, metric), value in own.numbers.items():
-                baseline = mean_of(each.numbers[variant, about, metric] for each in untrained)
-                row = {"variant": variant, "intervention": about, "metric": metric}
-                rows.append({**row, **common, **numbers(value, baseline=baseline)})
-            panels += table_panels(own, untrained)
-        self.panels[str(subject.labels["ref"])] = panels
+            baselines = [numbers_of(each[index], UNTRAINED_ORDERS, seed) for each in beside]
+            for (about, metric), value in numbers_of(table, ORDERS, seed).items():
+                baseline = mean_of(each[about, metric] for each in baselines)
+                row = {"variant": table.label, "intervention": about, "metric": metric, "site": "embed"}
+                rows.append({**row, "n": len(table.rows), **numbers(value, baseline=baseline)})
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
-    def others(self, subject: LoadedCheckpoint) -> list[Tables]:
-        """Returns the tables of untrained models, the same for all checkpoints of a run and architecture."""
-        key = (run_of(subject), subject.task, *(tuple(one.shape) for one in subject.model.parameters()))
-        if key not in self.controls:
-            self.controls[key] = [Tables.of(untrained_model(subject, draw)) for draw in range(MODELS)]
-        return self.controls[key]
+    config = {"control": [one.label for one in controls]}
+    result = measure("weights", [*examined, *controls], options, measure_checkpoint, config=config)
+    has_order = bool((result.frame["intervention"] == SPECTRUM).any())
+    return replace(result, notes=tuple(notes([one.label for one in controls], has_order)))
 
 
-def notes(controls: Sequence[str], untrained: bool, ordered: bool) -> Iterator[str]:
+def untrained_tables(subject: LoadedCheckpoint) -> list[Tables]:
+    """Returns the tables of untrained models; none for an architecture that the task cannot build."""
+    try:
+        return [Tables.of(untrained(subject, draw)) for draw in range(MODELS)]
+    except UserError:
+        return []
+
+
+def numbers_of(table: Table, orders: int, seed: int) -> dict[tuple[str, str], float]:
+    """Returns of a token table its singular values, and its frequencies where the rows stand in an order, by the part
+    and the metric.
+    """
+    from circuits import fourier
+    from circuits.fourier import AboveMean, key_frequencies
+
+    left, sizes, _ = np.linalg.svd(table.rows, full_matrices=False)
+    found = {(VALUES, f"vectors for {share:.0%} of S"): float(needed(sizes, share)) for share in (0.5, 0.9)}
+    if table.axis is None:
+        return found
+    leading = periodic(left[:, : max(1, needed(sizes, 0.5))])
+    published = key_frequencies(fourier.spectrum(table.rows, {"digit": len(table.rows)}), AboveMean(1))
+    return found | {
+        (LEADING, PERIODIC): float(leading.mean()),
+        (SPECTRUM, ABOVE_MEAN): float(len(published.keys)),
+        (SPECTRUM, ABOVE_RELABELLED): float(significant(table.rows, orders, seed).sum()),
+    }
+
+
+def notes(controls: Sequence[str], ordered: bool) -> Iterator[str]:
     """Yields the notes below the table."""
     if controls:
         yield f"Controls: {', '.join(controls)}."
@@ -192,14 +170,11 @@ def notes(controls: Sequence[str], untrained: bool, ordered: bool) -> Iterator[s
         )
     else:
         yield "No spectrum: the task has no grid of inputs (grid_axes) whose values would put tokens in an order."
-    if untrained:
-        yield f"untrained: mean of {MODELS} untrained models of the architecture."
+    yield f"baseline: mean of {MODELS} untrained models of the architecture."
 
 
 def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: int) -> Iterator[Row]:
     """Yields rows of the similarity of W_pos at the grid's coordinates, else at the first two positions."""
-    import numpy as np
-
     table = tables.positions
     if table is None:
         return
@@ -211,14 +186,14 @@ def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: in
                 continue
             about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
             plain = np.ones((1, dimensions))
-            untrained = [similarities(each, pair, dimensions, plain) for each in controls]
+            beside = [similarities(each, pair, dimensions, plain) for each in controls]
             for metric, values in similarities(table, pair, dimensions, resamples(dimensions, seed)).items():
                 row = {
                     "variant": f"positions {pair[0]} and {pair[1]}",
                     "intervention": about,
                     "metric": metric,
                 }
-                baseline = mean_of(float(each[metric][0]) for each in untrained)
+                baseline = mean_of(float(each[metric][0]) for each in beside)
                 of_value = numbers(values[0], interval(values[1:]), baseline)
                 yield {**row, "site": "pos_embed", "n": dimensions, **of_value}
 
@@ -231,8 +206,6 @@ def mean_of(values: Iterable[float]) -> float | None:
 
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:
     """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
-    import numpy as np
-
     from interp_tasks.measurement.embeddings import correlation
 
     one, other = (table[position, :dimensions] for position in pair)
@@ -242,41 +215,71 @@ def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: 
     return {PEARSON: correlation(one, other, weights), COSINE: cosine}
 
 
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Returns the columns that people see."""
-    untrained = [Column("untrained", "baseline", filled("baseline", number))]
-    return [
-        Column("of", "variant"),
-        Column("part", "intervention"),
-        Column("metric", "metric"),
-        Column("value [95% CI]", "value", value_text),
-        *(untrained if frame["baseline"].notna().any() else []),
-    ]
+# ---- singular values, frequencies
 
 
-def table_panels(own: MeasuredTable, untrained: Sequence[MeasuredTable]) -> Iterator[Panel]:
-    """Yields the singular values of a table beside those of untrained models; then its spectrum."""
-    import numpy as np
-
-    sizes = {"singular values": own.singular.values}
-    if untrained:
-        sizes["untrained, mean"] = np.mean([each.singular.values for each in untrained], 0)
-    series = {name: Series(list(range(1, len(of) + 1)), of.tolist()) for name, of in sizes.items()}
-    title = f"singular values of {own.table.label}"
-    yield curve(series, title, x="number of the singular value", y="size")
-    if own.frequencies is not None:
-        norms = own.frequencies.norms
-        significant = (own.frequencies.significant.nonzero()[0] + 1).tolist()
-        title = f"Fourier norms of {own.table.label}"
-        yield spectrum(
-            list(range(1, len(norms) + 1)), norms.tolist(), significant, title, y="norm of cos and sin"
-        )
+def needed(sizes: Array, share: float) -> int:
+    """Returns the fewest leading singular values that reach a share of their sum ΣS; 0 for none."""
+    grown = np.cumsum(sizes)
+    return int((grown / grown[-1] < share - ROUNDING).sum()) + 1 if grown[-1] else 0
 
 
-def figures(result: Result) -> list[Figure]:
-    """Returns of every checkpoint singular values and spectrum."""
-    caption = "Spectrum: norms by frequency, in the second colour above those of relabelled digits."
-    return [
-        Figure(draw(panels, barmode="overlay"), f"Embeddings, {ref}", caption)
-        for ref, panels in result.data["panels"].items()
-    ]
+def periodic(functions: Array) -> NDArray[np.bool_]:
+    """Returns which functions ``[row k]`` of the rows, taken as a cycle, have one frequency that white noise has not.
+
+    Of white noise over p rows the share of one frequency (cos and sin together) exceeds x with probability
+    (1 − x)^((p − 3)/2); at ``LEVEL`` divided by the number of frequencies (Fisher 1929, Bonferroni) that is the bound.
+    """
+    from circuits.fourier import spectrum
+
+    share = spectrum(functions, {"row": len(functions)}).bands().share.numpy()
+    return np.asarray(share.max(0) > periodic_above(len(functions)))
+
+
+def periodic_above(rows: int) -> float:
+    """Returns the share of variance at the best frequency above which a function of ``rows`` rows is periodic."""
+    return float(1 - (LEVEL / (rows // 2)) ** (2 / (rows - 3))) if rows > 3 else 1.0
+
+
+def significant(table: Array, draws: int, seed: int) -> NDArray[np.bool_]:
+    """Returns which frequencies k = 1, 2, ... of a table ``[row d]`` no frequency of the rows in random order reaches.
+
+    The maximum over frequencies is what is compared (Westfall and Young 1993): if the rows are exchangeable, the chance
+    that any frequency is significant is ``LEVEL`` at most, whatever the table's own covariance is.
+    """
+    norms, strongest = norms_and_strongest(table, draws, seed)
+    # Ties count against significance; rounding must not break them.
+    hits = (strongest >= norms[:, None] * (1 - 1e-12)).sum(1)
+    return np.asarray((1 + hits) / (1 + draws) <= LEVEL + 1e-9)
+
+
+def norms_and_strongest(table: Array, draws: int, seed: int) -> tuple[Array, Array]:
+    """Returns the norm of each frequency, over all dimensions, and the largest one of each random order of the rows."""
+    rows = len(table)
+    # The mean is in no frequency, and of a large one only rounding would be left.
+    centred = table - table.mean(0)
+    products = centred @ centred.T
+    first, second = np.tril_indices(rows, -1)
+    pairs, alone = 2 * products[first, second], np.trace(products)
+    waves = autocorrelation_waves(rows)
+
+    def norms(names: NDArray[np.int64]) -> Array:
+        # ‖Σ_x w_x e^(−2πikx/p)‖² is a sum over pairs of rows, w_x · w_y cos(2πk(x − y)/p): an order only says how far
+        # apart the rows of a pair are, and the dimensions are summed over once.
+        apart = (names[first] - names[second]) % rows
+        by_distance = np.bincount(apart, weights=pairs, minlength=rows)
+        by_distance[0] += alone
+        return np.asarray(np.sqrt(np.clip(waves @ by_distance, 0, None)), dtype=float)
+
+    rng = np.random.default_rng([seed, 5])
+    strongest = [norms(rng.permutation(rows)).max() for _ in range(draws)]
+    return norms(np.arange(rows)), np.array(strongest, dtype=float)
+
+
+def autocorrelation_waves(rows: int) -> Array:
+    """Returns ``[frequency distance]``: the weight of the product of two rows at a distance in each power k ≥ 1."""
+    k = np.arange(1, rows // 2 + 1)
+    waves = np.cos(2 * np.pi * (np.outer(k, np.arange(rows)) % rows) / rows)
+    # The highest frequency of an even period is one function, the others are two.
+    functions = np.where(2 * k == rows, 1, 2)[:, None]
+    return np.asarray(waves * functions / rows, dtype=float)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +46,6 @@ class Neurons:
         close = (by_hand - logits_without).abs().max() < 1e-4 * neurons.logits[checked].abs().max()
         return cls(model, inputs, site, neurons.values, neurons.logits, neurons.to_logits, linear=bool(close))
 
-    @property
-    def engine(self) -> str:
-        return "linear" if self.linear else "naive"
-
     def run(self, values: Tensor, rows: slice = slice(None)) -> Tensor:
         """Returns the logits of the whole model with these neurons ``[input neuron]``, ``[input output]``."""
         from circuits import edit, run
@@ -58,35 +54,12 @@ class Neurons:
         put = edit(self.site, put_at(at, values[rows], 1), positions=[at])
         return run(self.model, tokens.to(next(self.model.parameters()).device), put)[:, at].double().cpu()
 
-    def logits_with(self, change: Callable[[Tensor], Tensor], answer: Answer) -> Tensor:
-        """Returns the answer's logits where the neurons are changed as functions of the input.
-
-        Args:
-            change: linear in its argument ``[input feature]``, and the same whatever the features are.
-        """
-        if not self.linear:
-            return self.run(change(self.values))[:, answer.classes]
-        brought = self.values @ self.to_logits[:, answer.classes]
-        return self.logits[:, answer.classes] - brought + change(brought)
-
     def logits_of(self, values: Tensor, answer: Answer) -> Tensor:
-        """Returns the answer's logits with these neurons."""
+        """Returns the answer's logits with these neurons ``[input neuron]``."""
         if not self.linear:
             return self.run(values)[:, answer.classes]
         change = (values - self.values) @ self.to_logits[:, answer.classes]
         return self.logits[:, answer.classes] + change
-
-    def logits_along(self, directions: Tensor, answer: Answer, keep: bool) -> Tensor:
-        """Returns the answer's logits where neurons are projected on orthonormal directions ``[neuron direction]``, or
-        off them.
-        """
-        if not self.linear:
-            on = self.values @ directions @ directions.T
-            return self.logits_of(on if keep else self.values - on, answer)
-        weights = self.to_logits[:, answer.classes]
-        on = (self.values @ directions) @ (directions.T @ weights)
-        taken = self.values @ weights - on if keep else on
-        return self.logits[:, answer.classes] - taken
 
 
 def w_l(model: Any) -> Tensor:
@@ -166,44 +139,35 @@ def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> It
 
     from circuits.fourier import clusters, share, spectrum
 
-    inputs, total = neurons.inputs, answer.sum
+    inputs, total, values = neurons.inputs, answer.sum, neurons.values
     logits = neurons.logits[:, answer.classes]
     clean = inputs.scores(logits, answer)
 
-    def rows(variant: str, name: str, logits: Tensor) -> Iterator[Row]:
-        found = scored(variant, name, inputs.scores(logits, answer), clean, neurons.engine)
+    def of_neurons(variant: str, name: str, edited: Tensor) -> Iterator[Row]:
+        scores = inputs.scores(neurons.logits_of(edited, answer), answer)
+        found = scored(variant, f"neurons: {name}", scores, clean, "linear" if neurons.linear else "naive")
         return ({**row, "site": "mlp_post"} for row in found)
 
-    def kept(directions: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda values: values.mean(0) + share(values, directions)
+    def kept(of: Tensor, directions: Tensor) -> Tensor:
+        return of.mean(0) + share(of, directions)
 
-    def removed(directions: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda values: values - share(values, directions)
-
-    for name, change in (
-        ("neurons: key frequencies alone", kept(total.block(keys))),
-        ("neurons: waves of the answer alone", kept(total.directions(keys))),
-    ):
-        yield from rows(answer.name, name, neurons.logits_with(change, answer))
+    yield from of_neurons(answer.name, "key frequencies alone", kept(values, total.block(keys)))
+    yield from of_neurons(answer.name, "waves of the answer alone", kept(values, total.directions(keys)))
     for key in keys:
-        without = removed(total.block([key]))
-        variant = of_frequency(answer.name, key)
-        edited = neurons.logits_with(without, answer)
-        yield from rows(variant, "neurons: without one key frequency", edited)
-        scores = inputs.scores(without(logits), answer)
+        variant, block = of_frequency(answer.name, key), total.block([key])
+        yield from of_neurons(variant, "without one key frequency", values - share(values, block))
+        scores = inputs.scores(logits - share(logits, block), answer)
         yield from scored(variant, "logits: without one key frequency", scores, clean)
-    scores = inputs.scores(kept(total.block(keys))(logits), answer)
+    scores = inputs.scores(kept(logits, total.block(keys)), answer)
     yield from scored(answer.name, "logits: key frequencies alone", scores, clean)
     waves, _, is_key = waves_of(neurons, answer, keys)
     directions = torch.linalg.qr(waves[is_key].T).Q
-    for name, keep in (("on the directions of W_L alone", True), ("off the directions of W_L", False)):
-        projected = neurons.logits_along(directions, answer, keep)
-        yield from rows(answer.name, f"neurons: {name}", projected)
+    along = values @ directions @ directions.T
+    yield from of_neurons(answer.name, "on the directions of W_L alone", along)
+    yield from of_neurons(answer.name, "off the directions of W_L", values - along)
     if set(inputs.sizes) == {total.period}:
-        found = clusters(spectrum(neurons.values, inputs.sizes))
-        values = neurons.values.clone()
+        found, edited = clusters(spectrum(values, inputs.sizes)), values.clone()
         for label in found.sizes:
             members = found.neurons(label)
-            values[:, members] = kept(total.block([int(label)]))(values[:, members])  # type: ignore[arg-type]
-        name = "neurons: own frequency of each alone"
-        yield from rows(answer.name, name, neurons.logits_of(values, answer))
+            edited[:, members] = kept(values[:, members], total.block([int(label)]))  # type: ignore[arg-type]
+        yield from of_neurons(answer.name, "own frequency of each alone", edited)

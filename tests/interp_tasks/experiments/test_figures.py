@@ -36,7 +36,7 @@ CASES = {
         lambda result: [one.mean for one in result.data["maps"].values()],
     ),
     "embeddings": (
-        lambda: e.embeddings(MATRIX[1], untrained=False),
+        lambda: e.embeddings(MATRIX[1]),
         lambda result: [one["norm"] for tables in result.data["tables"].values() for one in tables],
     ),
     "probe": (

@@ -58,9 +58,7 @@ def test_the_table(result):
     others = steps[steps["variant"] != NAME]
     gap = others["value"] - others["baseline"]
     assert np.allclose(gap, others["effect"], equal_nan=True)
-    assert "share of its way" in result.page().html()
-    line = next(trace for trace in result.plot().data if trace.name == NAME)
-    assert (line.y[0], line.y[-1]) == (0, pytest.approx(1))
+    assert "step at 50%" in result.page().html()
 
 
 def test_metrics_and_ablation_are_the_tasks(result, task, refs):
@@ -75,7 +73,7 @@ def test_metrics_and_ablation_are_the_tasks(result, task, refs):
 
 
 def test_alignment_is_that_of_embeddings(result, refs):
-    beside = embeddings(refs, untrained=False).frame
+    beside = embeddings(refs).frame
     expected = beside[beside["metric"] == ALIGNMENT].set_index("step")["value"]
     assert curve(result.frame, "embedding alignment").to_numpy() == pytest.approx(expected.to_numpy())
 
@@ -84,8 +82,6 @@ def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
     monkeypatch.setattr(marks, "find_marks", lambda folder, name: {"pre": 3})
     found = order(refs, "metrics", samples=24)
     # Of two stored steps as near to 3 the earlier one.
-    line = next(trace for trace in found.plot().data if trace.name == NAME)
-    assert line.y[1] == 0
     steps = found.frame[found.frame["metric"].str.startswith(STEP)]["value"].dropna()
     assert (steps >= 2).all()
 

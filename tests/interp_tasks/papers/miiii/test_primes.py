@@ -12,8 +12,7 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.miiii.removal import lost, own_and_others
-from interp_tasks.papers.miiii.shares import GridInputs, spread_of
+from interp_tasks.papers.miiii.primes import GridInputs, lost, own_and_others, spread_of
 
 P, NEURONS = 31, 120
 #: Of the model with two circuits, the neurons of 3; those of 5 are the rest.

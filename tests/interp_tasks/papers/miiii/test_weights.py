@@ -10,8 +10,15 @@ from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
 from interp_tasks.measurement.subjects import Examples, subjects
 from interp_tasks.measurement.untrained import untrained
-from interp_tasks.papers.miiii.singular import Singular, periodic, periodic_above, relabelled
-from interp_tasks.papers.miiii.weights import MODELS, PUBLISHED_DIMENSIONS
+from interp_tasks.papers.miiii.weights import (
+    MODELS,
+    PUBLISHED_DIMENSIONS,
+    needed,
+    norms_and_strongest,
+    periodic,
+    periodic_above,
+    significant,
+)
 
 RNG = np.random.default_rng(0)
 P, D = 23, 48
@@ -22,12 +29,9 @@ P, D = 23, 48
 
 def test_vectors_for_a_share_by_hand():
     """S = 4, 3, 2, 1: cumulated 0.4, 0.7, 0.9, 1."""
-    turn = np.linalg.qr(RNG.normal(size=(6, 6)))[0]
-    found = Singular.of(turn[:, :4] * [4, 3, 2, 1])
-    assert found.values == pytest.approx([4, 3, 2, 1])
     expected = {0.5: 2, 0.7: 2, 0.9: 3, 1.0: 4}
-    assert {share: found.needed(share) for share in expected} == expected
-    assert Singular.of(np.zeros((4, 3))).needed(0.5) == 0
+    assert {share: needed(np.array([4.0, 3, 2, 1]), share) for share in expected} == expected
+    assert needed(np.zeros(3), 0.5) == 0
 
 
 @pytest.mark.parametrize("rows", [P, 22])
@@ -46,25 +50,20 @@ def test_what_is_periodic_has_a_large_share_of_the_fft(rows):
 def test_norms_beside_relabelled_digits_are_those_of_the_fft():
     table = RNG.normal(size=(P, D))
     table += 2 * np.cos(2 * np.pi * 3 * np.arange(P) / P)[:, None] * RNG.normal(size=D)
-    found = relabelled(table, 99, 0)
+    norms, strongest = norms_and_strongest(table, 99, 0)
     whole = np.abs(np.fft.fft(table, axis=0)) ** 2
     expected = np.sqrt([2 * whole[k].sum() / P for k in range(1, P // 2 + 1)])
-    assert found.norms == pytest.approx(expected)
-    assert (found.significant.nonzero()[0] + 1).tolist() == [3]
+    assert norms == pytest.approx(expected)
+    assert (significant(table, 99, 0).nonzero()[0] + 1).tolist() == [3]
     # No order of the rows has more power than there is.
-    assert found.strongest.max() < np.linalg.norm(table - table.mean(0))
-    assert len(set(found.strongest.tolist())) == 99
-    again = relabelled(table, 99, 0)
-    assert np.array_equal(found.strongest, again.strongest)
+    assert strongest.max() < np.linalg.norm(table - table.mean(0))
+    assert len(set(strongest.tolist())) == 99
 
 
 def test_rows_in_no_order_have_a_significant_frequency_as_often_as_said():
     """Of strongly correlated dimensions, where a rule of independent ones would fail."""
     rng = np.random.default_rng(2)
-    found = [
-        relabelled(rng.normal(size=(11, 1)) @ np.ones((1, 5)), 19, seed).significant.any()
-        for seed in range(300)
-    ]
+    found = [significant(rng.normal(size=(11, 1)) @ np.ones((1, 5)), 19, seed).any() for seed in range(300)]
     assert 0.01 < np.mean(found) < 0.1
 
 
@@ -136,7 +135,7 @@ def test_untrained_models_stand_beside(made, result):
     """Mean and range of the same number of each of them."""
     (subject,) = subjects(made, Examples())
     models = [untrained(subject, draw) for draw in range(MODELS)]
-    found = [Singular.of(model.W_E.detach().double().numpy()[:P]).needed(0.9) for model in models]
+    found = [needed(np.linalg.svd(model.W_E.detach().double().numpy()[:P])[1], 0.9) for model in models]
     assert len({model.W_E[0, 0].item() for model in models}) == MODELS
     metric = "vectors for 90% of S"
     row = row_of(result.frame, intervention="singular values", metric=metric)
@@ -153,14 +152,14 @@ def test_exponents_put_the_digits_of_multiplication_in_order(tmp_path):
     with torch.no_grad():
         model.W_E.mul_(0.01)
         model.W_E[digits, :2] += torch.cat([exponents.cos(), exponents.sin()], 1)
-    frame = weights(str(save_checkpoint(tmp_path / "c", model, task, step=0)), untrained=False).frame
+    frame = weights(str(save_checkpoint(tmp_path / "c", model, task, step=0))).frame
     row = row_of(frame, metric="frequencies above relabelled digits")
     assert (row["value"], row["n"]) == (1, P - 1)
 
 
 def test_a_control_has_rows_of_its_own(made, addition, tmp_path):
     other = str(save_checkpoint(tmp_path / "c", addition.build_model(9), addition, step=0))
-    frame = weights(made, other, untrained=False).frame
+    frame = weights(made, other).frame
     spectrum = frame[frame["metric"] == "frequencies above relabelled digits"]
     assert list(spectrum["ref"]) == [made, other]
     assert spectrum["value"].iloc[0] >= 1
@@ -174,4 +173,3 @@ def test_a_task_without_a_grid_of_inputs_has_no_spectrum(folders, task):
     assert not {"spectrum", "leading singular vectors"} & set(result.frame["intervention"])
     assert set(result.frame.loc[result.frame["site"] == "embed", "n"]) == {len(task.token_values())}
     assert any(note.startswith("No spectrum") for note in result.notes)
-    assert len(result.page().sections) == 2

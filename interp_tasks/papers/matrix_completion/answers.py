@@ -1,0 +1,196 @@
+"""Where a model's answers come from: copied inputs, its own earlier answers, single entries of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.activations import in_passes
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.paired import paired
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.table import Row
+from interp_tasks.papers.matrix_completion.methods import forward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Unpack
+
+    from tasks.base import Influences
+
+FORCED, GREEDY = "teacher forcing", "greedy"
+#: How far values move, up or down.
+SHIFT = 0.1
+CHANGE, PART = "mean |change|", "share of all change"
+INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired."
+
+
+@experiment("matrix", judged_by_task=True)
+def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
+    """Put another token at hidden entries, and see whether the output there copies it.
+
+    Inputs (the ``variant``) are the task's own matrices, and others of full rank that nobody could complete. ``value``
+    takes for the right answer what stands in the input (0 for MASK): its ``mse_masked`` is L'_mask. ``baseline`` takes
+    the matrix itself, so that a negative ``effect`` says that the output is nearer to a copy.
+
+    Gopalani, Lubana, Hu 2024, section 3.1.1 and table 1.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        options: samples (512 in the paper), seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Raises:
+        UserError, TaskError: in one line; a UserError for a task that declares no ``copying_inputs``.
+    """
+    check_has_task("copying", options)
+
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
+        """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
+        task: Any = subject.task
+        if not hasattr(task, "copying_inputs"):
+            raise UserError(
+                f"task {task.name!r} declares no inputs to copy: give it copying_inputs(n, seed, split)"
+            )
+        samples = options.get("samples") or DEFAULT_SAMPLES
+        inputs = task.copying_inputs(samples, subject.seed, subject.labels["split"])
+        rows = []
+        for name, (copied, original) in inputs.items():
+            output = forward(subject.model, copied.tokens)
+            compared = paired(task.metrics(output, copied), task.metrics(output, original), subject.seed)
+            rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in compared]
+        return rows
+
+    result = measure("copying", refs, options, measure_checkpoint, config={})
+    note = "value: the error where a copy of the input is right, 0 in place of MASK. baseline: where the matrix is."
+    return replace(result, notes=(note, INTERVALS))
+
+
+@experiment("matrix", judged_by_task=True)
+def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
+    """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
+
+    Beside the same with the true tokens before each answer (teacher forcing).
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task that decodes nothing.
+    """
+    check_has_task("decoding", options)
+
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
+        """Measures one checkpoint with the right entries before each answer, and with its own answers before it."""
+        import torch
+
+        task: Any = subject.task
+        if not hasattr(task, "decoded"):
+            raise UserError(f"task {task.name!r} decodes nothing: it has no method decoded(model, batch)")
+        with torch.no_grad():
+            forced = task.metrics(subject.model(subject.tokens), subject.batch)
+        greedy = task.decoded(subject.model, subject.batch)
+        rows = {
+            FORCED: paired(forced, None, subject.seed),
+            GREEDY: paired({name: greedy[name] for name in forced if name in greedy}, forced, subject.seed),
+        }
+        about = {name: {"variant": name, "intervention": name, "engine": "naive"} for name in rows}
+        return [{**row, **about[name]} for name, several in rows.items() for row in several]
+
+    result = measure("decoding", refs, options, measure_checkpoint, config={})
+    note = "baseline: of greedy decoding the same with the true tokens before each answer."
+    return replace(result, notes=(INTERVALS, note))
+
+
+@experiment("matrix")
+def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
+    """See which observed entries move which hidden ones: change one at a time.
+
+    Pooled over pairs in the same row, in the same column and neither; over entries on a shortest path of observed
+    entries to the hidden one and off it; beside what the rank-1 ratio would do (a ``variant`` beside the model). Per
+    kind of pair (the ``intervention``) the mean absolute change of the output, and the kind's share of all change.
+
+    Args:
+        refs: one or several REFs; all see the same examples and the same changes.
+        options: samples (default 64), seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task that does not say what to change.
+    """
+    check_has_task("influence", options)
+
+    def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
+        declared = influences_of(subject)
+        moved = {"model": changes(subject, declared), **declared.references}
+        return [
+            {**row, "variant": variant, "intervention": kind, "engine": "naive"}
+            for variant, each in moved.items()
+            for kind in declared.kinds
+            for row in kind_rows(kind, each, declared, subject.seed)
+        ]
+
+    options = {**options, "samples": options.get("samples") or 64}
+    result = measure("influence", refs, options, measure_checkpoint, config={"shift": SHIFT})
+    notes = (
+        f"One entry at a time is given its value ± {SHIFT:g}; change: of the output at each hidden entry.",
+        "share of all change: its baseline is the kind's share of all pairs.",
+        "Other variants: what that way to the answer would move by, to first order.",
+        INTERVALS,
+    )
+    return replace(result, notes=notes)
+
+
+def influences_of(subject: LoadedCheckpoint) -> Influences:
+    """Returns the changes of the input that the task declares.
+
+    Raises:
+        UserError: if it says nothing, or its output is more than a number.
+    """
+    task: Any = subject.task
+    influences: Influences | None = task.influences(subject.batch, SHIFT, subject.seed)
+    if influences is None:
+        raise UserError(f"task {task.name!r} does not say what may be changed in its inputs (influences)")
+    if task.d_vocab_out != 1:
+        raise UserError(
+            f"task {task.name!r} has {task.d_vocab_out} outputs per position; influence needs one"
+        )
+    if not (influences.changed[:, :, None] & influences.read[:, None]).any():
+        raise UserError(f"{subject.labels['ref']}: no example has both an entry to change and one to read")
+    return influences
+
+
+def changes(subject: LoadedCheckpoint, declared: Influences) -> Tensor:
+    """Returns the changes of outputs ``[batch changed read]``, float64; 0 where no input was changed."""
+    import torch
+
+    from circuits import run
+
+    model, tokens = subject.model, subject.tokens
+    examples, places = declared.changed.nonzero(as_tuple=True)
+    edited = tokens[examples]
+    edited[torch.arange(len(edited), device=tokens.device), places] = declared.tokens[examples, places]
+    clean, after = (
+        torch.cat([run(model, part)[..., 0].double() for part in in_passes(given)])
+        for given in (tokens, edited)
+    )
+    moved = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.float64, device=tokens.device)
+    moved[examples, places] = after - clean[examples]
+    return moved
+
+
+def kind_rows(kind: str, moved: Tensor, declared: Influences, seed: int) -> list[Row]:
+    """Returns the mean change of a kind of pair, and its share of all change beside that of all pairs; none of none."""
+    known = ~moved.isnan()
+    sizes = moved.nan_to_num(0.0).abs().double()
+    pairs = (declared.changed[:, :, None] & declared.read[:, None] & known).double()
+    inside = pairs * declared.kinds[kind]
+    change, number = (sizes * inside).sum((1, 2)), inside.sum((1, 2))
+    if not number.sum():
+        return []
+    total, all_pairs = (sizes * pairs).sum((1, 2)), pairs.sum((1, 2))
+    share = paired({PART: (change, total)}, {PART: (number, all_pairs)}, seed)
+    return [*paired({CHANGE: (change, number)}, None, seed), *share]
