@@ -40,6 +40,7 @@ _FORMER = {
     "probe.linear": {
         "folds": "fit once for each ridge=, and compare them on examples of their own",
         "interventions": "call it inside `with intervene(model, ...)`",
+        "per_position": "call it for each, with positions=[p]",
     },
 }
 

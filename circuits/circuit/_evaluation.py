@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from circuits.circuit._graph import Graph
 from circuits.circuit._measurement import Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
-from circuits.figures import results
+from circuits.figures.results import faithfulness_figure
 from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.measurements import Row
 from circuits.tables import bounded, chosen_metrics, short_table
@@ -69,27 +70,10 @@ class Evaluation:
         )
         return "\n".join([*lines, *dict.fromkeys(f"Minimality: {line}" for line in limits)])
 
-    def plot(self, metric: str | None = None, kind: str = "faithfulness") -> Any:
-        """Returns a plotly figure of one of the three tests.
-
-        Args:
-            metric: by default the first.
-            kind: "faithfulness", each circuit and random ones; "completeness", each subset taken out of the circuit
-                and of the model; "minimality", each member's own share.
-        """
-        kinds = {
-            "faithfulness": (self.frame, results.faithfulness_figure),
-            "completeness": (self.completeness, results.completeness_figure),
-            "minimality": (self.minimality, results.minimality_figure),
-        }
-        if kind not in kinds:
-            raise CircuitsError(f"plot: kind={kind!r}; it is {', '.join(map(repr, kinds))}")
+    def plot(self, metric: str | None = None) -> Any:
+        """Returns a plotly figure of the faithfulness of circuits and of random ones, under one metric (the first)."""
         metric, *_ = chosen_metrics(self.frame, metric)
-        table, draw = kinds[kind]
-        rows = table[table["metric"] == metric]
-        if rows.empty:
-            raise CircuitsError(f"plot: {kind} was not measured: see the arguments of {_CALLER}")
-        return draw(rows, metric)
+        return faithfulness_figure(self.frame[self.frame["metric"] == metric], metric)
 
 
 @answers_former_names
@@ -137,20 +121,12 @@ def evaluate(
     """
     given, seed = _read(circuits), parse_seed(seed, _CALLER)
     counts = {"random": random, "subsets": subsets, "draws": draws, "flips": flips}
-    for name, number in counts.items():
-        least = int(name in ("draws", "flips"))
-        if not is_whole(number, least):
-            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
+    _check(counts)
     runs = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size, seed, draws)
-    fitted: dict[str, Circuit] = {}
-    for name, one in given.items():
-        # Names of inputs of whole layers are resolved, so that members can be taken out one by one.
-        runs.graph.check_same(one.graph, f"{_CALLER}: {name}")
-        where = runs.graph.fitted(one.where, one.kind, f"{_CALLER}: {name}")
-        fitted[name] = Circuit.of(one.kind, where, runs.graph)
+    named = [(name, _fitted(one, runs.graph, f"{_CALLER}: {name}")) for name, one in given.items()]
 
     def rows(test: Callable[..., Iterator[Row]], *more: int) -> list[Row]:
-        return [{"circuit": name, **row} for name, one in fitted.items() for row in test(runs, one, *more)]
+        return [{"circuit": name, **row} for name, one in named for row in test(runs, one, *more)]
 
     return Evaluation(
         pd.DataFrame(rows(_faithfulness, random)),
@@ -159,6 +135,19 @@ def evaluate(
         runs.baseline(),
         runs.settings() | counts,
     )
+
+
+def _check(counts: Mapping[str, Any]) -> None:
+    for name, number in counts.items():
+        least = int(name in ("draws", "flips"))
+        if not is_whole(number, least):
+            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
+
+
+def _fitted(circuit: Circuit, graph: Graph, caller: str) -> Circuit:
+    """Resolves the names of inputs of whole layers, so that members can be taken out one by one."""
+    graph.check_same(circuit.graph, caller)
+    return Circuit.of(circuit.kind, graph.fitted(circuit.where, circuit.kind, caller), graph)
 
 
 def _faithfulness(measurement: Measurement, circuit: Circuit, random: int) -> Iterator[Row]:

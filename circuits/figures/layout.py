@@ -67,8 +67,6 @@ SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
 #: Scales that are even to the eye: for one-sided values, and for signed ones.
 SEQUENTIAL = "Cividis"
 DIVERGING = [[0.0, COLOURS[0]], [0.5, "#f2f2f2"], [1.0, COLOURS[1]]]
-#: A scale for angles: its ends meet.
-CYCLIC = "Phase"
 
 
 def mark(index: int) -> tuple[str, str]:

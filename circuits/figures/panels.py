@@ -111,9 +111,10 @@ def points(
     **panel: Any,
 ) -> Panel:
     """Returns a mark per category and series, side by side, with intervals; `draw` needs `scattermode="group"`."""
-    traces = _marks(series, x, size=9)
-    for trace in traces:
-        trace |= {"offsetgroup": trace["name"], "cliponaxis": False}
+    traces = [
+        _mark(name, one, index, x, size=9) | {"offsetgroup": name, "cliponaxis": False}
+        for index, (name, one) in enumerate(series.items())
+    ]
     down = {"title": {"text": y}} | (log_axis(*_positive(series, "y")) if log_y else {})
     return Panel(traces, title, {"type": "category", "title": {"text": x}}, down, **panel)
 
@@ -130,29 +131,36 @@ def scatter(
     """Returns a mark per point; with `square` both axes have one scale."""
     same = {"scaleanchor": "x", "constrain": "domain"} if square else {}
     axes = {"title": {"text": x}}, {"title": {"text": y}, **same, **panel.pop("y_axis", {})}
-    return Panel(_marks(series, x, size=8), title, *axes, **panel)
+    return Panel(
+        [_mark(name, one, index, x) for index, (name, one) in enumerate(series.items())],
+        title,
+        *axes,
+        **panel,
+    )
 
 
-def _marks(series: Mapping[str, Series], across: str, size: int) -> list[dict[str, Any]]:
-    traces = []
-    for index, (name, one) in enumerate(series.items()):
-        colour, symbol, _ = _look(one, index)
-        style = {"mode": "markers", "marker": {"symbol": symbol, "size": size, "color": colour}}
-        traces.append(_trace(name, one, {"type": "scatter", **style}, across, True))
-    return traces
+def _mark(name: str, one: Series, index: int, across: str, size: int = 8) -> dict[str, Any]:
+    colour, symbol, _ = _look(one, index)
+    style = {"mode": "markers", "marker": {"symbol": symbol, "size": size, "color": colour}}
+    return _trace(name, one, {"type": "scatter", **style}, across, True)
 
 
 def bars(
     series: Mapping[str, Series], title: str = "", *, x: str = "", y: str = "value", **panel: Any
 ) -> Panel:
     """Returns a bar per category and series, with intervals."""
-    traces = []
-    for index, (name, one) in enumerate(series.items()):
-        style = {"marker": {"color": _look(one, index)[0]}, "offsetgroup": name}
-        traces.append(_trace(name, one, {"type": "bar", **style}, x, True))
+    traces = [
+        _trace(
+            name,
+            one,
+            {"type": "bar", "marker": {"color": _look(one, index)[0]}, "offsetgroup": name},
+            x,
+            True,
+        )
+        for index, (name, one) in enumerate(series.items())
+    ]
     across = {"title": {"text": x}, "showgrid": False} | dict(panel.pop("x_axis", {}))
-    down = {"title": {"text": y}, "rangemode": "tozero"} | dict(panel.pop("y_axis", {}))
-    return Panel(traces, title, across, down, **panel)
+    return Panel(traces, title, across, {"title": {"text": y}, "rangemode": "tozero"}, **panel)
 
 
 def spectrum(
@@ -216,25 +224,19 @@ def heat(
     grid = table.to_numpy(dtype=float)
     largest = end if end is not None else float(np.abs(grid[np.isfinite(grid)]).max(initial=0.0))
     few = len(table.columns) <= NUMBERED
-    # A word on the bar's title a line, where it is long; few numbers beside it, without prefixes such as µ.
-    bar_title = unit if len(unit) <= 10 else unit.replace(" ", "<br>")
+    if text is None and (few if numbers is None else numbers):
+        text = [["" if cell != cell else short_number(cell) for cell in line] for line in grid.tolist()]
     trace: dict[str, Any] = {
         "type": "heatmap",
         "z": table.to_numpy() if table.to_numpy().dtype.kind in "biuf" else grid,
         "zmin": start if start is not None else -(largest or 1.0) if signed else 0,
         "zmax": largest or 1.0,
-        "colorbar": {
-            "title": {"text": bar_title, "font": {"size": 12}},
-            "exponentformat": "e",
-            "nticks": 5,
-        },
+        "colorbar": _colour_bar(unit),
         "xgap": int(few),
         "ygap": int(few),
         "hovertemplate": f"{down} %{{y}}, {across} %{{x}}<br>{unit} %{{z:.4g}}<extra>{title}</extra>",
     }
     trace |= {"autocolorscale": True} if signed else {"colorscale": SEQUENTIAL}  # of the template, or ours
-    if text is None and (few if numbers is None else numbers):
-        text = [["" if cell != cell else short_number(cell) for cell in line] for line in grid.tolist()]
     if text is not None:
         rows = [[str(cell) for cell in line] for line in np.asarray(text).tolist()]
         trace |= {"text": rows, "texttemplate": "%{text}"}
@@ -247,6 +249,12 @@ def heat(
     height = max(row * min(60, len(table)), 70)
     narrow = width if width is not None else min(max(120, CELL * len(table.columns)), 480)
     return Panel([trace], title, axes["x"], axes["y"] | {"autorange": "reversed"}, height, narrow, bar)
+
+
+def _colour_bar(unit: str) -> dict[str, Any]:
+    # A word on the bar's title a line, where it is long; few numbers beside it, without prefixes such as µ.
+    text = unit if len(unit) <= 10 else unit.replace(" ", "<br>")
+    return {"title": {"text": text, "font": {"size": 12}}, "exponentformat": "e", "nticks": 5}
 
 
 def short_number(value: float) -> str:

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import Panel, draw, mark, spelled
+from circuits.figures.layout import draw, mark, spelled
 from circuits.figures.panels import Series, bars, curve, heat, interval, of_rows, points, scatter, spectrum
 
 KINDS = ("auto", "points", "heatmap")
@@ -35,8 +34,7 @@ def sweep_figure(
     Args:
         words: by position, its name (default: its number).
     """
-    if kind not in KINDS:
-        raise CircuitsError(f"plot: kind={kind!r}; choose from {', '.join(KINDS)}")
+    _check_choice("kind", kind, KINDS)
     axes = _axes(frame)
     if kind == "heatmap" and axes is None:
         raise CircuitsError(
@@ -46,6 +44,11 @@ def sweep_figure(
     if kind != "points" and axes is not None:
         return _sweep_maps(frame, metrics, axes, words)
     return _sweep_points(frame, metrics)
+
+
+def _check_choice(name: str, given: str, choices: Iterable[str]) -> None:
+    if given not in choices:
+        raise CircuitsError(f"plot: {name}={given!r}; choose from {', '.join(map(repr, choices))}")
 
 
 def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
@@ -118,24 +121,25 @@ def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
     return draw(panels, "Metrics under each edit", subtitle + more, scattermode="group", scattergap=0.5)
 
 
+#: What the columns of scores say of a head, as a figure names them.
+SCORES = {
+    "score": "Share of attention on the template's keys",
+    "effect": "Share of attention on the template's keys, less chance",
+    "corrected": "Score corrected for chance: 0 uniform attention, 1 all of it on the template's keys",
+    "bits": "How much the template says about the attention of each head, in bits",
+    "chance": "Share that uniform attention would put on the template's keys",
+}
+
+
 def scores_figure(frame: pd.DataFrame, templates: Sequence[str], column: str) -> Any:
     """Draws a heatmap over layers and heads for each template."""
-    says = {
-        "score": "Share of attention on the template's keys",
-        "effect": "Share of attention on the template's keys, less chance",
-        "corrected": "Score corrected for chance: 0 uniform attention, 1 all of it on the template's keys",
-        "bits": "How much the template says about the attention of each head, in bits",
-        "chance": "Share that uniform attention would put on the template's keys",
-    }
-    known = [name for name in says if name in frame]
-    if column not in known:
-        raise CircuitsError(f"plot: no column {column!r}; choose from {', '.join(known)}")
+    _check_choice("column", column, SCORES)
     signed = column in ("effect", "corrected")
     panels = [
         heat(by_head(frame[frame["template"] == template], column), template, unit=column, signed=signed)
         for template in templates
     ]
-    subtitle = f"{says[column]}; each panel has colours of its own."
+    subtitle = f"{SCORES[column]}; each panel has colours of its own."
     return draw(panels, "Attention heads against templates", subtitle, columns=min(ABREAST, len(panels)))
 
 
@@ -148,14 +152,6 @@ def classes_figure(frame: pd.DataFrame, rule: str) -> Any:
         "What each head attends to",
         rule,
     )
-
-
-def compared_figure(frame: pd.DataFrame, column: str, title: str) -> Any:
-    """Draws a measure between paired inputs and, next to it, between unpaired inputs."""
-    shown = (("in pairs", column), ("unpaired", "unpaired"))
-    panels = [heat(by_head(frame, name), title_, unit=column) for title_, name in shown]
-    subtitle = "Left: between the two inputs of a pair. Right, what to compare with: between inputs of different pairs."
-    return draw(panels, title, subtitle, columns=2)
 
 
 def by_head(frame: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -217,7 +213,7 @@ def largest_choice(mean: Tensor) -> float:
 def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     """Draws a row of panels per target, with one panel per metric.
 
-    A line per site, head, position and split, as far as they differ, and per value of the column `by`; controls are
+    A line per site, head and split, as far as they differ, and per value of the column `by`; controls are
     dotted (shuffled) and dashed (untrained). Where each line is of one layer, all are points.
     """
     layers = ["–" if pd.isna(at) else str(at) for at in frame["layer"]]
@@ -252,7 +248,7 @@ def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
 
 def _line_names(frame: pd.DataFrame, by: str | None) -> list[str]:
     """Returns the name of each row's line: the columns whose values differ in this table, and the split."""
-    prefixes = {"site": "", "head": "head ", "position": "position "} | ({} if by is None else {by: ""})
+    prefixes = {"site": "", "head": "head "} | ({} if by is None else {by: ""})
     prefixes = {name: text for name, text in prefixes.items() if frame[name].nunique(dropna=False) > 1}
     return [
         ", ".join(
@@ -276,16 +272,13 @@ def screening_figure(frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Se
         row = by_metric.loc[metric]
         title = f"{metric}: Spearman {row['spearman']:.2f} over {row['n']:.0f} of {row['of']:.0f}"
         axes: dict[str, Any] = {"x": f"estimated effect on {metric}", "y": "exact effect"}
-        series = {"equal": _diagonal(ends), "measured": measured}
+        diagonal = {"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False}
+        series = {"equal": Series(ends, ends, style=diagonal), "measured": measured}
         panels.append(scatter(series, title, height=320, width=300, **axes))
     subtitle = (
         "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
     )
     return draw(panels, "Estimated and exact effects", subtitle, columns=len(panels))
-
-
-def _diagonal(ends: Sequence[float]) -> Series:
-    return Series(ends, ends, style={"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False})
 
 
 def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -> Any:
@@ -311,73 +304,26 @@ def faithfulness_figure(frame: pd.DataFrame, metric: str) -> Any:
     Args:
         frame: the rows of one metric.
     """
-    drawn = frame[frame["random_low"].notna()]
-    ends = zip(drawn["random_low"], drawn["random_high"], strict=True)
+    drawn, names = frame[frame["random_low"].notna()], frame["circuit"].tolist()
     # Broken by gaps: one trace, and one entry of the legend.
+    ends = zip(drawn["random_low"], drawn["random_high"], strict=True)
     spans = [end for low, high in ends for end in (low, high, None)]
     grey = {"mode": "lines", "line": {"color": "#a0a6ad", "width": 7}, "hoverinfo": "skip"}
-    places = [name for name in drawn["circuit"] for _ in range(3)]
+    kept = of_rows(frame, "circuit", "faithfulness")
+    bounds = {} if kept.low is None else {"error_x": interval(kept.y, kept.low, kept.high)}
     series = {
-        "random circuits of its size": Series(spans, places, style=grey),
-        "the circuit": _across(frame, "circuit", "faithfulness", 0),
+        "random circuits of its size": Series(spans, drawn["circuit"].repeat(3).tolist(), style=grey),
+        "the circuit": Series(kept.y, names, style=bounds, look=0),
     }
+    # A category per row, the first one on top.
+    order = {"type": "category", "categoryorder": "array", "categoryarray": names[::-1]}
+    order |= {"range": [-0.6, len(names) - 0.4]}
+    height = 40 + 26 * len(names)
     return draw(
-        [_rows(series, frame["circuit"], "faithfulness", {"x": 1})],
+        [scatter(series, x="faithfulness", height=height, lines=[{"x": 1}], y_axis=order)],
         f"Faithfulness: {metric}",
         "0: as the source run, 1 (dashed): as the whole model, with 95% intervals over examples.",
     )
-
-
-def completeness_figure(completeness: pd.DataFrame, metric: str) -> Any:
-    """Draws a point per subset K: faithfulness of the circuit without K against that of the model without K.
-
-    Args:
-        completeness: the rows of one metric.
-    """
-    both = completeness[["model_without", "without"]].to_numpy(dtype=float)
-    ends = [float(np.nanmin(both)), float(np.nanmax(both))] if np.isfinite(both).any() else [0.0, 1.0]
-    series = {"equal": _diagonal(ends)}
-    for index, (circuit, rows) in enumerate(completeness.groupby("circuit", sort=False)):
-        values = rows["model_without"].tolist(), rows["without"].tolist()
-        hover = [f"without {name}" for name in rows["removed"]]
-        series[str(circuit)] = Series(*values, hover=hover, look=index)
-    panel = scatter(
-        series, x="faithfulness of the whole model without K", y="of the circuit without K", height=340
-    )
-    subtitle = (
-        "A point per set K of members that is taken out; dashed: where a circuit that has all there is lies."
-    )
-    return draw([panel], f"Completeness: {metric}", subtitle)
-
-
-def minimality_figure(minimality: pd.DataFrame, metric: str) -> Any:
-    """Draws a row per member of each circuit: the share of faithfulness that is lost without it, with its interval.
-
-    Args:
-        minimality: the rows of one metric.
-    """
-    groups = minimality.groupby("circuit", sort=False)
-    series = {str(name): _across(rows, "member", "share", index) for index, (name, rows) in enumerate(groups)}
-    return draw(
-        [_rows(series, minimality["member"], "faithfulness less that without the member", {"x": 0})],
-        f"Minimality: {metric}",
-        "Each member taken out by itself; 95% intervals over examples.",
-    )
-
-
-def _across(rows: pd.DataFrame, down: str, column: str, look: int) -> Series:
-    """Returns values that lie along x, with their intervals, a row per name."""
-    one = of_rows(rows, down, column)
-    style = {} if one.low is None else {"error_x": interval(one.y, one.low, one.high)}
-    return Series(one.y, one.x, style=style, look=look)
-
-
-def _rows(series: Mapping[str, Series], names: Any, x: str, line: Mapping[str, Any]) -> Panel:
-    """Returns a panel of a category per row, the first one on top."""
-    names = list(dict.fromkeys(names))
-    order = {"type": "category", "categoryorder": "array", "categoryarray": names[::-1]}
-    order |= {"range": [-0.6, len(names) - 0.4]}
-    return scatter(series, x=x, height=40 + 26 * len(names), lines=[line], y_axis=order)
 
 
 def spectrum_bars(

@@ -189,18 +189,13 @@ class Grid:
         return torch.stack(torch.meshgrid(*map(torch.arange, self.sizes), indexing="ij"), -1).flatten(0, -2)
 
 
-def components(
-    grid: Grid, keys: Sequence[int], along: Sequence[int] | None = None
-) -> Float[Tensor, "cells function"]:
+def components(grid: Grid, keys: Sequence[int]) -> Float[Tensor, "cells function"]:
     """Returns an orthonormal basis F [cells function] of the functions on the grid at some frequencies.
 
-    `F @ (F.T @ x)` is the part of x [cells ...] (in the order of the cells) at these frequencies; `fourier.share(x, F)`
-    is the same for x on any device, as F is on the CPU. All sides of the grid must have the same length, the period.
-
-    Args:
-        along: None: the products over the coordinates of {1, cos(w x), sin(w x)}, without the constant, w = 2πk/p (8
-            per key of two coordinates; the blocks of `Spectrum.bands`). Whole numbers m, one of them ±1: only cos and
-            sin of w(m₁x₁ + m₂x₂ + ...), as (1, 1) for a sum, (1, -1) for a difference.
+    These are the products over the coordinates of {1, cos(w x), sin(w x)}, without the constant, w = 2πk/p (8 per key
+    of two coordinates; the blocks of `Spectrum.bands`). `F @ (F.T @ x)` is the part of x [cells ...] (in the order of
+    the cells) at these frequencies; `fourier.share(x, F)` is the same for x on any device, as F is on the CPU. All
+    sides of the grid must have the same length, the period.
     """
     period = grid.sizes[0]
     keys = list(dict.fromkeys(keys))
@@ -210,17 +205,7 @@ def components(
             f"fourier.components: needs a grid with equal sides and keys from 1 to half a side; got sides "
             f"{list(grid.sizes)}, keys {keys}"
         )
-    x = grid.coordinates()
-    if along is None:
-        functions = [products(x, int(key), period) for key in keys]
-    else:
-        if len(along) != x.shape[1] or not {1, -1} & set(along):
-            raise CircuitsError(
-                f"fourier.components: along has a whole number for each of {x.shape[1]} coordinates, one of them 1 "
-                f"or -1; got {tuple(along)}"
-            )
-        summed = (x * torch.tensor([int(m) for m in along])).sum(1)
-        functions = [cos_sin(summed, int(key), period) for key in keys]
+    functions = [products(grid.coordinates(), int(key), period) for key in keys]
     return torch.cat(functions, 1) / math.sqrt(grid.cells)
 
 

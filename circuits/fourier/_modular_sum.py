@@ -14,7 +14,6 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.results import cosines_figure
-from circuits.fourier._spectrum import THRESHOLD, Clusters, check_threshold
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import parse_numbers
 from circuits.validate import is_whole
@@ -62,19 +61,14 @@ class CosineFit:
             curve += self.coefficients[key] * self._waves[key]
         return curve[self.difference]
 
-    def explained(self, keys: Iterable[int], of: str = "all") -> float:
+    def explained(self, keys: Iterable[int]) -> float:
         """Returns the share of the logits' variance over inputs and classes that cosines of some frequencies explain.
 
         The share is 0 where there is no variance.
-
-        Args:
-            of: "all", the variance about the overall mean; "classes", that about each input's mean over the classes,
-                to which a softmax is invariant.
         """
         # Less one of them, so that equal logits have no variance, and not that of their mean's rounding.
-        logits = self.logits - (self.logits[:, :1] if of == "classes" else self.logits[0, 0])
-        centre = logits.mean(1, keepdim=True) if of == "classes" else logits.mean()
-        total = float((logits - centre).square().mean())
+        logits = self.logits - self.logits[0, 0]
+        total = float((logits - logits.mean()).square().mean())
         period = len(self.by_difference)
         explained_sum = sum(
             float(self.coefficients[key]) ** 2 * (1.0 if 2 * key == period else 0.5)
@@ -169,23 +163,6 @@ class ModularSum:
     ) -> Float[Tensor, "input class"]:
         """Returns the logits of the excluded loss: all but the projection on the keys' waves. The means stay."""
         return logits.double() - share(logits, self.directions(keys))
-
-    def clusters(
-        self, neurons: Float[Tensor, "input neuron"], threshold: float | int = THRESHOLD
-    ) -> Clusters:
-        """Clusters neurons by the frequency whose block explains most of their variance, by least squares.
-
-        On the complete grid of q values per coordinate this equals `fourier.clusters`; here any modulus and grid work.
-        """
-        check_threshold(threshold)
-        centred = _centred(neurons)
-        total = centred.square().sum(0)
-        blocks = (self.block([key]).to(centred.device) for key in self.frequencies)
-        powers = [(block.T @ centred).square().sum(0) for block in blocks]
-        shares = torch.where(total > 0, torch.stack(powers) / torch.where(total > 0, total, 1.0), 0.0)
-        best = shares.max(0)
-        assigned = torch.where(best.values > 0, best.indices, -1)
-        return Clusters(self.frequencies, assigned, best.values, float(threshold))
 
     def cosines(self, logits: Float[Tensor, "input class"]) -> CosineFit:
         """Fits the logits of classes c = 0..q-1 by a sum of cos(w(r - c)) over frequencies, by least squares.

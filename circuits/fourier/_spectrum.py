@@ -441,16 +441,11 @@ def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "
     if bands.power.ndim != 2:
         shape = list(bands.power.shape[1:])
         raise CircuitsError(f"fourier.clusters: needs one axis of neurons and those of the grid; got {shape}")
-    check_threshold(threshold)
-    best = bands.share.cpu().max(0)
-    return Clusters(
-        bands.labels, torch.where(best.values > 0, best.indices, -1), best.values, float(threshold)
-    )
-
-
-def check_threshold(threshold: Any) -> None:
-    """Raises `CircuitsError` unless the threshold is a number from 0 to 1."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise CircuitsError(
             f"fourier.clusters: threshold={threshold!r}; give a share of the variance, 0 to 1"
         )
+    best = bands.share.cpu().max(0)
+    return Clusters(
+        bands.labels, torch.where(best.values > 0, best.indices, -1), best.values, float(threshold)
+    )

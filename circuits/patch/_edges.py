@@ -13,6 +13,7 @@ from torch import Tensor
 from circuits.circuit._graph import Graph, Input, Node
 from circuits.circuit._measurement import check_outside_blocks
 from circuits.errors import CircuitsError
+from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
@@ -96,16 +97,16 @@ def edges(
     receivers = _receivers(surface, senders)
     found = pair.estimated(partial(_estimated, senders=senders, receivers=receivers, steps=steps_between))
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
-
-    def path(at: int) -> Path:
-        sender, receiver = ends[at]
-        edit = Edit("patch.path", (place_of_node(sender),), found[0].replacement)
-        return Path(edit, (place_of_input(receiver),), None)
-
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
     settings |= {"steps": steps} if steps_between else {}
-    return ranked(*found, [_row(surface, how, *both) for both in ends], path, options, settings)
+    rows = [_row(surface, how, *both) for both in ends]
+    return ranked(*found, rows, lambda at: _path(*ends[at], found[0].replacement), options, settings)
+
+
+def _path(sender: Node, receiver: Input, replacement: Replacement) -> Path:
+    edit = Edit("patch.path", (place_of_node(sender),), replacement)
+    return Path(edit, (place_of_input(receiver),), None)
 
 
 def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers]:

@@ -12,7 +12,6 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.results import compared_figure
 from circuits.model.heads import Head
 from circuits.patterns._read import PairedPass
 from circuits.statistics import LEVEL, interval, ratio
@@ -37,15 +36,13 @@ class _Compared:
 class Movement(_Compared):
     """Distances between attention patterns, in total variation: the share of a query's attention that moves, 0 to 1.
 
+    `plots.heads(found.frame, column="distance")` draws them.
+
     Attributes:
         frame: one row per head: `distance` between the two inputs of a pair, mean over pairs and queries; `unpaired`,
             the distance between the first input of a pair and the second of another; `effect` = distance − unpaired;
             `share` = distance / unpaired; 95% intervals, bootstrap over pairs. NaN where no query is compared.
     """
-
-    def plot(self) -> Any:
-        """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""
-        return compared_figure(self.frame, "distance", "How far attention moves")
 
     def static(self, at_most: float = 0.05) -> tuple[Head, ...]:
         """Returns the heads of whose attention at most this share moves, by the upper end of the interval."""
@@ -53,7 +50,7 @@ class Movement(_Compared):
 
 
 class Following(_Compared):
-    """The share of queries at which a head's attention follows what moves.
+    """The share of queries at which a head's attention follows what moves; drawn as a `Movement` is.
 
     Attributes:
         frame: one row per head: `share` of the queries that attend most to the right group both before and after the
@@ -61,10 +58,6 @@ class Following(_Compared):
             head that always prefers some groups; `effect` = share − unpaired; 95% intervals, bootstrap over pairs; `n`
             pairs.
     """
-
-    def plot(self) -> Any:
-        """Returns a plotly figure of the share of queries that follow, in pairs and unpaired, by layer and head."""
-        return compared_figure(self.frame, "share", "How often attention follows")
 
     def heads(self, at_least: int | float = 0.5) -> tuple[Head, ...]:
         """Returns the heads that follow at this share of queries or more, by the lower end of the interval."""

@@ -28,22 +28,16 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class ProbeSite:
-    """A site in one layer: one head, or all (None), and one position, or all pooled (None)."""
+    """A site in one layer: one head, or all (None)."""
 
     site: Site
     hook: str
     head: int | None = None
-    position: int | None = None
 
     @property
     def label(self) -> str:
-        """Returns the label, such as `resid_post.2`; `z.1.3` for head 3 of `z.1`; `resid_post.2@4` for position 4."""
-        head = "" if self.head is None else f".{self.head}"
-        return f"{self.site}{head}" + ("" if self.position is None else f"@{self.position}")
-
-    @property
-    def positions(self) -> slice:
-        return slice(None) if self.position is None else slice(self.position, self.position + 1)
+        """Returns the label, such as `resid_post.2`; `z.1.3` for head 3 of `z.1`."""
+        return str(self.site) if self.head is None else f"{self.site}.{self.head}"
 
     def vectors(self, activation: Tensor, prompts: Prompts) -> Tensor:
         """Returns vectors [batch pos d] of an activation, each prompt's own tokens first: with heads concatenated; for
@@ -60,14 +54,11 @@ class ProbeSite:
         if self.head is not None:
             activation = activation[:, :, self.head]
         # In some models position embeddings have a batch of 1, shared by all examples.
-        vectors = activation.flatten(2).expand(len(prompts), -1, -1)
-        return vectors[:, self.positions]
+        return activation.flatten(2).expand(len(prompts), -1, -1)
 
 
-def parse_sites(
-    surface: HookedModel, sites: Any, heads: Any, positions: Iterable[int] | None
-) -> tuple[ProbeSite, ...]:
-    """Returns each (site, layer), head and position at which a probe is fitted, in this order.
+def parse_sites(surface: HookedModel, sites: Any, heads: Any) -> tuple[ProbeSite, ...]:
+    """Returns each (site, layer) and head at which a probe is fitted, in this order.
 
     Args:
         heads: None concatenates the heads of a site; else each chosen head has a probe of its own.
@@ -75,14 +66,12 @@ def parse_sites(
     sites = [sites] if isinstance(sites, str | Site) else sites
     if not isinstance(sites, Iterable):
         raise CircuitsError(f'probe: sites are "resid_post", "z.2", ... or a list of them, got {sites!r}')
-    position_choices = (None,) if positions is None else tuple(positions)
     probe_sites: list[ProbeSite] = []
     for site in sites:
         parsed = parse_place(site, heads, "probe")
         for layer, hook, chosen in parsed.on(surface):
             layer_site = Site(parsed.site.name, layer)
-            for head in (None,) if chosen is None else chosen:
-                probe_sites += [ProbeSite(layer_site, hook, head, position) for position in position_choices]
+            probe_sites += [ProbeSite(layer_site, hook, head) for head in chosen or (None,)]
     if not probe_sites:
         raise CircuitsError("probe: no site given")
     return tuple(dict.fromkeys(probe_sites))
@@ -107,16 +96,12 @@ class Target:
     reached: Tensor | None = None
     order: Tensor | None = None
 
-    def take(self, examples: Tensor, positions: slice, chosen: Tensor) -> Tensor:
+    def take(self, examples: Tensor, chosen: Tensor) -> Tensor:
         """Returns targets [entry d] or classes [entry] where `chosen` [example pos] is true, in row-major order."""
         sources = examples if self.order is None else self.order[examples]
-        values = (
-            self.values[sources]
-            if sources.ndim == 1
-            else self.values[sources, torch.arange(sources.shape[1])]
-        )
-        if values.shape[1] > 1:
-            values = values[:, positions]
+        values = self.values[sources]
+        if sources.ndim > 1:
+            values = self.values[sources, torch.arange(sources.shape[1])]
         return values.expand(*chosen.shape, *values.shape[2:])[chosen]
 
     def shuffled(self, groups: list[Tensor], seed: int) -> Target:
@@ -220,15 +205,8 @@ class Entries:
     held_out: Tensor
     splits: Mapping[str, Tensor]
 
-    @property
-    def positions(self) -> list[int]:
-        """Returns the positions that some example uses."""
-        return [int(position) for position in self.used.any(0).nonzero().flatten()]
 
-
-def parse_entries(
-    prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int, per_position: bool
-) -> Entries:
+def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int) -> Entries:
     """Reads the entries of a probe; held-out examples depend only on the seed and the number of examples."""
     batch, pos = prompts.shape[:2]
     held_out = _parse_test(test, batch, torch.Generator().manual_seed(seed))
@@ -241,11 +219,8 @@ def parse_entries(
     all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_parse_splits(splits, batch, pos)}
     all_splits = {name: prompts.in_order(split) for name, split in all_splits.items()}
     for part, examples in (("fitted", fit), ("held-out", held_out)):
-        positions_used = used[examples].any(0)
-        unused = (used.any(0) & ~positions_used).nonzero().flatten().tolist() if per_position else []
-        if unused or not bool(positions_used.any()):
-            where = f" at position {unused[0]}" if unused else ""
-            raise CircuitsError(f"probe: positions= selects nothing{where} in the {part} examples")
+        if not bool(used[examples].any()):
+            raise CircuitsError(f"probe: positions= selects nothing in the {part} examples")
     return Entries(used, fit, held_out, all_splits)
 
 

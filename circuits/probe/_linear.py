@@ -20,7 +20,7 @@ from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.probe._inputs import Entries, ProbeSite, Target, parse_entries, parse_sites, parse_targets
-from circuits.probe._result import LinearMap, Probe, ProbeResult, Scored, pooled, score, tabulate
+from circuits.probe._result import LinearMap, Probe, ProbeResult, pooled, score, tabulate
 from circuits.validate import answers_former_names, is_whole, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
@@ -38,7 +38,6 @@ def linear(
     kind: Any = "regression",
     heads: Any = None,
     positions: Any = None,
-    per_position: bool = False,
     splits: Any = None,
     test: Any = 0.25,
     intercept: bool = False,
@@ -58,42 +57,33 @@ def linear(
         sites: "resid_post", "z.1", ..., or a list; each layer has its own probe. Vectors of heads are concatenated.
         heads: heads of the sites, each of which then has its own probe.
         positions: entries to fit and score, as positions or a boolean mask [batch pos].
-        per_position: whether each position has its own probe; else all share one.
         splits: name -> boolean mask [batch pos], scored on its own beside "all"; fits use all entries.
         test: the held-out examples: a fraction or number (drawn by `seed`), a mask [batch], indices or a slice.
         intercept: whether to fit an intercept, which is not penalised.
         ridge: a penalty, Σ(y − xw)² + ridge·|w|²; None: none.
         untrained: a model of the same architecture, whose probes are a control; open blocks of `model` do not edit it.
         shuffles: how often targets are exchanged between examples, for the control of that name.
-        batch_size: examples in a forward, by default as in `sweep`.
+        batch_size: as in `sweep`.
         seed: of the held-out examples, shuffles and bootstrap.
-        draws: bootstrap resamples of the held-out examples.
+        draws: bootstrap resamples.
 
-    Inside `intervene` the edits are in force. Source: Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled
-    control is that of Hewitt & Liang 2019.
+    Inside `intervene` the edits are in force. Sources: Gopalani, Lubana, Hu 2024, figure 6; Hewitt & Liang 2019.
     """
-    for name, value, least in (("draws", draws, 1), ("shuffles", shuffles, 0)):
-        if not is_whole(value, least):
-            raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
-    if ridge is not None and (
-        isinstance(ridge, bool) or not isinstance(ridge, int | float) or not ridge >= 0
-    ):
-        raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
+    _check_numbers(draws, shuffles, ridge)
     surface, seed = HookedModel.of(model), parse_seed(seed, "probe")
     prompts = parse_prompts(surface, tokens, "probe")
-    entries = parse_entries(prompts, positions, splits, test, seed, per_position)
-    at = sites, heads, entries.positions if per_position else None
-    chosen, named = parse_sites(surface, *at), parse_targets(targets, kind, prompts)
-    probing = _Probing(prompts, entries, chosen, named, bool(intercept), float(ridge or 0))
+    entries = parse_entries(prompts, positions, splits, test, seed)
+    chosen, named = parse_sites(surface, sites, heads), parse_targets(targets, kind, prompts)
+    control = None if untrained is None else HookedModel.of(untrained)
+    if control is not None and parse_sites(control, sites, heads) != chosen:
+        raise CircuitsError("probe: the untrained model has not the sites of the model")
+    probing = _Probing(prompts, entries, chosen, bool(intercept), float(ridge or 0))
     drawn = np.random.SeedSequence([seed, 3]).generate_state(int(shuffles), np.uint64) >> 1
     groups = [entries.fit, entries.held_out]
-    shuffled = [[target.shuffled(groups, int(one)) for target in named] for one in drawn]
+    shuffled = [[one, *(one.shuffled(groups, int(draw)) for draw in drawn)] for one in named]
     probes, size = probing.run(surface, batch_size, shuffled)
-    if untrained is not None:
-        control = HookedModel.of(untrained)
-        if parse_sites(control, *at) != chosen:
-            raise CircuitsError("probe: the untrained model has not the sites of the model")
-        others, _ = probing.run(control, size, [])
+    if control is not None:
+        others, _ = probing.run(control, size, [[one] for one in named])
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
     settings: dict[str, Any] = {
         "seed": seed,
@@ -102,57 +92,64 @@ def linear(
         "batch_size": size,
     }
     settings |= {"intercept": probing.intercept, "ridge": probing.ridge, **surface.settings}
-    table = tabulate(probes, len(entries.held_out), len(entries.fit), seed, int(draws))
-    return ProbeResult(table, {(one.site.label, one.target): one.fitted for one in probes}, settings)
+    weights = {(one.site.label, one.target): one.fitted for one in probes}
+    return ProbeResult(tabulate(probes, entries, seed, int(draws)), weights, settings)
+
+
+def _check_numbers(draws: Any, shuffles: Any, ridge: Any) -> None:
+    for name, value, least in (("draws", draws, 1), ("shuffles", shuffles, 0)):
+        if not is_whole(value, least):
+            raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
+    if ridge is not None and (
+        isinstance(ridge, bool) or not isinstance(ridge, int | float) or not ridge >= 0
+    ):
+        raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
 
 
 @dataclass(frozen=True)
 class _Probing:
-    """What is probed: the examples, their entries, the sites and the targets, and how maps are fitted."""
+    """What is probed: the examples, their entries and the sites, and how maps are fitted."""
 
     prompts: Prompts
     entries: Entries
     sites: Sequence[ProbeSite]
-    targets: Sequence[Target]
     intercept: bool
     ridge: float
 
     def run(
-        self, surface: HookedModel, batch_size: int | None, shuffled: list[list[Target]]
+        self, surface: HookedModel, batch_size: int | None, targets: list[list[Target]]
     ) -> tuple[list[Probe], int]:
-        """Returns the probe of each target at each site, and how many examples were in a forward."""
+        """Returns the probe of each target at each site, and how many examples were in a forward.
+
+        Args:
+            targets: each with its shuffled controls behind it.
+        """
         surface.check_prompts(self.prompts, "probe: tokens")
         check_no_padding(surface, self.prompts, self.entries.used, "probe")
         # The activations of a forward at all sites are in memory together.
         kept = 2 * len(self.sites) * (surface.sizes["d_model"] or 1)
         size = rows_in_a_forward(surface, self.prompts.shape[1], batch_size, "probe", kept=kept)
-        return within_memory(size, partial(self._fitted, surface, shuffled))
+        return within_memory(size, partial(self._fitted, surface, targets))
 
     def _fitted(
-        self, surface: HookedModel, shuffled: list[list[Target]], size: int
+        self, surface: HookedModel, targets: list[list[Target]], size: int
     ) -> tuple[list[Probe], int]:
         examples, entries = torch.arange(len(self.prompts)), self.entries
+        chosen = entries.used
+        fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
         probes: dict[ProbeSite, list[Probe]] = {}
         for site, vectors in activations(surface, self.prompts, entries, self.sites, size):
-            chosen, x = entries.used[:, site.positions], vectors.double()
-            fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
-            here = fitted.to(x.device)
+            x, here = vectors.double(), fitted.to(vectors.device)
             regression = Regression(x[here], self.intercept, torch.finfo(vectors.dtype).eps)
-            held_out = entries.used[entries.held_out][:, site.positions]
-            counts = {
-                name: int((mask[entries.held_out][:, site.positions] & held_out).sum())
-                for name, mask in entries.splits.items()
-            }
             probes[site] = []
-            for target, *controls in zip(self.targets, *shuffled, strict=True):
+            for one in targets:
                 maps: list[LinearMap] = []
-                scored: list[Scored] = []
-                for one in (target, *controls):
-                    y = one.take(examples, site.positions, chosen)[fitted].to(x.device)
-                    weight, bias = regression.solve(y, one.width, self.ridge)
+                for target in one:
+                    y = target.take(examples, chosen)[fitted].to(x.device)
+                    weight, bias = regression.solve(y, target.width, self.ridge)
                     maps.append(LinearMap(weight.cpu(), bias.cpu(), self.ridge, regression.rank))
-                    scored.append(score(maps[-1], x[~here], one, site, entries))
-                probes[site].append(Probe(site, target.name, maps[0], counts, scored[0], pooled(scored[1:])))
+                own, *shuffled = (score(*pair, x[~here], entries) for pair in zip(maps, one, strict=True))
+                probes[site].append(Probe(site, one[0].name, maps[0], own, pooled(shuffled)))
         return [one for site in self.sites for one in probes[site]], size
 
 
@@ -192,7 +189,7 @@ def _vectors(site: ProbeSite, seen: dict[str, Tensor], prompts: Prompts, used: T
     x = site.vectors(seen[site.hook], prompts)
     # Apple's GPUs have no float64.
     x = x.cpu() if x.device.type == "mps" else x
-    x = x[used[:, site.positions].to(x.device)]
+    x = x[used.to(x.device)]
     if not bool(x.isfinite().all()):
         raise CircuitsError(f"probe: {site.hook} is not finite everywhere; masked scores are not")
     return x

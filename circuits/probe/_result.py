@@ -45,12 +45,12 @@ class LinearMap:
         return x.to(self.weight) @ self.weight + self.intercept
 
 
-_KEYS = ("site", "layer", "head", "position", "target", "split", "metric", *bounded("value"))
+_KEYS = ("site", "layer", "head", "target", "split", "metric", *bounded("value"))
 _CONTROLS = ("shuffled", *bounded("selectivity"), "untrained", *bounded("over_untrained"))
 COLUMNS = (*_KEYS, *_CONTROLS, "n", "entries", "fit_n", "ridge", "rank")
 #: What `print` shows.
 SHOWN = (*_KEYS, "shuffled", "untrained")
-_WHOLE = ("layer", "head", "position", "n", "entries", "fit_n", "rank")
+_WHOLE = ("layer", "head", "n", "entries", "fit_n", "rank")
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,14 @@ class ProbeResult:
     """The results of linear probes.
 
     Attributes:
-        frame: one row per site and layer (and head, position), target, split and metric. `value` with its interval is
+        frame: one row per site and layer (and head), target, split and metric. `value` with its interval is
             on held-out examples, `n` of them with `entries` entries in the split; the probe was fitted on `fit_n`
             examples with penalty `ridge` (0: least squares), in a space of `rank` dimensions. `shuffled` is the same
             metric of a probe fitted to, and scored on, targets exchanged between examples, `selectivity` = value −
             shuffled; `untrained` that of a probe on the untrained model, `over_untrained` = value − untrained; both
             differences have paired intervals. For mse, negative differences mean a better probe. NaN: there is no such
             control, or no entry.
-        weights: (place, target) -> `LinearMap`; places are "resid_post.2", "z.1.3" (head 3), "resid_post.2@4" (position
-            4).
+        weights: (place, target) -> `LinearMap`; places are "resid_post.2", "z.1.3" (head 3).
         settings: seed, draws and so on.
     """
 
@@ -89,7 +88,7 @@ class ProbeResult:
 Scored = dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
 
 
-def score(fitted: LinearMap, x: Tensor, target: Target, site: ProbeSite, entries: Entries) -> Scored:
+def score(fitted: LinearMap, target: Target, x: Tensor, entries: Entries) -> Scored:
     """Returns the sums and counts of each metric by held-out example, so that any set of examples can be pooled.
 
     mse: the mean over entries and the d numbers of each. r2: 1 − Σ(y − p)² / Σ(y − ȳ)², ȳ the mean of each number over
@@ -101,8 +100,8 @@ def score(fitted: LinearMap, x: Tensor, target: Target, site: ProbeSite, entries
         x: features of the held-out entries, [entry d] float64.
     """
     held_out = entries.held_out
-    chosen = entries.used[held_out][:, site.positions]
-    true = target.take(held_out, site.positions, chosen)
+    chosen = entries.used[held_out]
+    true = target.take(held_out, chosen)
     examples = torch.arange(len(held_out))[:, None].expand(chosen.shape)[chosen]
     # Classes in parts, as there may be a vocabulary of them.
     predicted = [
@@ -111,7 +110,7 @@ def score(fitted: LinearMap, x: Tensor, target: Target, site: ProbeSite, entries
     ]
     found: Scored = {}
     for name, mask in entries.splits.items():
-        inside = mask[held_out][:, site.positions][chosen]
+        inside = mask[held_out][chosen]
         for metric, (sums, counts) in _measured(torch.cat(predicted)[inside], true[inside], target).items():
             totals = torch.zeros(2, len(held_out), dtype=torch.float64)
             totals.index_add_(1, examples[inside], torch.stack([sums, counts]))
@@ -151,31 +150,28 @@ def pooled(draws: Sequence[Scored]) -> Scored | None:
 
 @dataclass(frozen=True)
 class Probe:
-    """The probe of one target at one site, its scores and those of its controls; None where there is no such control.
-
-    Attributes:
-        entries: by split, the number of held-out entries.
-    """
+    """The probe of one target at one site, its scores and those of its controls; None: there is no such control."""
 
     site: ProbeSite
     target: str
     fitted: LinearMap
-    entries: Mapping[str, int]
     value: Scored
     shuffled: Scored | None = None
     untrained: Scored | None = None
 
 
-def tabulate(probes: Sequence[Probe], n: int, fit_n: int, seed: int, draws: int) -> pd.DataFrame:
+def tabulate(probes: Sequence[Probe], entries: Entries, seed: int, draws: int) -> pd.DataFrame:
     """Tabulates scores, with percentile bootstrap intervals over held-out examples; all rows share the resamples."""
+    n, used = len(entries.held_out), entries.used[entries.held_out]
+    counts_of = {name: int((mask[entries.held_out] & used).sum()) for name, mask in entries.splits.items()}
     rows: list[dict[str, Any]] = []
     series: list[tuple[np.ndarray, np.ndarray]] = []
     for one in probes:
         place: dict[str, Any] = {"site": one.site.site.name, "layer": one.site.site.layer}
-        place |= {"head": one.site.head, "position": one.site.position, "target": one.target}
-        place |= {"n": n, "fit_n": fit_n, "ridge": one.fitted.ridge, "rank": one.fitted.rank}
+        place |= {"head": one.site.head, "target": one.target, "n": n, "fit_n": len(entries.fit)}
+        place |= {"ridge": one.fitted.ridge, "rank": one.fitted.rank}
         for split, metric in one.value:
-            rows.append({**place, "split": split, "metric": metric, "entries": one.entries[split]})
+            rows.append({**place, "split": split, "metric": metric, "entries": counts_of[split]})
             no_entries = (np.zeros(n), np.zeros(n))
             for scored in (one.value, one.shuffled, one.untrained):
                 series.append(no_entries if scored is None else scored[split, metric])

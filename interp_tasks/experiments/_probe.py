@@ -175,7 +175,7 @@ def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
     layer = table["layer"].astype("string")
     place = table["site"] + ("." + layer).fillna("")
     split = table["split"].map(lambda split: "" if split == "all" else f" ({split})")
-    columns = ["site", "layer", "head", "position", "value", "value_ci_low", "value_ci_high", "n"]
+    columns = ["site", "layer", "head", "value", "value_ci_low", "value_ci_high", "n"]
     names = {"variant": table["target"] + " " + place, "metric": table["metric"] + split}
     common = table[columns].assign(**names, engine="streamed")
     controls = {

@@ -42,7 +42,7 @@ ARCHITECTURE = (
 #: Arguments of experiments that are gone, and what there is instead.
 GONE = {
     "queries": "it is positions= now",
-    "each_position": "circuits.probe.linear has per_position=",
+    "each_position": "circuits.probe.linear takes positions=, one call for each",
     **dict.fromkeys(("intercept", "ridge", "shuffles"), "circuits.probe.linear has it"),
     **dict.fromkeys(("heads", "positions"), "of probe, circuits.probe.linear has it"),
     "keys": "rule= chooses key frequencies",

@@ -7,9 +7,21 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep
+from circuits import (
+    CircuitsError,
+    SweepResult,
+    ablate,
+    fourier,
+    heads,
+    lens,
+    patterns,
+    permute,
+    plots,
+    sweep,
+)
+from circuits.figures import results
 from circuits.figures.export import MISSING, check_exporter
-from circuits.figures.layout import TITLE_HEIGHT_KEY, log_axis
+from circuits.figures.layout import TITLE_HEIGHT_KEY
 from circuits.fourier._modular_sum import CosineFit
 
 
@@ -53,27 +65,6 @@ def test_a_table_an_array_and_a_sweep_give_the_same_map(per_head):
     assert (of_sweep.zmin, plots.heads(np.ones((1, 2))).data[0].zmin) == (-of_sweep.zmax, 0)
 
 
-def test_panels_are_of_one_metric_and_checkpoint_each(per_head):
-    later = per_head.frame.assign(checkpoint="late", effect=2 * per_head.frame["effect"])
-    both = pd.concat([per_head.frame.assign(checkpoint="early"), later])
-    figure = plots.heads(both)
-    titles = [note.text for note in figure.layout.annotations]
-    assert titles == ["last<br>early", "last<br>late", "other<br>early", "other<br>late"]
-    np.testing.assert_allclose(figure.data[1].z, 2 * np.array(figure.data[0].z))
-    # The fourth panel is in a row of its own.
-    assert figure.data[3].yaxis != figure.data[0].yaxis
-
-
-def test_attention_of_tensors(model, tokens):
-    maps = patterns.attention(model, tokens)
-    whole = plots.attention(maps)
-    assert len(whole.data) == len(plots.attention(maps.mean).data) == 6
-    assert len(plots.attention(maps.mean[0]).data) == 2
-    (one,) = plots.attention(maps.of((1, 1))).data
-    np.testing.assert_array_equal(one.z, maps.of((1, 1)))
-    assert f"{maps.n}" in whole.layout.title.text
-
-
 def test_key_frequencies_are_marked():
     wave = torch.cos(2 * torch.pi * 3 * torch.arange(29) / 29)[:, None] + 0.01 * torch.randn(29, 4)
     found = fourier.spectrum(wave)
@@ -103,15 +94,6 @@ def test_a_table_becomes_a_line_with_a_band_for_each_series():
     assert [list(trace.y) for trace in figure.data if trace.name == "b, band"] == [[40, 20, 5, 10]]
     assert figure.layout.yaxis.type == "log"
     assert has_title_and_axes(figure)
-
-
-def test_ticks_of_logarithms_do_not_crowd():
-    wide = log_axis(1e-9, 1)
-    assert wide["dtick"] == 2
-    near = log_axis(0.02, 0.9)
-    inside = [text for at, text in zip(near["tickvals"], near["ticktext"], strict=True) if 0.02 <= at <= 0.9]
-    assert inside == ["0.02", "0.05", "0.1", "0.2", "0.5"]
-    assert "1,000" in log_axis(900, 1100)["ticktext"]
 
 
 def test_a_title_takes_room_of_its_own_and_gives_it_back(per_head):
@@ -144,7 +126,7 @@ def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, p
         scores.plot(),
         scores.plot("bits"),
         classes.plot(),
-        patterns.movement(model, tokens, other_tokens, draws=20).plot(),
+        plots.heads(patterns.movement(model, tokens, other_tokens, draws=20), column="distance"),
         shares.plot(),
         cosines.plot(keys=[2]),
     ]
@@ -195,3 +177,105 @@ def test_a_curve_of_runs_has_their_median_and_their_range():
     np.testing.assert_array_equal(band.y[:5], runs.max(axis=0))
     np.testing.assert_array_equal(band.y[5:], runs.min(axis=0)[::-1])
     assert list(plots.curve({"bare": runs[0]}).data[0].x) == list(steps)
+
+
+# ---- Of sweeps
+
+
+def test_heads_become_a_heatmap_with_layer_0_on_top(per_head):
+    figure = per_head.plot()
+    assert [trace.type for trace in figure.data] == ["heatmap", "heatmap"]
+    for trace, name in zip(figure.data, ("last", "other"), strict=True):
+        rows = per_head.frame[per_head.frame["metric"] == name]
+        assert list(trace.x) == ["0", "1"]
+        assert list(trace.y) == ["0", "1", "2"]
+        for _, row in rows.iterrows():
+            assert trace.z[row["layer"]][row["head"]] == row["effect"]
+        # No effect is white: the colours are symmetric about 0.
+        assert trace.zmax == -trace.zmin == np.abs(rows["effect"]).max()
+    assert figure.layout.yaxis.autorange == "reversed"
+    assert figure.layout.xaxis.title.text == "head"
+    assert figure.layout.yaxis.title.text == "layer"
+    assert [note.text for note in figure.layout.annotations] == ["last", "other"]
+    assert len(per_head.plot("other").data) == 1
+
+
+def test_a_word_that_looks_like_a_tag_is_shown():
+    frame = pd.DataFrame(
+        {"metric": "m", "variant": list("abcd"), "draw": None, "checkpoint": None, "head": None}
+    )
+    frame = frame.assign(site="z", layer=[0, 0, 1, 1], position=[0, 1, 0, 1], effect=1.0)
+    words = ["0 <|endoftext|>", "1 a&b"]
+    assert list(results.sweep_figure(frame, ["m"], "auto", words).data[0].x) == [
+        "0 &lt;|endoftext|>",
+        "1 a&amp;b",
+    ]
+    maps = results.attention_figure(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")
+    assert list(maps.data[0].x) == list(maps.data[0].y) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
+
+
+def test_what_is_no_grid_becomes_points(model, tokens, per_head):
+    few = sweep(
+        model,
+        tokens,
+        {"a": ablate.zero("0.1"), "b": ablate.zero("mlp_out.1")},
+        metric=metric,
+        draws=30,
+        flips=30,
+    )
+    mixed = sweep(
+        model,
+        tokens,
+        {**ablate.each(ablate.uniform, heads("all", model)), "all": ablate.uniform("all")},
+        metric=metric,
+        draws=30,
+        flips=30,
+    )
+    for result in (few, mixed):
+        figure = result.plot()
+        assert {trace.type for trace in figure.data} == {"scatter"}
+        with pytest.raises(
+            CircuitsError, match="a heatmap needs a grid, one variant per layer and head"
+        ) as caught:
+            result.plot(kind="heatmap")
+        assert "\n" not in str(caught.value)
+    figure = few.plot()
+    for trace, name in zip(figure.data, ("last", "other"), strict=True):
+        rows = few.frame[few.frame["metric"] == name]
+        assert list(trace.x) == ["a", "b"]
+        assert list(trace.y) == list(rows["value"])
+        assert list(trace.error_y.array) == list(rows["value_ci_high"] - rows["value"])
+        assert list(trace.error_y.arrayminus) == list(rows["value"] - rows["value_ci_low"])
+    lines = [shape.y0 for shape in figure.layout.shapes]
+    assert lines == list(few.baseline["value"])
+    assert {trace.type for trace in per_head.plot(kind="points").data} == {"scatter"}
+    with pytest.raises(CircuitsError, match="kind='bars'; choose from 'auto', 'points', 'heatmap'"):
+        few.plot(kind="bars")
+    with pytest.raises(CircuitsError, match="no metric 'loss'; it has last, other"):
+        few.plot("loss")
+
+
+def test_draws_and_checkpoints_are_traces_of_their_own(model, tokens, make_model):
+    other = make_model(3, n_layers=3, n_heads=2)
+    variants = {"zero": ablate.zero("0.1"), "places": permute.draws(3)}
+
+    def at_both(variants):
+        models = {"early": other, "late": model}
+        return SweepResult.concat(
+            {name: sweep(one, tokens, variants, metric, draws=30, flips=30) for name, one in models.items()}
+        )
+
+    result = at_both(variants)
+    figure = result.plot("last")
+    assert [trace.name for trace in figure.data] == ["early", "early, each draw", "late", "late, each draw"]
+    frame = result.frame[(result.frame["metric"] == "last") & (result.frame["checkpoint"] == "late")]
+    assert list(figure.data[2].x) == ["zero", "places"]
+    assert list(figure.data[2].y) == list(frame[frame["draw"].isna()]["value"])
+    assert list(figure.data[3].y) == list(frame[frame["draw"].notna()]["value"])
+    assert figure.data[3].error_y.array is None
+    assert [shape.y0 for shape in figure.layout.shapes] == list(
+        result.baseline[result.baseline["metric"] == "last"]["value"]
+    )
+    # One map cannot show two checkpoints.
+    both = at_both(ablate.each(ablate.uniform, heads("all", model)))
+    assert {trace.type for trace in both.plot().data} == {"scatter"}

@@ -6,7 +6,6 @@ import torch
 
 from circuits import CircuitsError, ablate, circuit, intervene, patch, run
 from circuits.circuit import _measurement
-from circuits.circuit._curve import _sizes
 from circuits.statistics import holm, sign_flip
 
 #: Random models tell clean from source by chance; what is counted here holds without a gap, too.
@@ -356,12 +355,6 @@ def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model,
     kept = [circuit.edges(edges[:size]) for size in range(1, 5)]
     _, share, _ = by_hand(model, tokens, other_tokens, kept)
     np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
-
-
-def test_a_share_that_is_a_whole_number_of_members_is_that_many():
-    assert _sizes([share / 100 for share in range(1, 101)], 100) == list(range(1, 101))
-    assert _sizes([0.58, 0.599], 50) == [29]
-    assert _sizes([0.001], 50) == []
 
 
 def test_faults_are_one_line(model, tokens, other_tokens, untyped):

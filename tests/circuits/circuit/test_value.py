@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from circuits import CircuitsError, circuit, patch, run
 
@@ -209,22 +208,6 @@ def test_names_and_files_are_read_without_torch(found, tmp_path):
         "assert not {'torch', 'numpy', 'pandas'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "c.json")], check=True)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"n_key_value_heads": 2}, {"parallel_attn_mlp": True}], ids=["groups", "parallel"]
-)
-def test_screenings_of_other_models_have_the_edges_of_their_graph(
-    changes, hooked_only, make_model, tokens, other_tokens
-):
-    model = make_model(0, hooked_only, **changes)
-    found = patch.edges(model, tokens, other_tokens, metric, method="gradient", exact=1, draws=20)
-    every, full = found.top(len(found.frame)), circuit.full(model)
-    assert every == circuit.edges([name for name in full if not name.startswith("pos_embed")])
-    assert ("0.1 -> mlp0" in full) == ("parallel_attn_mlp" not in changes)
-    source = run(model, other_tokens)
-    kept = run(model, tokens, (full - every).keep(other_tokens))
-    torch.testing.assert_close(kept, source, rtol=0, atol=1e-10)
 
 
 # ---- Tables and files

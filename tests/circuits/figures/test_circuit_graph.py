@@ -72,23 +72,6 @@ def test_lines_lead_from_sender_to_receiver_as_wide_as_their_effects(c):
     assert max(sizes) == pytest.approx(6.0)
 
 
-def test_the_legend_has_each_kind_of_input_once(c):
-    figure = c.plot()
-    key = {trace.name: trace for trace in figure.data if trace.showlegend is not False}
-    assert list(key) == ["into q", "into k", "into v", "into MLP", "into output"]
-    assert {trace.legendgroup for trace in key.values()} == set(circuit_graph.INPUTS)
-    for trace in lines_of(figure):
-        same = key[trace.name]
-        assert (same.legendgroup, same.line.color, same.line.dash) == (
-            trace.legendgroup,
-            trace.line.color,
-            trace.line.dash,
-        )
-        # Without places of its own it is drawn in the key alone, and all are of one width there.
-        assert same.x == (None,)
-        assert same.line.width == circuit_graph._KEY
-
-
 @pytest.mark.parametrize("heads", [2, 3, 8])
 def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
     """On a page of 600 pixels eight columns are 65 pixels wide each, and a node is 46."""

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from circuits import plots
-from circuits.figures.layout import BAR, LINE, NARROWEST, Panel, draw, least_width
+from circuits.figures.layout import BAR, LINE, NARROWEST, draw, least_width
 from circuits.figures.panels import Series, bars, curve, heat, points, scatter, spectrum
 
 LONG = [f"zoo:matrix-completion-7x7-seeds/seed-{seed}@step-4000" for seed in range(3)]
@@ -77,10 +76,3 @@ def test_signed_maps_have_no_colour_at_0_and_others_begin_there():
     assert trace["text"] == [["0.5", "-2"]]
     (trace,) = heat(values.abs(), start=0.1, end=3.0, numbers=False).traces
     assert (trace["zmin"], trace["zmax"], "text" in trace) == (0.1, 3.0, False)
-
-
-def test_a_panel_of_ones_own_is_drawn_as_it_is():
-    trace = {"type": "scatter", "x": [1], "y": [2], "name": "mine"}
-    figure = plots.untitled(draw([Panel([trace], x={"title": {"text": "x"}})], "Title"))
-    assert list(figure.data[0].y) == [2]
-    assert figure.layout.xaxis.title.text == "x"

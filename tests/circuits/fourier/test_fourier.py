@@ -45,22 +45,6 @@ def test_the_basis_is_orthonormal_and_ordered(period):
     )
 
 
-@pytest.mark.parametrize("period", PERIODS)
-def test_coefficients_are_those_of_rfft(period):
-    """cos and sin coefficients are the real and (negative) imaginary part, up to their normalisation."""
-    x = noise(period, 3)
-    found = fourier.transform(x).numpy()
-    theirs = np.fft.rfft(x.numpy(), axis=0) / math.sqrt(period)
-    expected = [theirs[0].real]
-    for k in range(1, period // 2 + 1):
-        once = 2 * k == period
-        expected.append(theirs[k].real * (1 if once else math.sqrt(2)))
-        if not once:
-            expected.append(-theirs[k].imag * math.sqrt(2))
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    np.testing.assert_allclose(fourier.inverse(found), x, atol=1e-12)
-
-
 @pytest.mark.parametrize("sizes", [(13,), (8,), (7, 7), (5, 8), (4, 3, 5)])
 def test_power_is_that_of_the_fft(sizes):
     x = noise(*sizes, 6) + 0.7
@@ -176,20 +160,6 @@ def test_components_are_what_frequencies_removes(period, keys):
     torch.testing.assert_close((found.T @ x).square().sum(0) / grid.cells, bands.power[at].sum(0))
 
 
-@pytest.mark.parametrize("along", [(1, 1), (1, -1), (1, 3), (2, -1)])
-def test_components_along_a_direction(along):
-    grid = fourier.Grid({"a": 13, "b": 13})
-    found = fourier.components(grid, [2, 5], along)
-    a, b = grid.coordinates().T.numpy()
-    expected = [
-        trigonometric(2 * np.pi * k * (along[0] * a + along[1] * b) / 13) * math.sqrt(2) / 13
-        for k in (2, 5)
-        for trigonometric in (np.cos, np.sin)
-    ]
-    np.testing.assert_allclose(found.T, expected, atol=1e-13)
-    torch.testing.assert_close(found.T @ found, torch.eye(4, dtype=torch.float64), atol=1e-13, rtol=0)
-
-
 def planted(period=29, noise_level=0.05):
     """Neurons that follow keys 3, 4 and 11 on a grid, one that mixes two, one without, one that is dead."""
     a, b = fourier.Grid({"a": period, "b": period}).coordinates().T.double()
@@ -301,7 +271,6 @@ def test_faults_are_one_line():
         (lambda: small_grid(inputs(5, 0), values=[[0, 0], [0, 1]]), "different ids"),
         (lambda: fourier.components(fourier.Grid({"a": 4, "b": 5}), [1]), r"equal sides .*\[4, 5\]"),
         (lambda: fourier.components(fourier.Grid({"a": 5}), [1.5]), r"keys \[1.5\]"),
-        (lambda: fourier.components(fourier.Grid({"a": 5}), [1], (2,)), r"one of them 1 or -1; got \(2,\)"),
         (lambda: fourier.spectrum(noise(4)).bands("y"), "by='y'; choose from 'block', 'component', 'x'"),
         (lambda: fourier.key_frequencies(planted(), "largest"), "rule='largest'; choose from 'noise'"),
         (lambda: fourier.Noise(-1), r"Noise\(-1\): give a number from 0"),

@@ -103,20 +103,3 @@ def path_slope(by_hand, model, base, source, name, metric, around=lambda s, at, 
 
     (slope,) = torch.autograd.grad(metric(forward(model, base, receive)).sum(), size)
     return slope
-
-
-def every_edge(model):
-    """Names of all edges, from the order of computation."""
-    mlps = not model.cfg.attn_only
-    found = []
-    for to in range(model.cfg.n_layers):
-        before = ["embed"]
-        for layer in range(to):
-            before += [f"{layer}.{head}" for head in range(4)] + ([f"mlp_out.{layer}"] if mlps else [])
-        found += [f"{u} -> {to}.{head}.{x}" for u in before for head in range(4) for x in "qkv"]
-        heads_here = [f"{to}.{head}" for head in range(4)]
-        # In parallel blocks the MLP does not hear the heads beside it.
-        heard = before if getattr(model.cfg, "parallel_attn_mlp", False) else before + heads_here
-        found += [f"{u} -> mlp_pre.{to}" for u in heard] if mlps else []
-        before += heads_here + ([f"mlp_out.{to}"] if mlps else [])
-    return found + [f"{u} -> output" for u in before]

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from circuits import logit_difference, patch, prompts
 from circuits.model.hooked_model import HookedModel
 from tests.circuits.conftest import FAMILIES, build
+from tests.circuits.patch.by_hand import FEW
 
-FEW = {"draws": 20, "flips": 20}
 VERBS = {
     "attribution": (patch.attribution, {}),
     "screen": (patch.screen, {"exact": 2, "steps": 2}),

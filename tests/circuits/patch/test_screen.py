@@ -9,47 +9,13 @@ from tests.circuits.patch.by_hand import (
     FEW,
     ONE,
     WEIGHT,
-    activations,
     assert_equal,
     by_name,
-    curved,
     edges,
-    midpoints,
     nodes,
-    on_the_way,
     path_of,
     weighed,
 )
-
-
-def integrated_by_hand(by_hand, model, base, source, steps, metric):
-    """(source − base) · the mean of the gradients at z on the line of inputs, by head."""
-    forward = by_hand.__wrapped__
-    (ours, _), (theirs, _) = (activations(by_hand, model, tokens) for tokens in (base, source))
-    total = {}
-    for fraction in midpoints(steps):
-        moved, at_z = on_the_way(by_hand, model, base, source, fraction), {}
-
-        def keep(s, at, x, moved=moved, at_z=at_z):
-            x = moved(s, at, x)
-            if s == "z":
-                x = at_z[at] = x.clone() if x.requires_grad else x.requires_grad_()
-            return x
-
-        slopes = torch.autograd.grad(metric(forward(model, base, keep)).sum(), list(at_z.values()))
-        for layer, slope in zip(at_z, slopes, strict=True):
-            change = theirs["z", layer] - ours["z", layer]
-            for head in range(slope.shape[2]):
-                share = (change * slope)[:, :, head].sum((1, 2)).mean() / steps
-                total[f"{layer}.{head}"] = total.get(f"{layer}.{head}", 0) + float(share)
-    return total
-
-
-def test_integrated_along_the_input_against_a_forward_by_hand(model, tokens, other_tokens, by_hand):
-    given = {"method": "integrated", "steps": 3, "sites": "z"}
-    found = nodes(model, tokens, other_tokens, curved, **given, **ONE)
-    assert_equal(by_name(found), integrated_by_hand(by_hand, model, tokens, other_tokens, 3, curved))
-    assert found.settings["steps"] == 3
 
 
 def test_what_gets_a_row(causal, tokens, other_tokens):

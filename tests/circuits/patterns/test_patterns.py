@@ -124,53 +124,21 @@ def test_a_head_that_attends_exactly_to_a_template_scores_one(grid, tokens, keys
     assert (found["score"] < 0.99).sum() == len(found) - 1
 
 
-def test_uniform_attention_scores_its_chance(model, tokens, mask):
-    templates = {"before": patterns.previous(LENGTH), "marked": patterns.marked(mask)}
-    with intervene(model, ablate.uniform("all")):
-        found = patterns.scores(model, tokens, templates)
-        maps = patterns.attention(model, tokens)
-    assert found.frame["effect"].abs().max() < 1e-12
-    assert found.frame["bits"].max() < 1e-12
-    assert set(patterns.classify(found).groups) == {"other"}
-    np.testing.assert_allclose(maps.diffuseness, 1, atol=1e-12)
-
-
 def test_templates_that_depend_on_the_batch(grid, tokens, mask):
-    class Batch:
-        def __init__(self, marks):
-            self.marks = marks
-
-        def __len__(self):
-            return len(self.marks)
-
-        def __getitem__(self, rows):
-            return Batch(self.marks[rows])
-
-    def of_batch(batch):
-        return patterns.marked(batch.marks) & patterns.row(2, 3)
-
-    def of_tokens(rows):
-        return patterns.marked(rows == tokens[0, 0])
-
-    whole = {
-        "mask": of_batch(Batch(mask)),
-        "tokens": of_tokens(tokens),
-        "fixed": patterns.identity(LENGTH),
-        "array": patterns.identity(LENGTH).numpy(),
+    """Functions of the tokens, or of the batch that is given, see the rows of each forward."""
+    same = patterns.marked(tokens == tokens[0, 0])
+    whole = {"tokens": same, "mask": patterns.marked(mask) & patterns.row(2, 3)}
+    expected = patterns.scores(grid, tokens, whole).frame
+    made = {
+        "tokens": (lambda rows: patterns.marked(rows == tokens[0, 0]), None),
+        "mask": (lambda marks: patterns.marked(marks) & patterns.row(2, 3), mask),
     }
-    expected = patterns.scores(grid, tokens, whole)
-    for size in (None, 1, 3):
-        functions = {"tokens": of_tokens, "fixed": lambda rows: patterns.identity(LENGTH)}
-        found = patterns.scores(grid, tokens, functions, batch_size=size).frame
-        batched = patterns.scores(grid, tokens, {"mask": of_batch}, batch=Batch(mask), batch_size=size).frame
-        for frame in (found, batched):
-            for name in set(frame["template"]):
-                own = expected.frame[expected.frame["template"] == name].reset_index(drop=True)
-                mine = frame[frame["template"] == name].reset_index(drop=True)
-                np.testing.assert_allclose(mine["score"], own["score"], rtol=0, atol=1e-12)
-                np.testing.assert_allclose(mine["score_ci_low"], own["score_ci_low"], rtol=0, atol=1e-12)
-    scores = expected.frame.pivot(index=["layer", "head"], columns="template", values="score")
-    assert (scores["fixed"] == scores["array"]).all()
+    for name, (function, batch) in made.items():
+        own = expected[expected["template"] == name]
+        for size in (None, 3):
+            found = patterns.scores(grid, tokens, {name: function}, batch=batch, batch_size=size).frame
+            for column in ("score", "score_ci_low"):
+                np.testing.assert_allclose(found[column], own[column], rtol=0, atol=1e-12)
 
 
 def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
@@ -317,24 +285,6 @@ def test_a_class_needs_an_interval_above_the_threshold(grid, tokens):
     assert found.frame["corrected"].tolist() == pytest.approx([0.6] * 8)
     assert set(patterns.classify(found).groups) == {"unclear"}
     assert set(patterns.classify(found, threshold=0.19).groups) == {"row"}
-
-
-def test_the_lead_is_paired_by_example(grid, tokens):
-    """The intervals of the two templates overlap, that of their difference is clear."""
-    share = torch.linspace(0.8, 1, 8, dtype=torch.float64)[:, None, None, None]
-    named = {name: patterns.constant(LENGTH, at) for at, name in enumerate(("first", "second"))}
-    both = 0.51 * spread(named["first"]) + 0.49 * spread(named["second"])
-    mixture = share * both + (1 - share) / LENGTH
-
-    with intervene(grid, edit("pattern", lambda current: mixture.expand_as(current).to(current))):
-        found = patterns.scores(grid, tokens, named)
-    drawn = patterns.bits(*found.resampled())
-    low, high = np.quantile(drawn[:, 0], [0.025, 0.975], axis=0)
-    assert max(low) < min(high), "the intervals should overlap, or this tests nothing"
-    classes = patterns.classify(found, threshold=0.2)
-    assert set(classes.groups) == {"first"}
-    lead = np.quantile(drawn[:, 0, 0] - drawn[:, 0, 1], [0.025, 0.975])
-    np.testing.assert_allclose(classes.frame[["lead_ci_low", "lead_ci_high"]], [lead] * 8, atol=1e-9)
 
 
 def half(pattern, where, otherwise):

@@ -226,7 +226,7 @@ def test_each_head_alone_all_together_and_patterns(causal, inputs):
     )
 
 
-def test_positions_a_mask_and_a_probe_for_each(causal, inputs, hidden):
+def test_positions_and_a_mask(causal, inputs, hidden):
     target = noise(N, 6, 1) + inputs[..., None]
     activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
     train, test = fit_and_held_out()
@@ -248,23 +248,6 @@ def test_positions_a_mask_and_a_probe_for_each(causal, inputs, hidden):
         ).frame
         assert value(found, "mse") == pytest.approx(expected(chosen), rel=1e-8)
         assert set(found["entries"]) == {int(chosen[test].sum())}
-    found = probe.linear(
-        causal,
-        inputs,
-        target,
-        "resid_post.0",
-        positions=[1, 4],
-        per_position=True,
-        test=HELD_OUT,
-        splits={"hidden": hidden},
-        draws=20,
-    )
-    assert [place for place, _ in found.weights] == ["resid_post.0@1", "resid_post.0@4"]
-    for position in (1, 4):
-        where = {"position": position, "split": "all"}
-        assert value(found.frame, "mse", **where) == pytest.approx(expected(at(position)), rel=1e-8)
-        rows = found.frame[(found.frame["position"] == position) & (found.frame["split"] == "hidden")]
-        assert set(rows["entries"]) == {int(hidden[test][:, position].sum())}
 
 
 def test_a_target_per_example_is_the_same_at_all_its_positions(causal, inputs):
@@ -410,6 +393,7 @@ def test_mistakes_are_one_line(causal, inputs, untyped):
         ({"targets": numbers, "ridge": -1.0}, "give one penalty from 0"),
         ({"targets": numbers, "shuffles": -1}, "shuffles=-1; give a whole number, at least 0"),
         ({"targets": numbers, "folds": 4}, "no argument folds=; fit once for each ridge="),
+        ({"targets": numbers, "per_position": True}, r"no argument per_position=; call it for each"),
     ):
         with pytest.raises(CircuitsError, match=says) as caught:
             probe.linear(causal, inputs, **arguments)
