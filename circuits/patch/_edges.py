@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -12,20 +12,21 @@ from torch import Tensor
 
 from circuits.circuit._graph import Graph, Input, Node
 from circuits.circuit._measurement import check_outside_blocks
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import KeyValueGroup, label_in
 from circuits.model.hooked_model import HookedModel
+from circuits.model.prompts import own_positions
 from circuits.model.sites import Site
 from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, Pair, Run, parse_steps
 from circuits.patch._result import ScreenOptions, ScreenResult, ranked
 from circuits.sweeps.measurements import Row
 from circuits.sweeps.metrics import PerExample
-from circuits.validate import answers_former_names, parse_choice
+from circuits.validate import answers_former_names, is_whole, parse_choice
 
 CALLER = "patch.edges"
 METHODS = ("gradient", "integrated")
@@ -51,6 +52,7 @@ def edges(
     *,
     batch: Any = None,
     how: str = "resample",
+    spans: Mapping[str, Sequence[int]] | None = None,
     method: str = "integrated",
     steps: int = 5,
     exact: int | str = 10,
@@ -75,6 +77,9 @@ def edges(
         how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
             of that over the source's examples, per position; "zero", nothing. "Source" is then a run in which every
             sender has that value.
+        spans: positions by name, {"noun": [6, 7, 8]}, counted from 0 in each prompt's own tokens and within the
+            shortest: each edge then has a row for each span, of patching it there alone, and circuits hold it there.
+            Default: one row, at all positions.
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
             et al. 2024, arXiv:2403.17806).
@@ -92,21 +97,66 @@ def edges(
     check_outside_blocks(surface, CALLER)
     surface.check_paths_proved()
     _check_streams(surface)
+    places = _parse_spans(spans)
     # Any two prompts, and so their mean, have the same position embeddings.
     senders = [node for node in Graph.of(surface).nodes if node.site != "pos_embed" or how == "zero"]
     receivers = _receivers(surface, senders)
-    found = pair.estimated(partial(_estimated, senders=senders, receivers=receivers, steps=steps_between))
+    found = pair.estimated(
+        partial(
+            _estimated,
+            senders=senders,
+            receivers=receivers,
+            steps=steps_between,
+            spans=tuple(places.values()),
+        )
+    )
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
+    rows = [
+        _row(surface, how, *both) | _at(*both, span, surface)
+        for both in ends
+        for span in places.items() or (None,)
+    ]
+
+    def path(at: int) -> Path:
+        where = tuple(places.values())[at % len(places)] if places else None
+        return _path(*ends[at // max(1, len(places))], found[0].replacement, where)
+
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
+    settings |= {"spans": {name: list(where) for name, where in places.items()}} if places else {}
     settings |= {"steps": steps} if steps_between else {}
-    rows = [_row(surface, how, *both) for both in ends]
-    return ranked(*found, rows, lambda at: _path(*ends[at], found[0].replacement), options, settings)
+    return ranked(*found, rows, path, options, settings)
 
 
-def _path(sender: Node, receiver: Input, replacement: Replacement) -> Path:
-    edit = Edit("patch.path", (place_of_node(sender),), replacement)
+def _path(
+    sender: Node, receiver: Input, replacement: Replacement, where: tuple[int, ...] | None = None
+) -> Path:
+    edit = Edit("patch.path", (place_of_node(sender),), replacement, where)
     return Path(edit, (place_of_input(receiver),), None)
+
+
+def _parse_spans(spans: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+    """Returns the positions of each span by its name, in order."""
+    if spans is None:
+        return {}
+    if not isinstance(spans, Mapping) or not spans:
+        raise CircuitsError(
+            f'{CALLER}: spans are positions by name, {{"noun": [6, 7]}}; got {format_value(spans)}'
+        )
+    for name, where in spans.items():
+        if isinstance(where, str) or not where or not all(is_whole(position, 0) for position in where):
+            raise CircuitsError(
+                f"{CALLER}: span {name!r} is {format_value(where)}; give positions counted from 0, [6, 7]"
+            )
+    return {str(name): tuple(sorted({int(position) for position in where})) for name, where in spans.items()}
+
+
+def _at(sender: Node, receiver: Input, span: tuple[str, tuple[int, ...]] | None, surface: HookedModel) -> Row:
+    """Returns the columns of a row that is about a span."""
+    if span is None:
+        return {}
+    ends = f"{_label(sender, surface)} -> {_label(receiver, surface)}"
+    return {"variant": f"{ends} @ {span[0]}", "span": span[0], "positions": ",".join(map(str, span[1]))}
 
 
 def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers]:
@@ -161,9 +211,13 @@ def _sum_of(node: Node, surface: HookedModel) -> Site:
 
 
 def _estimated(
-    piece: Pair, senders: Sequence[Node], receivers: Sequence[_Receivers], steps: int | None
+    piece: Pair,
+    senders: Sequence[Node],
+    receivers: Sequence[_Receivers],
+    steps: int | None,
+    spans: Sequence[tuple[int, ...]] = (),
 ) -> tuple[PerExample, Estimates]:
-    """Returns the metrics at base, and estimates by receiver and sender before it.
+    """Returns the metrics at base, and estimates by receiver, sender before it and span.
 
     Args:
         steps: runs between base and source whose gradients are averaged; None: the gradient at base.
@@ -177,6 +231,8 @@ def _estimated(
     source = piece.patched([hook for hook in hooks if hook in (*sent, *INPUTS)])
     base = piece.run(piece.base, hooks, graph=True)
     clean = base.output.detach()
+    own = own_positions(piece.base.real)
+    chosen = [torch.isin(own, torch.tensor(span)) for span in spans]
     gaps = {hook: piece.change(base.activations[hook], source[hook], hook) for hook in sent}
     changes = _changes(piece, senders, base, gaps)
     changes_in_each_run = surface.sublayer_norm("attn_out", 0) is not None
@@ -185,7 +241,9 @@ def _estimated(
         if changes_in_each_run and run is not base:
             changes = _changes(piece, senders, run, gaps)
         for metric, gradients in piece.gradients(run, clean, [group.hook for group in receivers]).items():
-            shifts = [_shifts(piece, run, changes, group, gradients[group.hook]) for group in receivers]
+            shifts = [
+                _shifts(piece, run, changes, group, gradients[group.hook], chosen) for group in receivers
+            ]
             found[metric] = found.get(metric, 0) + (1 / (steps or 1)) * torch.cat(shifts)
     return piece.baseline(clean), found
 
@@ -234,12 +292,21 @@ def _of_single_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
     return parts
 
 
-def _shifts(piece: Pair, run: Run, changes: Tensor, receivers: _Receivers, gradient: Tensor) -> Tensor:
-    """Returns the estimates of one run for receivers of one hook and the senders before them, [edge example].
+def _shifts(
+    piece: Pair,
+    run: Run,
+    changes: Tensor,
+    receivers: _Receivers,
+    gradient: Tensor,
+    spans: Sequence[Tensor],
+) -> Tensor:
+    """Returns the estimates of one run for receivers of one hook and the senders before them, [edge example], or of
+    each edge as many as there are spans.
 
     Args:
         changes: of the stream by each sender, [sender batch pos d_model].
         gradient: of the metric at the receivers' hook.
+        spans: bool [batch pos], by span.
     """
     read, hook, stream = gradient[None], receivers.hook, receivers.stream
     if stream.hook() != hook:
@@ -252,9 +319,11 @@ def _shifts(piece: Pair, run: Run, changes: Tensor, receivers: _Receivers, gradi
     start = 0
     for sum_site, group in groupby(receivers.senders, partial(_sum_of, surface=piece.surface)):
         end = start + len(list(group))
-        parts_by_sum.append(_products(changes[start:end], at_sum[sum_site].double()))
+        sent, gradients = changes[start:end], at_sum[sum_site].double()
+        kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]
+        parts_by_sum.append(torch.stack([_products(part, gradients) for part in kept], 2))
         start = end
-    return torch.cat(parts_by_sum, 1).flatten(0, 1)
+    return torch.cat(parts_by_sum, 1).flatten(0, 2)
 
 
 def _products(changes: Tensor, gradients: Tensor) -> Tensor:

@@ -112,7 +112,8 @@ class ScreenResult:
     def _names(self, rows: pd.DataFrame, caller: str) -> list[str]:
         """Returns the members of a circuit that rows are about, by name."""
         if self.kind == "edges":
-            return (rows["sender"] + " -> " + rows["receiver"]).tolist()
+            names = rows["sender"] + " -> " + rows["receiver"]
+            return (names + " @ " + rows["positions"] if "positions" in rows else names).tolist()
         found: list[str] = []
         for row in rows.to_dict("records"):
             if row["site"] not in ("embed", "pos_embed", "z", "mlp_out") or pd.notna(row.get("neuron")):
@@ -131,7 +132,7 @@ class ScreenResult:
         for name, effect in zip(self._names(rows, caller), numbers.itertuples(index=False), strict=True):
             member, at = parse_member(name, self.kind, caller)
             if member in where:
-                # Effects of a node's positions are those of patches that were made one by one, and do not add up.
+                # Effects at positions are those of patches that were made one by one, and do not add up.
                 where[member], effects[member] = where[member] | at, Effect(effect[0])
             else:
                 where[member], effects[member] = at, Effect(*effect)

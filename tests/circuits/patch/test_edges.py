@@ -241,3 +241,26 @@ def test_every_precision_of_hugging_face(hf_model, name):
     expected = estimates(None)
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.15)):
         assert np.abs(estimates(dtype) - expected).max() <= tolerance * np.abs(expected).max(), dtype
+
+
+def test_edges_at_spans_are_paths_there(causal, tokens, other_tokens):
+    """Estimates of spans that cover all positions add up; exact ones are those of a path, and a circuit holds both."""
+    spans = {"start": [0, 1], "rest": range(2, tokens.shape[1])}
+    asked = {"method": "gradient", "exact": 6, "draws": 9, "flips": 9}
+    whole = patch.edges(causal, tokens, other_tokens, curved, **asked).frame
+    found = patch.edges(causal, tokens, other_tokens, curved, spans=spans, **asked)
+    ends = ["sender", "receiver"]
+    summed = found.frame.groupby(ends)["estimate"].sum()
+    assert summed.to_dict() == pytest.approx(whole.set_index(ends)["estimate"].to_dict(), abs=1e-6)
+    for _, row in found.frame.dropna(subset="effect").iterrows():
+        edge = f"{row['sender']} -> {row['receiver']} @ {row['positions']}"
+        cut = circuit.edges(edge, causal).cut(other_tokens)
+        values = [curved(run(causal, tokens, *edit)).mean().item() for edit in ((cut,), ())]
+        assert row["effect"] == pytest.approx(values[0] - values[1], abs=1e-6)
+    assert len(found.top(len(found.frame))) == len(whole)
+
+
+@pytest.mark.parametrize("spans", [{}, [1], {"noun": "1"}, {"noun": [-1]}, {"noun": []}])
+def test_spans_are_positions_by_name(causal, tokens, other_tokens, spans):
+    with pytest.raises(CircuitsError, match=r"patch\.edges: span"):
+        patch.edges(causal, tokens, other_tokens, spans=spans)
