@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from circuits.sweeps.metrics import PerExample
 from circuits.validate import answers_former_names, is_whole, parse_choice
 
 CALLER = "patch.edges"
-METHODS = ("gradient", "integrated")
+METHODS = ("gradient", "integrated", "gim")
 #: The sites of the residual stream itself.
 STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
@@ -82,7 +83,8 @@ def edges(
             Default: one row, at all positions.
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
-            et al. 2024, arXiv:2403.17806).
+            et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
+            arXiv:2505.17630; of a HookedTransformer), but for norms on the stream itself, of post-norm models.
 
     Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP does
     not hear the heads of its layer. Position embeddings are a sender under "zero" alone: on a source, and in the mean
@@ -101,6 +103,7 @@ def edges(
     # Any two prompts, and so their mean, have the same position embeddings.
     senders = [node for node in Graph.of(surface).nodes if node.site != "pos_embed" or how == "zero"]
     receivers = _receivers(surface, senders)
+    pair = replace(pair, gim=method == "gim")
     found = pair.estimated(
         partial(
             _estimated,

@@ -28,6 +28,7 @@ from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
+from circuits.patch._gim import gim_functions
 from circuits.sweeps.measurements import BASELINE
 from circuits.sweeps.metrics import Metric, PerExample, in_errors, is_pair, parse_metric_values
 from circuits.tensors import Positions, Snapshot, parse_positions
@@ -64,6 +65,7 @@ class Pair:
     #: Of means over the whole source, which all batches share.
     means: References | None = field(default=None, compare=False)
     at: Positions | Snapshot | None = None  # the positions that are patched; None: all
+    gim: bool = False  # whether backward passes are GIM's
 
     @classmethod
     def read(
@@ -245,6 +247,8 @@ class Pair:
             for hook in (*interpolated, *hooks)
         }
         functions: list[tuple[str, Function]] = list(recorders.items())
+        if graph and self.gim:
+            functions += gim_functions(self.surface, self.caller)
         if self.logit_columns is not None:
             read = (self.logit_columns if columns is None else columns).to(self.surface.device)
             functions.append((UNEMBED, lambda x: x.index_select(1, read)))

@@ -15,6 +15,7 @@ from interp_tasks.measurement.head_edits import (
     KEYS,
     MODE,
     POSITIONS,
+    SCALE,
     HeadEdit,
     parse_choices,
     resolve_choices,
@@ -27,13 +28,18 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@experiment("Intervene", says={"mode": None, "keys": None, "positions": "all"}, judged_by_task=True)
+@experiment(
+    "Intervene",
+    says={"mode": None, "keys": None, "positions": "all", "scale": None},
+    judged_by_task=True,
+)
 def ablation(
     refs: Refs,
     heads: Annotated[str | Sequence[Any], HEADS, list[str]] = "all",
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
     positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
+    scale: Annotated[int | float | None, SCALE, float | None] = None,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate attention heads, by default with uniform attention, and see which metrics move.
@@ -46,17 +52,18 @@ def ablation(
         heads: ``"all"``, ``"each"`` (a row per head), ``"each-layer"`` or a spec such as ``"0.1+2.3-5"``; a list: a
             row each.
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
-            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean`` or that of another example
-            (``resample``). Means and resamples are over the examples evaluated.
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, that of another example
+            (``resample``) or with Gaussian ``noise``. Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         positions: edit only here: positions, or a boolean mask of the task's examples by name
             (``"hidden"``, ``"observed"``).
+        scale: with ``noise``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    choices, edit = parse_choices(heads), HeadEdit.parse(mode, keys, positions)
+    choices, edit = parse_choices(heads), HeadEdit.parse(mode, keys, positions, scale)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         return run_sweep(subject, edit.on(subject, resolve_choices(choices, subject.sizes)), edit.name)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from circuits import Intervention
 
 #: What can be done to heads.
-MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
+MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample", "noise")
 #: The words for one row per head, and for one row per layer, of all its heads.
 EACH, EACH_LAYER = "each", "each-layer"
 #: Options of the experiments that edit heads.
@@ -37,6 +37,7 @@ HEADS = typer.Option(
 )
 MODE = typer.Option("--mode", help=", ".join(MODES) + ".")
 KEYS = typer.Option("--keys", metavar="0,1", help="With uniform: attend to these positions only.")
+SCALE = typer.Option("--scale", metavar="SD", help="With noise: its standard deviation.")
 POSITIONS = typer.Option(
     "--positions", metavar="WHERE", help="Edit at: all, hidden, observed, or positions such as 0,3."
 )
@@ -50,36 +51,45 @@ class HeadEdit:
 
     Attributes:
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
-            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean`` or that of another example
-            (``resample``). Means and resamples are over the examples evaluated.
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, that of another example
+            (``resample``) or with Gaussian ``noise`` added. Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         positions: edit only here: positions, or a mask of the task's examples by name; ``None``: everywhere.
+        scale: with ``noise``, its standard deviation.
     """
 
     mode: str
     keys: tuple[int, ...] | None
     positions: str | tuple[int, ...] | None
+    scale: float | None = None
 
     @classmethod
-    def parse(cls, mode: str, keys: Any = None, positions: Any = "all") -> HeadEdit:
+    def parse(
+        cls, mode: str, keys: Any = None, positions: Any = "all", scale: float | None = None
+    ) -> HeadEdit:
         """Returns the edit that the options of a user ask for.
 
         Raises:
             UserError: in one line.
         """
         mode = check_choice("--mode", mode, MODES)
+        if (scale is None) == (mode == "noise"):
+            raise UserError("--mode noise and --scale, its standard deviation such as 0.1, go together")
+        if scale is not None and not 0 < scale < float("inf"):
+            raise UserError(f"--scale {scale:g}: a standard deviation, above 0")
         if keys is not None and mode != "uniform":
             raise UserError(f"--keys goes with --mode uniform only, not with {mode}")
         if keys is not None:
             keys = check_positions("--keys", keys) if isinstance(keys, str) else tuple(keys)
-        return cls(mode, keys, parse_positions(positions))
+        return cls(mode, keys, parse_positions(positions), scale)
 
     @property
     def name(self) -> str:
-        return called(self.mode, {"keys": self.keys, "positions": self.positions})
+        return called(self.mode, {"keys": self.keys, "positions": self.positions, "scale": self.scale})
 
     def describe(self) -> dict[str, Any]:
-        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or "all"}
+        scale = {} if self.scale is None else {"scale": self.scale}
+        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or "all", **scale}
 
     def check(self, subject: LoadedCheckpoint) -> None:
         """Refuses positions and keys that a checkpoint's examples do not have.
@@ -104,6 +114,7 @@ class HeadEdit:
             "zero": ablate.zero,
             "mean": partial(ablate.mean, reference=tokens),
             "resample": partial(ablate.resample, source=tokens, seed=seed),
+            "noise": partial(ablate.noise, scale=self.scale or 0.0, seed=seed),
         }
         at = select_positions(subject, self.positions)
         return {label: make[self.mode](heads, positions=at) for label, heads in chosen.items()}

@@ -48,7 +48,6 @@ GONE = {
     "keys": "rule= chooses key frequencies",
     "answers": "all of the task's are measured",
     "every": "frequencies of little variance and no neurons are one row",
-    "scale": "circuits.ablate.noise has it",
     "threshold": "circuits.patterns.classify has it",
     "start": "ways are counted from the plateau",
     "shift": "entries move by 0.1",

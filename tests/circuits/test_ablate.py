@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, intervene, run, sweep
+from circuits import CircuitsError, ablate, edit, intervene, run, sweep
 from circuits.interventions.replacements import derangement
 from circuits.model.hooked_model import HookedModel
 
@@ -185,3 +185,33 @@ def test_gradients_flow_through_an_edit(causal, tokens):
     assert bool((gradient[1] == 0).all())
     assert bool((gradient[0] != 0).any())
     assert bool(gradient.isfinite().all())
+
+
+def test_derangements_are_drawn_uniformly():
+    drawn = [tuple(derangement(4, seed).tolist()) for seed in range(900)]
+    counts = {order: drawn.count(order) for order in set(drawn)}
+    assert len(counts) == 9
+    assert all(60 < count < 145 for count in counts.values())
+
+
+def test_uniform_in_a_causal_model_is_the_running_mean_of_v(causal, tokens):
+    """Closed form: z at position i is the mean of v at positions 0..i."""
+    _, cache = run(causal, tokens, ablate.uniform("0.2"), cache=["v.0", "z.0"])
+    v = cache["v.0"][:, :, 2]
+    running = v.cumsum(1) / torch.arange(1, 7, dtype=v.dtype)[None, :, None]
+    torch.testing.assert_close(cache["z.0"][:, :, 2], running, rtol=0, atol=1e-12)
+    assert (cache["z.0"][:, :, 1] - cache["v.0"][:, :, 1].cumsum(1)).abs().max() > 0.1
+
+
+def test_a_query_that_sees_nothing_keeps_its_zero_pattern(causal, tokens):
+    """Padding on the left: the padded keys are seen by nobody, and their queries see nothing."""
+    keep = torch.ones(8, 6, dtype=torch.long)
+    keep[0, :2] = 0
+    with intervene(causal, ablate.uniform("0.0"), edit("pattern.0", lambda x: found.setdefault("it", x))):
+        found: dict[str, torch.Tensor] = {}
+        causal(tokens, attention_mask=keep)
+    seen = torch.ones(6, 6, dtype=torch.float64).tril()
+    seen[:, :2] = 0
+    torch.testing.assert_close(found["it"][0, 0], seen / seen.sum(-1, keepdim=True).clamp(min=1))
+    seen = torch.ones(6, 6, dtype=torch.float64).tril()
+    torch.testing.assert_close(found["it"][1, 0], seen / seen.sum(-1, keepdim=True))

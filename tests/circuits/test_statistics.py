@@ -217,3 +217,11 @@ def test_where_no_adjusted_p_value_can_be_small_a_line_says_what_would_do(
     p_values, smallest = best(**enough)
     assert smallest < 0.05
     assert least_p_notes(p_values, **enough) == []
+
+
+def test_p_values_are_uniform_when_nothing_happens():
+    rng = np.random.default_rng(4)
+    clean = rng.normal(size=(1, 30))
+    edited = clean + rng.normal(size=(400, 30))
+    found = sign_flip(np.concatenate([clean, edited]), np.ones((401, 30)), seed=0, flips=999)[1:]
+    assert 0.02 < (found <= 0.05).mean() < 0.09

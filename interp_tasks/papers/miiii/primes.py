@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from interp_tasks.errors import UserError
@@ -231,6 +230,7 @@ def tensors_of(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[Tensor
 
 def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) -> Iterator[Row]:
     """Yields the share of each coordinate's token embedding that is a function of the digit modulo q, of all q too."""
+    import numpy as np
     import torch
 
     from circuits import variance
@@ -320,6 +320,8 @@ def sharing_rows(place: TensorValues, strength: Array, served: Array, seed: int)
     Args:
         strength, served: ``[answer neuron]``.
     """
+    import numpy as np
+
     if len(served) < 2:
         return
     draws = np.random.default_rng([seed, 3])
@@ -347,6 +349,8 @@ def row(
     place: TensorValues, variant: str, what: str, metric: str, value: float, control: Array | None = None
 ) -> Row:
     """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
+    import numpy as np
+
     about: Row = {
         "variant": variant,
         "intervention": f"{what}: {place.label}",
@@ -427,6 +431,8 @@ def lost(frame: pandas.DataFrame, inputs: GridInputs) -> tuple[pandas.DataFrame,
 
     NaN for answers that the unedited model gives less often than halfway between chance and always.
     """
+    import numpy as np
+
     chance = np.array([1 / answer.modulus for answer in inputs.answers.values()])
     names = list(inputs.answers)
     table = frame.pivot(index="variant", columns="metric", values="value")[names]
@@ -440,6 +446,8 @@ def lost(frame: pandas.DataFrame, inputs: GridInputs) -> tuple[pandas.DataFrame,
 
 def own_and_others(lost: Array) -> tuple[Array, Array]:
     """Returns for each answer taken away its own loss, and the mean over the others that the model had solved."""
+    import numpy as np
+
     away = np.where(np.eye(len(lost), dtype=bool), np.nan, lost)
     return np.diag(lost), np.array([mean(one) for one in away])
 
@@ -458,4 +466,6 @@ def damage_rows(without: pandas.DataFrame, control: pandas.DataFrame) -> Iterato
 
 
 def mean(values: Array) -> float:
+    import numpy as np
+
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")

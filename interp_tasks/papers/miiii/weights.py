@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from interp_tasks.errors import UserError
@@ -39,6 +38,7 @@ from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.measurement.untrained import untrained
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
@@ -133,6 +133,8 @@ def numbers_of(table: Table, orders: int, seed: int) -> dict[tuple[str, str], fl
     """Returns of a token table its singular values, and its frequencies where the rows stand in an order, by the part
     and the metric.
     """
+    import numpy as np
+
     from circuits import fourier
     from circuits.fourier import AboveMean, key_frequencies
 
@@ -175,6 +177,8 @@ def notes(controls: Sequence[str], ordered: bool) -> Iterator[str]:
 
 def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: int) -> Iterator[Row]:
     """Yields rows of the similarity of W_pos at the grid's coordinates, else at the first two positions."""
+    import numpy as np
+
     table = tables.positions
     if table is None:
         return
@@ -206,6 +210,8 @@ def mean_of(values: Iterable[float]) -> float | None:
 
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:
     """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
+    import numpy as np
+
     from interp_tasks.measurement.embeddings import correlation
 
     one, other = (table[position, :dimensions] for position in pair)
@@ -220,6 +226,8 @@ def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: 
 
 def needed(sizes: Array, share: float) -> int:
     """Returns the fewest leading singular values that reach a share of their sum ΣS; 0 for none."""
+    import numpy as np
+
     grown = np.cumsum(sizes)
     return int((grown / grown[-1] < share - ROUNDING).sum()) + 1 if grown[-1] else 0
 
@@ -230,6 +238,8 @@ def periodic(functions: Array) -> NDArray[np.bool_]:
     Of white noise over p rows the share of one frequency (cos and sin together) exceeds x with probability
     (1 − x)^((p − 3)/2); at ``LEVEL`` divided by the number of frequencies (Fisher 1929, Bonferroni) that is the bound.
     """
+    import numpy as np
+
     from circuits.fourier import spectrum
 
     share = spectrum(functions, {"row": len(functions)}).bands().share.numpy()
@@ -247,6 +257,8 @@ def significant(table: Array, draws: int, seed: int) -> NDArray[np.bool_]:
     The maximum over frequencies is what is compared (Westfall and Young 1993): if the rows are exchangeable, the chance
     that any frequency is significant is ``LEVEL`` at most, whatever the table's own covariance is.
     """
+    import numpy as np
+
     norms, strongest = norms_and_strongest(table, draws, seed)
     # Ties count against significance; rounding must not break them.
     hits = (strongest >= norms[:, None] * (1 - 1e-12)).sum(1)
@@ -255,6 +267,8 @@ def significant(table: Array, draws: int, seed: int) -> NDArray[np.bool_]:
 
 def norms_and_strongest(table: Array, draws: int, seed: int) -> tuple[Array, Array]:
     """Returns the norm of each frequency, over all dimensions, and the largest one of each random order of the rows."""
+    import numpy as np
+
     rows = len(table)
     # The mean is in no frequency, and of a large one only rounding would be left.
     centred = table - table.mean(0)
@@ -278,6 +292,8 @@ def norms_and_strongest(table: Array, draws: int, seed: int) -> tuple[Array, Arr
 
 def autocorrelation_waves(rows: int) -> Array:
     """Returns ``[frequency distance]``: the weight of the product of two rows at a distance in each power k ≥ 1."""
+    import numpy as np
+
     k = np.arange(1, rows // 2 + 1)
     waves = np.cos(2 * np.pi * (np.outer(k, np.arange(rows)) % rows) / rows)
     # The highest frequency of an even period is one function, the others are two.
