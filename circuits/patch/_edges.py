@@ -91,43 +91,39 @@ def edges(
     over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
-    surface, steps_between = (
-        pair.surface,
-        parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER),
-    )
+    between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     options = ScreenOptions.read(CALLER, exact, seed, draws, flips, rank)
-    check_outside_blocks(surface, CALLER)
-    surface.check_paths_proved()
-    _check_streams(surface)
-    places = _parse_spans(spans)
+    check_outside_blocks(pair.surface, CALLER)
+    pair.surface.check_paths_proved()
+    _check_streams(pair.surface)
+    settings: Row = {"method": method, "how": how}
+    settings |= {"direction": DIRECTION} if how == "resample" else {}
+    settings |= {"steps": steps} if between else {}
+    return _screened(replace(pair, gim=method == "gim"), _parse_spans(spans), between, options, settings)
+
+
+def _screened(
+    pair: Pair, spans: dict[str, tuple[int, ...]], steps: int | None, options: ScreenOptions, settings: Row
+) -> ScreenResult:
+    """Returns a row for each edge, or for each edge and span, its estimate and the exact effects of the largest."""
+    surface, places = pair.surface, tuple(spans.values())
     # Any two prompts, and so their mean, have the same position embeddings.
-    senders = [node for node in Graph.of(surface).nodes if node.site != "pos_embed" or how == "zero"]
+    senders = [node for node in Graph.of(surface).nodes if node.site != "pos_embed" or pair.how == "zero"]
     receivers = _receivers(surface, senders)
-    pair = replace(pair, gim=method == "gim")
-    found = pair.estimated(
-        partial(
-            _estimated,
-            senders=senders,
-            receivers=receivers,
-            steps=steps_between,
-            spans=tuple(places.values()),
-        )
-    )
+    estimate = partial(_estimated, senders=senders, receivers=receivers, steps=steps, spans=places)
+    found = pair.estimated(estimate)
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
     rows = [
-        _row(surface, how, *both) | _at(*both, span, surface)
+        _row(surface, pair.how, *both) | _at(*both, span, surface)
         for both in ends
-        for span in places.items() or (None,)
+        for span in spans.items() or (None,)
     ]
 
     def path(at: int) -> Path:
-        where = tuple(places.values())[at % len(places)] if places else None
+        where = places[at % len(places)] if places else None
         return _path(*ends[at // max(1, len(places))], found[0].replacement, where)
 
-    settings: Row = {"method": method, "how": how}
-    settings |= {"direction": DIRECTION} if how == "resample" else {}
-    settings |= {"spans": {name: list(where) for name, where in places.items()}} if places else {}
-    settings |= {"steps": steps} if steps_between else {}
+    settings |= {"spans": {name: list(where) for name, where in spans.items()}} if spans else {}
     return ranked(*found, rows, path, options, settings)
 
 

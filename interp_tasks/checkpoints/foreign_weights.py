@@ -100,45 +100,37 @@ def import_checkpoint(
             that is missing.
     """
     folder = Path(source)
-    hugging_face = is_hugging_face(folder)
-    files = {step or 0: folder} if hugging_face else weight_files(folder, step)
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
     lines = None if log is None else log_lines(Path(log))
-    last = max(files)
-    if hugging_face:
+    if is_hugging_face(folder):
         if config:
             raise UserError(f"{folder} says itself what its model is: leave config out")
         tokenizer = tokenizer or (folder if has_tokenizer(folder) else None)
         described, state = read_hugging_face(folder)
-        states = {last: state}
+        files, states = {step or 0: folder}, {step or 0: state}
     else:
+        files = weight_files(folder, step)
         states = {number: read_state(file) for number, file in files.items()}
-        described = described_model(states[last], task, dict(config or {}), files[last])
-    models, arranged = {}, {}
+        described = described_model(states[max(files)], task, dict(config or {}), files[max(files)])
     # All before the folder is made, so that what is refused leaves none.
-    for number, state in sorted(states.items()):
-        models[number] = model_from_json(described, files[number])
-        arranged[number] = fill(models[number], state, files[number])
-    imported = []
-    whole = {
-        "task": None if task is None else {"name": task.name, **task.model_dump(mode="json")},
-        "model": described,
-        "train": {},
-    }
+    models = {number: model_from_json(described, files[number]) for number in sorted(states)}
+    arranged = {number: fill(model, states[number], files[number]) for number, model in models.items()}
+    of_task = None if task is None else {"name": task.name, **task.model_dump(mode="json")}
     info = {
         "imported": {"source": str(source), "own_split": own_split},
         "drop_metric": None if task is None else declared_drop(task),
     }
-    with RunFolder.open(out, whole, info) as run:
+    with RunFolder.open(out, {"task": of_task, "model": described, "train": {}}, info) as run:
         if tokenizer is not None:
             save_tokenizer(Path(tokenizer), run.path)
         for line in lines or []:
             run.log(line)
-        for number, model in models.items():
-            path = save_checkpoint(checkpoint_folder(run.path, number), model, task, number)
-            imported.append(ImportedCheckpoint(path, number, *arranged[number]))
-    return imported
+        paths = {
+            number: save_checkpoint(checkpoint_folder(run.path, number), model, task, number)
+            for number, model in models.items()
+        }
+    return [ImportedCheckpoint(path, number, *arranged[number]) for number, path in paths.items()]
 
 
 def weight_files(source: Path, step: int | None) -> dict[int, Path]:

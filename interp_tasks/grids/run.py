@@ -89,7 +89,7 @@ def grid(
     imports: Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> Grid:
-    """Trains and measures what a grid asks for, but for what is done already.
+    """Trains and measures what a grid asks for, but for what is done already; units that failed are in the result.
 
     Args:
         spec: a file, its content as a dict, or a :class:`Spec`.
@@ -100,9 +100,6 @@ def grid(
         retry: try units again that failed.
         yes: more than 1,000 runs are meant.
         imports: files that register tasks.
-
-    Returns:
-        A :class:`Grid`; units that failed are in it, with their errors.
 
     Raises:
         UserError: for a grid that cannot be, another one at work in the folder, an executor that is not there.

@@ -110,13 +110,9 @@ def cost(
     check_observed(config.observe, model)
     n = config.batch_size or len(whole_split(task))
     forward, step, kept = counted(model, task, without_values(task, config, "train", n))
-    evaluated = 0
-    for part in (task.parts() or {"": task}).values():
-        validation = len(part.sample(config.eval_samples, seed=0, split="validation"))
-        evaluated += counted(model, part, without_values(part, config, "validation", validation))[0]
     stored = config.checkpoint_steps(task.published_steps)
     logged = config.steps // config.log_every + 1 + sum(each % config.log_every > 0 for each in stored)
-    run_flop = config.steps * step + logged * (forward + evaluated)
+    run_flop = config.steps * step + logged * (forward + evaluation_flop(model, task, config))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(parameter.nbytes for parameter in trained)
     moments, remembered = (copies * gradients for copies in config.state_copies)
@@ -142,6 +138,15 @@ def cost(
         measured=gflop_per_second is None,
         seconds=run_flop / (1e9 * rate),
     )
+
+
+def evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) -> int:
+    """Returns the FLOP of evaluating the validation sample; for a mixture of each of its parts."""
+    total = 0
+    for part in (task.parts() or {"": task}).values():
+        n = len(part.sample(config.eval_samples, seed=0, split="validation"))
+        total += counted(model, part, without_values(part, config, "validation", n))[0]
+    return total
 
 
 def forward_of(model: HookedTransformer, task: Task) -> FusedForward | HookedForward:

@@ -117,22 +117,19 @@ def import_weights(
     if task is not None:
         check_task_name(task)
     of_task = None if task is None else tasks.get(task, **task_config(task, settings))
-    given: dict[str, Any] = {
-        "task": of_task,
-        "config": fields,
-        "step": step,
-        "log": log,
-        "own_split": own_split,
-        "tokenizer": tokenizer,
-    }
-    rows = [imported_row(out, each, of_task) for each in import_checkpoint(source, out, **given)]
-    if printing.format != "table":
-        print_rows(rows, printing.format, [])
-        return
-    for row in rows:
-        row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"]), **whole(row["metrics"])}
-    shown = ["ref", "transposed", "set to 0", *whole(rows[0]["metrics"])]
-    print_rows(rows, "table", shown)
+    given: dict[str, Any] = {"step": step, "log": log, "own_split": own_split, "tokenizer": tokenizer}
+    imported = import_checkpoint(source, out, task=of_task, config=fields, **given)
+    print_imported([imported_row(out, each, of_task) for each in imported], printing.format)
+
+
+def print_imported(rows: list[dict[str, Any]], format: str) -> None:
+    shown: list[str] = []
+    if format == "table":
+        shown = ["ref", "transposed", "set to 0", *whole(rows[0]["metrics"])]
+        for row in rows:
+            row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"])}
+            row |= whole(row["metrics"])
+    print_rows(rows, format, shown)
 
 
 def imported_row(out: Path, imported: ImportedCheckpoint, task: Task | None) -> dict[str, Any]:

@@ -150,6 +150,13 @@ def methods_alone(methods: Sequence[str], solver: str, options: Options) -> Resu
     return Result("baseline", tidy(frame), {**config, "settings": task.model_dump()}, notes)
 
 
+OOD_NOTES = (
+    PAIRED,
+    "baseline: the first method of the task, on the same examples.",
+    "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
+)
+
+
 @experiment("matrix", says={"vary": list(GROUPS)}, judged_by_task=True)
 def ood(
     refs: str | Sequence[str],
@@ -205,13 +212,7 @@ def ood(
         return rows
 
     result = measure("ood", refs, options, measure_checkpoint, config={"vary": listed(vary)})
-    notes = (
-        PAIRED,
-        "baseline: the first method of the task, on the same examples.",
-        "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
-        *misfits,
-    )
-    return replace(result, notes=notes)
+    return replace(result, notes=(*OOD_NOTES, *misfits))
 
 
 @experiment("matrix", says={"methods": [], "entries": []})
