@@ -103,16 +103,9 @@ def import_checkpoint(
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
     lines = None if log is None else log_lines(Path(log))
-    if is_hugging_face(folder):
-        if config:
-            raise UserError(f"{folder} says itself what its model is: leave config out")
-        tokenizer = tokenizer or (folder if has_tokenizer(folder) else None)
-        described, state = read_hugging_face(folder)
-        files, states = {step or 0: folder}, {step or 0: state}
-    else:
-        files = weight_files(folder, step)
-        states = {number: read_state(file) for number, file in files.items()}
-        described = described_model(states[max(files)], task, dict(config or {}), files[max(files)])
+    if is_hugging_face(folder) and has_tokenizer(folder):
+        tokenizer = tokenizer or folder
+    described, files, states = read_weights(folder, step, task, dict(config or {}))
     # All before the folder is made, so that what is refused leaves none.
     models = {number: model_from_json(described, files[number]) for number in sorted(states)}
     arranged = {number: fill(model, states[number], files[number]) for number, model in models.items()}
@@ -131,6 +124,20 @@ def import_checkpoint(
             for number, model in models.items()
         }
     return [ImportedCheckpoint(path, number, *arranged[number]) for number, path in paths.items()]
+
+
+def read_weights(
+    folder: Path, step: int | None, task: Task | None, config: dict[str, Any]
+) -> tuple[dict[str, Any], dict[int, Path], dict[int, dict[str, Tensor]]]:
+    """Returns the architecture as JSON, and by step where weights are and what they are."""
+    if is_hugging_face(folder):
+        if config:
+            raise UserError(f"{folder} says itself what its model is: leave config out")
+        described, state = read_hugging_face(folder)
+        return described, {step or 0: folder}, {step or 0: state}
+    files = weight_files(folder, step)
+    states = {number: read_state(file) for number, file in files.items()}
+    return described_model(states[max(files)], task, config, files[max(files)]), files, states
 
 
 def weight_files(source: Path, step: int | None) -> dict[int, Path]:
