@@ -115,7 +115,10 @@ def parse_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     given = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     given = tuple(given)
     if not given or not all(is_whole(x, 0) for x in given):
-        raise CircuitsError(f"{caller}: {name} are whole numbers from 0, at least one; got {given!r}")
+        raise CircuitsError(
+            f"{caller}: {name} are whole numbers from 0, at least one (of a mask, mask.nonzero()); "
+            f"got {format_value(given)}"
+        )
     return tuple(dict.fromkeys(map(int, given)))
 
 
