@@ -85,8 +85,9 @@ def linear(
     if control is not None:
         others, _ = probing.run(control, size, [[one] for one in named])
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
-    settings = {"seed": seed, "draws": int(draws), "shuffles": int(shuffles), "batch_size": size}
-    settings |= {"intercept": probing.intercept, "ridge": probing.ridge, **surface.settings}
+    settings: dict[str, Any] = {"seed": seed, "draws": int(draws), "shuffles": int(shuffles)}
+    settings |= {"batch_size": size, "intercept": probing.intercept, "ridge": probing.ridge}
+    settings |= surface.settings
     weights = {(one.site.label, one.target): one.fitted for one in probes}
     return ProbeResult(tabulate(probes, entries, seed, int(draws)), weights, settings)
 

@@ -46,6 +46,8 @@ BUFFERS = re.compile(r"(^|\.)(mask|IGNORE|rotary_sin|rotary_cos|alibi)$")
 _TRAIN, _VALIDATION = ("train",), ("test", "val", "valid", "validation")
 #: What weights do not tell.
 UNTOLD = ("act_fn", "normalization_type", "attention_dir")
+#: Nor of a model without position embeddings.
+UNTOLD_OF_ANGLES = ("positional_embedding_type", "n_ctx")
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,8 @@ def described_model(
     state: Mapping[str, Tensor], task: Task | None, config: dict[str, Any], file: Path
 ) -> dict[str, Any]:
     """Returns the config of the model that the weights are of, as a checkpoint stores it."""
-    untold = [name for name in UNTOLD if task is None and name not in config and told(state, name) is None]
+    asked = () if task is not None else UNTOLD if "pos_embed.W_pos" in state else (*UNTOLD, *UNTOLD_OF_ANGLES)
+    untold = [name for name in asked if name not in config and told(state, name) is None]
     if untold:
         raise UserError(
             f"{file} does not tell {', '.join(untold)}: give the task, or a config file such as "

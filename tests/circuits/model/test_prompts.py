@@ -362,7 +362,7 @@ def test_shuffled_targets_are_none_of_padding(model, side):
     (target,) = parse_targets(own, "regression", made)
     groups = [torch.tensor([0, 2, 4, 6, 8, 10]), torch.tensor([1, 3, 5, 7, 9, 11])]
     shuffled = target.shuffled(groups, seed=3)
-    everything = torch.arange(len(rows)), slice(None), torch.ones(made.shape, dtype=torch.bool)
+    everything = torch.arange(len(rows)), torch.ones(made.shape, dtype=torch.bool)
     before, after = (each.take(*everything).reshape(made.shape) for each in (target, shuffled))
     for group in groups:
         for position in range(7):

@@ -189,7 +189,7 @@ HEADS = {
     "ablation --keys 0,1 --positions 2": "mode uniform · keys 0, 1 · positions 2",
     "transplant --source run@0 --components qkv+mlp --layers 1": "source run@0 · components qkv+mlp · layers 1",
     "patch --source negated --site z.0 --heads each": "source negated · site z.0 · heads each",
-    "attention --positions hidden --threshold 0.25": "positions hidden · threshold 0.25",
+    "attention --positions hidden": "positions hidden",
 }
 
 
