@@ -207,7 +207,8 @@ def slots_of(executor: str | Executor, jobs: int | None, threads: int) -> int | 
     if isinstance(executor, str) and executor not in ("serial", "processes"):
         dask = DASK.fullmatch(executor)
         if dask is None or int(dask[1] or 0) > 65535:
-            raise UserError(f"--executor {executor!r}: write {EXECUTORS}")
+            # What follows may hold a password.
+            raise UserError(f"--executor {executor.partition('://')[0]!r}: write {EXECUTORS}")
     if jobs is not None and executor not in ("processes", "dask"):
         raise UserError(f"--jobs is for executors on this machine, processes and dask, not {executor}")
     fit = max(1, (os.cpu_count() or 1) // threads)

@@ -437,6 +437,7 @@ def test_a_unit_whose_process_dies_has_failed_and_the_others_are_done(tmp_path):
     [
         ("thread", None, 1, "--executor 'thread': write serial, processes, dask"),
         ("dask://host", None, 1, "write serial"),
+        ("dask://user:s3cret@host:1?password=s3cret", None, 1, "--executor 'dask': write serial"),
         ("serial", 2, 1, "--jobs is for executors on this machine"),
         ("dask://host:1", 2, 1, "--jobs is for executors on this machine"),
         ("processes", 0, 1, "--jobs 0"),
@@ -444,8 +445,9 @@ def test_a_unit_whose_process_dies_has_failed_and_the_others_are_done(tmp_path):
     ],
 )
 def test_executors_are_checked(name, jobs, threads, said):
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=said) as refused:
         slots_of(name, jobs, threads)
+    assert "s3cret" not in str(refused.value)
 
 
 # ---- The command
