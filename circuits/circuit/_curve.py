@@ -19,8 +19,7 @@ from circuits.figures.panels import curve as lines
 from circuits.figures.panels import of_rows
 from circuits.model.types import MetricLike, TokensLike
 from circuits.statistics import LEVEL
-from circuits.sweeps.measurements import Row
-from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.metrics import PerExample, Row
 from circuits.tables import bounded, chosen_metrics, short_table
 from circuits.validate import by_text, is_whole, parse_seed
 

@@ -15,7 +15,7 @@ from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.results import faithfulness_figure
 from circuits.statistics import holm, least_p_notes, sign_flip
-from circuits.sweeps.measurements import Row
+from circuits.sweeps.metrics import Row
 from circuits.tables import bounded, chosen_metrics, short_table
 from circuits.validate import answers_former_names, by_text, is_whole, parse_seed
 

@@ -28,8 +28,7 @@ from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.sweeps.measurements import Row
-from circuits.sweeps.metrics import Metric, PerExample, first_choice, in_errors
+from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice, in_errors
 
 CLEAN, SOURCE = "the clean run", "the source run"
 

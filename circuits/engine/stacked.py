@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.base import ActivationEdit, ModelRun, Step, WeightEdit
+from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Step, WeightEdit
 from circuits.interventions.forward_pass import ForwardPass, References, replacement_for
 from circuits.model.contexts import interruptible
 from circuits.model.edit_state import State, modules_of, state_of
@@ -74,15 +74,75 @@ def check_model(surface: HookedModel, prompts: Prompts) -> None:
             raise NotStacked(f"its class {base.__name__} is not the library's")
 
 
-def _block_of(hook: str, surface: HookedModel) -> int:
-    """Returns the block from which an edit at a hook differs from the clean run, -1 for the embeddings."""
-    if inside := re.match(r"blocks\.(\d+)\.", hook):
-        return int(inside[1])
-    if hook in _EMBEDDINGS:
-        return _EMBEDDING
-    if hook.startswith("ln_final."):
-        return surface.n_layers
-    raise NotStacked(f"{hook} is in no block")
+@dataclass
+class Variant:
+    """One variant of a sweep, or one draw of it, planned on a model.
+
+    Attributes:
+        alone: why it runs by itself, with plain hooks; None: it shares forwards.
+        start: the first block that it runs then; −1: it edits the embeddings.
+        hooks: those that it edits or reads.
+        changed: whether an edit changed an activation: otherwise its output is the clean one, bit for bit.
+        unseen: hooks of its edits that have not fired.
+    """
+
+    name: str
+    draw: int | None
+    interventions: tuple[Intervention, ...]
+    plan: tuple[Step, ...]
+    alone: str | None = None
+    start: int = 0
+    hooks: set[str] = field(default_factory=set)
+    changed: bool = False
+    unseen: set[str] = field(default_factory=set)
+    call: ForwardPass | None = None
+
+    def stack(self, surface: HookedModel) -> None:
+        """Finds the block from which it runs with others; `alone` says why it cannot, as it acts on more than its own
+        rows.
+        """
+        for step in self.plan:
+            if not isinstance(step, ActivationEdit):
+                self.alone = "it edits weights" if isinstance(step, WeightEdit) else "it cuts paths"
+                return
+            self.hooks.update((step.hook, *step.replacement.reads(step).values()))
+        blocks = []
+        for hook in self.hooks:
+            if inside := re.match(r"blocks\.(\d+)\.", hook):
+                blocks.append(int(inside[1]))
+            elif hook in _EMBEDDINGS:
+                blocks.append(_EMBEDDING)
+            elif not hook.startswith("ln_final."):
+                self.alone = f"{hook} is in no block"
+        self.start = min(blocks, default=surface.n_layers - 1)
+
+    def begin(self, surface: HookedModel, prompts: Prompts, references: References, state: State) -> None:
+        """Starts its run on some examples."""
+        self.changed, self.unseen = False, {step.hook for step in self._edits}
+        tokens, given = surface.inputs(prompts)
+        real = given["attention_mask"].bool() if prompts.padded else None
+        run = ModelRun(given, tokens, DecodeStep(real=real))
+        self.call = ForwardPass(surface, references, state, self._edits, runs=[ModelRun(), run])
+
+    @property
+    def _edits(self) -> list[ActivationEdit]:
+        return [step for step in self.plan if isinstance(step, ActivationEdit)]
+
+    def value(self, hook: str, current: Tensor) -> Tensor:
+        """Returns an activation of its rows after its edits there, in their order."""
+        assert self.call is not None
+        self.unseen.discard(hook)
+        before = current
+        for write in self.call.writes:
+            if write.hook == hook:
+                new, selected = replacement_for(write, self.call, current)
+                current = torch.where(selected, new, current)
+        self.changed = self.changed or (current is not before and not torch.equal(current, before))
+        for write in self.call.writes:
+            for name, read in write.replacement.reads(write).items():
+                if read == hook:
+                    self.call.reads(write)[name] = current
+        return current
 
 
 @dataclass
@@ -104,121 +164,65 @@ def clean_pass(surface: HookedModel, prompts: Prompts, starts: set[int]) -> Clea
         streams[layer] = args[0]
         arguments.update({name: one for name, one in kwargs.items() if isinstance(one, Tensor)})
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        streams[surface.n_layers] = output
-
-    if not starts:
-        return CleanPass(prompts, surface.call(prompts), {}, {})
-
-    def hooks() -> Iterator[Handle]:
-        for layer in {0, *starts} - {_EMBEDDING, surface.n_layers}:
-            yield surface.block_module(layer).register_forward_pre_hook(
-                partial(enter, layer), with_kwargs=True
-            )
-        if surface.n_layers in starts:
-            yield surface.block_module(surface.n_layers - 1).register_forward_hook(leave)
-
-    with hooks_on(hooks()):
+    layers = {0, *starts} - {_EMBEDDING} if starts else set()
+    blocks = ((layer, surface.block_module(layer)) for layer in layers)
+    with hooks_on(
+        block.register_forward_pre_hook(partial(enter, layer), with_kwargs=True) for layer, block in blocks
+    ):
         output = surface.call(prompts)
     return CleanPass(prompts, output, streams, arguments)
 
 
-@dataclass
-class StackedVariant:
-    """One variant of a stack.
-
-    Attributes:
-        start: the first block that it runs.
-        hooks: those that it edits or reads.
-        changed: whether an edit changed an activation: otherwise its output is the clean one, bit for bit.
-        unseen: hooks of its edits that have not fired.
-    """
-
-    index: int
-    start: int
-    plan: Sequence[ActivationEdit]
-    hooks: set[str]
-    changed: bool = False
-    unseen: set[str] = field(default_factory=set)
-    call: ForwardPass | None = None
-
-    def begin(self, surface: HookedModel, prompts: Prompts, references: References, state: State) -> None:
-        """Starts its run."""
-        self.changed, self.unseen = False, {write.hook for write in self.plan}
-        tokens, given = surface.inputs(prompts)
-        real = given["attention_mask"].bool() if prompts.padded else None
-        run = ModelRun(given, tokens, DecodeStep(real=real))
-        self.call = ForwardPass(surface, references, state, self.plan, runs=[ModelRun(), run])
-
-    def value(self, hook: str, current: Tensor) -> Tensor:
-        """Returns an activation of its rows after its edits there, in their order."""
-        assert self.call is not None
-        self.unseen.discard(hook)
-        before = current
-        for write in self.plan:
-            if write.hook == hook:
-                new, selected = replacement_for(write, self.call, current)
-                current = torch.where(selected, new, current)
-        self.changed = self.changed or (current is not before and not torch.equal(current, before))
-        for write in self.plan:
-            for name, read in write.replacement.reads(write).items():
-                if read == hook:
-                    self.call.reads(write)[name] = current
-        return current
-
-
-def stacked_variant(index: int, plan: Sequence[Step], surface: HookedModel) -> StackedVariant:
-    """Returns a variant that shares forwards; raises `NotStacked` for one that acts on more than its own rows."""
-    edits: list[ActivationEdit] = []
-    hooks: set[str] = set()
-    for step in plan:
-        if not isinstance(step, ActivationEdit):
-            raise NotStacked("it edits weights" if isinstance(step, WeightEdit) else "it cuts paths")
-        edits.append(step)
-        hooks.update((step.hook, *step.replacement.reads(step).values()))
-    start = min((_block_of(hook, surface) for hook in hooks), default=surface.n_layers)
-    return StackedVariant(index, start, edits, hooks)
-
-
 def run_stacked(
-    surface: HookedModel,
-    clean: CleanPass,
-    variants: Sequence[StackedVariant],
-    columns: Tensor | None = None,
+    surface: HookedModel, clean: CleanPass, variants: Sequence[Variant], columns: Tensor | None = None
 ) -> Tensor:
     """Runs variants together, which have begun and come in the order in which they start.
 
     Returns their outputs, one after the other, [variant * example pos out]; at `columns` only, where these are given.
     Raises `NotStacked` for the function of an edit that runs the model.
     """
-    model, together = surface.model, _Stack(variants, len(clean.prompts))
-    users: dict[str, list[int]] = {}
-    for number, variant in enumerate(variants):
-        for hook in variant.hooks:
-            users.setdefault(hook, []).append(number)
+    model, size, busy = surface.model, len(clean.prompts), False
     starts = [variant.start for variant in variants]
-    edges = [*sorted({max(0, start) for start in starts}), None]
+    embedded = starts.count(_EMBEDDING)
+
+    def edited(hook: str, activation: Tensor) -> Tensor:
+        """Returns an activation of the stack, with the edits of each variant in its own rows."""
+        nonlocal busy
+        if busy:
+            raise NotStacked("an edit runs the model inside its run")
+        if hook in _EMBEDDINGS:
+            # Position embeddings may have one row for all examples.
+            activation = activation.expand(size * embedded, *activation.shape[1:])
+        new = activation.clone(memory_format=torch.contiguous_format)
+        busy = True
+        for number, variant in enumerate(variants):
+            if hook in variant.hooks:
+                rows = slice(number * size, (number + 1) * size)
+                new[rows] = variant.value(hook, new[rows])
+        busy = False
+        return new
 
     def hooks() -> Iterator[Handle]:
-        for hook, numbers in users.items():
-            yield surface.on_forward(hook, partial(together.edited, hook, numbers))
+        for hook in dict.fromkeys(chain.from_iterable(variant.hooks for variant in variants)):
+            yield surface.on_forward(hook, partial(edited, hook))
         if columns is not None:
             unembed: Any = model.get_submodule("unembed")
             yield unembed.register_forward_pre_hook(lambda module, args: (args[0][:, columns],))
 
     with hooks_on(hooks()):
         stream: Tensor | None = None
-        if embedded := starts.count(_EMBEDDING):
+        if embedded:
             tokens, given = surface.inputs(clean.prompts.repeated(embedded))
             stream = interruptible(model, tokens, stop_at_layer=0, **given)
-        for start, stop in pairwise(edges):
+        for start, stop in pairwise([*sorted({max(0, start) for start in starts}), None]):
             assert start is not None
             if joining := starts.count(start):
                 joined = _repeated(clean.streams[start], joining)
                 stream = joined if stream is None else torch.cat([stream, joined])
             assert stream is not None
-            count = len(stream) // together.size
-            arguments = {name: _repeated(one, count) for name, one in clean.block_arguments.items()}
+            arguments = {
+                name: _repeated(one, len(stream) // size) for name, one in clean.block_arguments.items()
+            }
             stream = interruptible(model, stream, start_at_layer=start, stop_at_layer=stop, **arguments)
     assert stream is not None
     return stream
@@ -226,28 +230,3 @@ def run_stacked(
 
 def _repeated(x: Tensor, count: int) -> Tensor:
     return x if count == 1 else x.repeat(count, *(1,) * (x.ndim - 1))
-
-
-@dataclass
-class _Stack:
-    """The variants of a stack, with `size` rows each."""
-
-    variants: Sequence[StackedVariant]
-    size: int
-    busy: bool = False
-
-    def edited(self, hook: str, numbers: Sequence[int], activation: Tensor) -> Tensor:
-        """Returns an activation of the stack, with the edits of these variants in their own rows."""
-        if self.busy:
-            raise NotStacked("an edit runs the model inside its run")
-        if hook in _EMBEDDINGS:
-            # Position embeddings may have one row for all examples.
-            count = sum(variant.start == _EMBEDDING for variant in self.variants)
-            activation = activation.expand(self.size * count, *activation.shape[1:])
-        edited = activation.clone(memory_format=torch.contiguous_format)
-        self.busy = True
-        for number in numbers:
-            rows = slice(number * self.size, (number + 1) * self.size)
-            edited[rows] = self.variants[number].value(hook, edited[rows])
-        self.busy = False
-        return edited

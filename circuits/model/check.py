@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
-from typing import Any
+from functools import partial, reduce
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -52,12 +52,13 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     before = decided.pop(model, None)
     unchecked(model)
     try:
-        surface = HookedModel.of(model)
+        surface, cfg = HookedModel.of(model), cast(Any, model.cfg)
+        if tokens is None:
+            generator = torch.Generator().manual_seed(seed)
+            tokens = torch.randint(cfg.d_vocab, (2, min(8, getattr(cfg, "n_ctx", 8))), generator=generator)
+        surface.check_inputs(tokens, "check: tokens")
         with evaluating(model), torch.no_grad():
-            given = (_random_tokens(surface, seed) if tokens is None else tokens).to(surface.device)
-            surface.check_inputs(given, "check: tokens")
-            _check_wrapped(model, given)
-            rows = _rows(surface, given, seed)
+            rows = _rows(surface, tokens.to(surface.device), seed)
     finally:
         decided.pop(model)
         if before is not None:
@@ -68,108 +69,108 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     return frame
 
 
-def _random_tokens(surface: HookedModel, seed: int) -> Tensor:
-    cfg: Any = surface.model.cfg
-    length = min(8, getattr(cfg, "n_ctx", 8))
-    return torch.randint(cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(seed))
-
-
 def _rows(surface: HookedModel, tokens: Tensor, seed: int) -> list[tuple[str, int | None, float, str]]:
     clean = _logits(surface.model(tokens))
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
-    there = [
+    _check_wrapped(surface.model, tokens, clean, tolerance)
+    places: list[Place] = [
         (name, layer)
         for name, kind in KINDS.items()
         for layer in (range(surface.n_layers) if kind.per_layer else (None,))
         if Site(name, layer).hook() in surface.hooks
     ]
-    ours = _read(surface, tokens, there)
+    hooks = {place: Site(*place).hook() for place in places}
+    with recording(surface, hooks.values()) as seen:
+        surface.model(tokens)
+    ours = {
+        (name, layer): seen[hook]
+        for (name, layer), hook in hooks.items()
+        if hook in seen and seen[hook].ndim == len(KINDS[name].axes)
+    }
     wrong = _broken_sums(surface, ours, tolerance)
     rows: list[tuple[str, int | None, float, str]] = []
-    for place in there:
+    for place in places:
         difference, verdict = float("nan"), wrong.get(place, SAME)
         if place not in ours:
             verdict = "its hook point never fires, or holds something of another shape"
         elif verdict == SAME:
-            difference, verdict = _compared(surface, tokens, place, ours[place], clean, seed)
+            difference, verdict = _compared(surface, tokens, place, ours[place], clean, seed, tolerance)
         rows.append((*place, difference, verdict))
     return rows
 
 
 def _compared(
-    surface: HookedModel, tokens: Tensor, place: Place, read: Tensor, clean: Tensor, seed: int
+    surface: HookedModel,
+    tokens: Tensor,
+    place: Place,
+    read: Tensor,
+    clean: Tensor,
+    seed: int,
+    tolerance: float,
 ) -> tuple[float, str]:
     """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
     seen: list[Tensor] = []
 
     def write(x: Tensor) -> Tensor:
+        """Returns the activation with noise of its own size."""
         seen.append(x.clone())
-        return _noisy(x, place, seed)
+        noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(x)
+        if place[0] == "pattern":
+            noise = noise * (x != 0)  # Some models mask after the softmax too.
+        return x + noise * _visible(x).std()
 
     try:
         with _plain_hooks(surface, len(tokens), *place, write):
             expected = _logits(surface.model(tokens))
     except (AttributeError, LookupError, RuntimeError, TypeError):
         return float("nan"), "the model has no module of a known form that computes it"
-    tolerance = _TOLERANCE.get(clean.dtype, _HALF)
     effect = float((expected - clean).abs().max())
     if not seen or not effect > _VISIBLE * float(clean.abs().max()):
         return float("nan"), "a write by plain torch hooks has no effect"
     if not _same(_visible(read), _visible(seen[0]), tolerance):
         return float("nan"), "it holds something else than the module computes"
-    hook = Site(*place).hook()
-    with hooks_on(surface.on_forward(one, lambda x: _noisy(x, place, seed)) for one in [hook]):
+    with hooks_on(surface.on_forward(hook, write) for hook in [Site(*place).hook()]):
         found = _logits(surface.model(tokens))
     difference = float((found - expected).abs().max()) / effect
-    if not difference <= tolerance:
-        return difference, "a write has another effect than by plain torch hooks"
-    return difference, SAME
-
-
-def _read(surface: HookedModel, tokens: Tensor, places: list[Place]) -> dict[Place, Tensor]:
-    """Returns the activations at places, those with the axes of their site."""
-    hooks = {place: Site(*place).hook() for place in places}
-    with recording(surface, hooks.values()) as seen:
-        surface.model(tokens)
-    found = {place: seen[hook] for place, hook in hooks.items() if hook in seen}
-    return {place: x for place, x in found.items() if x.ndim == len(KINDS[place[0]].axes)}
+    same = difference <= tolerance
+    return difference, SAME if same else "a write has another effect than by plain torch hooks"
 
 
 def _broken_sums(surface: HookedModel, seen: dict[Place, Tensor], tolerance: float) -> dict[Place, str]:
     """Returns what is not added to the stream as its name says, with the sum that does not hold."""
-    wrong: dict[Place, str] = {}
-
-    def require(parts: list[Place], total: Place, blamed: list[Place]) -> None:
-        have = [seen[part] for part in parts if part in seen]
-        if total not in seen or len(have) < len(parts):
-            return
-        matching = all(part.shape[1:] == seen[total].shape[1:] for part in have)
-        if not (matching and _same(reduce(torch.add, have), seen[total], tolerance)):
-            text = " + ".join(name for name, _ in parts) + f" is not {total[0]}"
-            wrong.update(dict.fromkeys(blamed, text))
-
-    norms_inputs = surface.post_norm or (
-        surface.huggingface is not None and surface.huggingface.family.places
-    )
-    embedded: list[Place] = [
-        (site, None) for site in surface.embeddings if site == "embed" or (site, None) in seen
-    ]
-    if not norms_inputs:
-        require(embedded, ("resid_pre", 0), embedded[:1])
+    # In a post-norm model the sums are normalised, but for that of attention.
+    bridge = surface.huggingface
+    normalised = surface.post_norm or bool(bridge is not None and bridge.family.places)
+    sums: list[tuple[list[Place], Place, list[Place]]] = []  # parts, total, and which of them are blamed
+    embedded: list[Place] = [(site, None) for site in surface.embeddings]
+    if not normalised:
+        sums.append((embedded, ("resid_pre", 0), embedded[:1]))
     for layer in range(surface.n_layers):
         start, middle, end, attention, mlp = (
             (name, layer) for name in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
         )
         if surface.parallel:
-            require([start, attention, mlp], end, [attention, mlp])
-        else:
-            require([start, attention], middle, [attention, middle])
-            if not norms_inputs:
-                require([middle, mlp], end, [mlp])
+            sums.append(([start, attention, mlp], end, [attention, mlp]))
+            continue
+        sums.append(([start, attention], middle, [attention, middle]))
+        if not normalised:
+            sums.append(([middle, mlp], end, [mlp]))
+    wrong: dict[Place, str] = {}
+    for parts, total, blamed in sums:
+        parts = [part for part in parts if part in seen or part[0] != "pos_embed"]
+        if not all(place in seen for place in (*parts, total)):
+            continue
+        shape = seen[total].shape[1:]
+        matching = all(seen[part].shape[1:] == shape for part in parts)
+        if not matching or not _same(
+            reduce(torch.add, (seen[part] for part in parts)), seen[total], tolerance
+        ):
+            text = " + ".join(name for name, _ in parts) + f" is not {total[0]}"
+            wrong.update(dict.fromkeys(blamed, text))
     return wrong
 
 
-def _check_wrapped(model: nn.Module, tokens: Tensor) -> None:
+def _check_wrapped(model: nn.Module, tokens: Tensor, clean: Tensor, tolerance: float) -> None:
     """Refuses a bridge whose output is not that of the model it wraps, built once more with the same weights."""
     wrapped: Any = model.__dict__.get("original_model")
     config = getattr(wrapped, "config", None)
@@ -181,8 +182,7 @@ def _check_wrapped(model: nn.Module, tokens: Tensor) -> None:
     if set(plain.state_dict()) - set(state):
         return  # The bridge keeps some weights under other names.
     plain.load_state_dict(state, strict=False)
-    ours, theirs = _logits(model(tokens)), _logits(plain(tokens, use_cache=False))
-    if not _same(ours, theirs, _TOLERANCE.get(ours.dtype, _HALF)):
+    if not _same(clean, _logits(plain(tokens, use_cache=False)), tolerance):
         raise CircuitsError(
             f"check: the output of this bridge is not that of the {type(wrapped).__name__} that it wraps: "
             "TransformerLens computes a model of this config wrongly; try another version of it"
@@ -195,14 +195,6 @@ def _logits(output: Any) -> Tensor:
     return logits
 
 
-def _noisy(x: Tensor, place: Place, seed: int) -> Tensor:
-    """Returns the activation of a place with noise of its own size."""
-    noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(x)
-    if place[0] == "pattern":
-        noise = noise * (x != 0)  # Some models mask after the softmax too.
-    return x + noise * _visible(x).std()
-
-
 def _visible(x: Tensor) -> Tensor:
     """Returns an activation with masked scores, however low they are, at zero."""
     return x.masked_fill(x < torch.finfo(torch.float16).min / 2, 0.0)
@@ -210,11 +202,8 @@ def _visible(x: Tensor) -> Tensor:
 
 def _same(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     # A position table may come with a batch of 1.
-    if found.shape[1:] != expected.shape[1:] or 1 not in (
-        len(expected),
-        len(found),
-        len(found) / len(expected),
-    ):
+    batches = 1 in (len(expected), len(found), len(found) / len(expected))
+    if not batches or found.shape[1:] != expected.shape[1:]:
         return False
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
@@ -225,92 +214,77 @@ def _plain_hooks(
 ) -> Iterator[None]:
     """Writes to a site inside the block by hooks of torch alone, at the module that computes it."""
     heads = surface.head_count(KINDS[site]) if surface.bridged and site in ("q", "k", "v", "z") else None
-    function = _shaped(function, batch, heads)
-    if site in ("scores", "pattern"):
-        assert layer is not None
-        with _Softmax(layer, function, before=site == "scores"):
-            yield
-        return
-    with hooks_on(_module_hooks(surface, site, layer, function)):
-        yield
 
-
-def _module_hooks(surface: HookedModel, site: str, layer: int | None, function: Function) -> list[Handle]:
-    model: Any = surface.model
-    if layer is None:
-        return [_on_output(getattr(model, site), function)]
-    block = model.blocks[layer]
-    places = {} if surface.huggingface is None else surface.huggingface.family.places
-    if site in places:
-        *names, point = places[site].split(".")[2:]
-        return [(_on_input if point == "hook_in" else _on_output)(_part(block, *names), function)]
-    if site == "resid_pre":
-        return [_on_input(block, function)]
-    if site == "resid_post" and not surface.post_norm:
-        return [_on_output(block, function)]
-    if site in ("attn_out", "mlp_out"):
-        return [_on_output(_adds(surface, block, site == "attn_out"), function)]
-    if site == "resid_mid":
-        streams: list[Tensor] = []
-
-        def change(added: Tensor) -> Tensor | None:
-            new = function(streams[-1] + added)
-            return None if new is None else new - streams[-1]
-
-        return [_on_input(block, streams.append), _on_output(_adds(surface, block, True), change)]
-    if not surface.bridged:
-        return [_on_output(surface.hooks[KINDS[site].hook.format(layer)], function)]
-    if site in ("q", "k", "v"):
-        return [_on_output(_part(block, "attn", site), function)]
-    if site == "mlp_pre":
-        return [_on_output(_part(block, "mlp", "gate" if hasattr(block.mlp, "gate") else "in"), function)]
-    return [_on_input(_part(block, *(("attn", "o") if site == "z" else ("mlp", "out"))), function)]
-
-
-def _adds(surface: HookedModel, block: Any, attention: bool) -> nn.Module:
-    """Returns the module whose output attention or the MLP adds to the stream."""
-    norm = "ln1" if attention else "ln2"
-    norm = norm if surface.norms_after_only else f"{norm}_post"
-    if hasattr(block, norm):
-        return _part(block, norm)
-    if attention or not (surface.bridged and hasattr(block.mlp, "out")):
-        return _part(block, "attn" if attention else "mlp")
-    # An MLP that is not a module of its own (OPT, BERT) ends with its last matrix.
-    return _part(block, "mlp", "out")
-
-
-def _part(block: Any, *names: str) -> nn.Module:
-    module: nn.Module = reduce(getattr, names, block)
-    return module
-
-
-def _shaped(function: Function, batch: int, heads: int | None) -> Function:
-    """Gives a function [batch pos ...] of a module that has batch and positions, or the heads, on one axis."""
-
-    def apply(x: Tensor) -> Tensor | None:
+    def shaped(x: Tensor) -> Tensor | None:
+        """Applies the function where a module has batch and positions, or the heads, on one axis."""
         whole = x if x.ndim > 2 else x.unflatten(0, (batch, -1))
         new = function(whole if heads is None or x.ndim == 4 else whole.unflatten(-1, (heads, -1)))
         return None if new is None else new.reshape(x.shape)
 
-    return apply
+    if site in ("scores", "pattern"):
+        with _Softmax(layer or 0, function, before=site == "scores"):
+            yield
+        return
+    block: Any = surface.model if layer is None else surface.block_module(layer)
+    streams: list[Tensor] = []
+
+    def change(added: Tensor) -> Tensor:
+        new = shaped(streams[-1] + added)
+        assert new is not None
+        return new - streams[-1]
+
+    if site != "resid_mid" or (surface.huggingface and site in surface.huggingface.family.places):
+        handles = [_hooked(*_module_of(surface, block, site, layer), shaped)]
+    else:
+        attention = _module_of(surface, block, "attn_out", layer)
+        handles = [_hooked(block, True, streams.append), _hooked(*attention, change)]
+    with hooks_on(handles):
+        yield
 
 
-def _on_output(module: nn.Module, function: Function) -> Handle:
-    def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
-        new = function(output[0] if isinstance(output, tuple) else output)
-        return (new, *output[1:]) if isinstance(output, tuple) and new is not None else new
+def _module_of(surface: HookedModel, block: Any, site: str, layer: int | None) -> tuple[nn.Module, bool]:
+    """Returns the module that reads or computes a site, and whether the site is its input."""
+    places = {} if surface.huggingface is None else surface.huggingface.family.places
+    part = partial(reduce, getattr)
+    if layer is None:
+        return getattr(block, site), False
+    if site in places:
+        *names, point = places[site].split(".")[2:]
+        return part(names, block), point == "hook_in"
+    if site == "resid_pre" or (site == "resid_post" and not surface.post_norm):
+        return block, site == "resid_pre"
+    if site in ("attn_out", "mlp_out"):
+        norm = surface.sublayer_norm(site, layer)
+        if norm is not None:
+            return surface.model.get_submodule(norm), False
+        # An MLP that is not a module of its own (OPT, BERT) ends with its last matrix.
+        ends = site == "mlp_out" and surface.bridged and hasattr(block.mlp, "out")
+        return part(["mlp", "out"] if ends else [site.removesuffix("_out")], block), False
+    if not surface.bridged:
+        return surface.hooks[KINDS[site].hook.format(layer)], False
+    if site == "mlp_pre":
+        return part(["mlp", "gate" if hasattr(block.mlp, "gate") else "in"], block), False
+    if site in ("q", "k", "v"):
+        return part(["attn", site], block), False
+    return part(["attn", "o"] if site == "z" else ["mlp", "out"], block), True
 
-    return module.register_forward_hook(hook)
 
+def _hooked(module: nn.Module, before: bool, function: Callable[[Tensor], Tensor | None]) -> Handle:
+    """Hooks the input or the output of a module."""
 
-def _on_input(module: nn.Module, function: Callable[[Tensor], Tensor | None]) -> Handle:
-    def hook(module: nn.Module, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    def on_input(module: nn.Module, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:
         new = function(inputs[0] if inputs else given["hidden_states"])
         if new is None:
             return None
         return ((new, *inputs[1:]), given) if inputs else (inputs, {**given, "hidden_states": new})
 
-    return module.register_forward_pre_hook(hook, with_kwargs=True)
+    def on_output(module: nn.Module, inputs: Any, output: Any) -> Any:
+        new = function(output[0] if isinstance(output, tuple) else output)
+        return (new, *output[1:]) if isinstance(output, tuple) and new is not None else new
+
+    if before:
+        return module.register_forward_pre_hook(on_input, with_kwargs=True)
+    return module.register_forward_hook(on_output)
 
 
 class _Softmax(TorchFunctionMode):

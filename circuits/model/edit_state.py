@@ -4,7 +4,7 @@ hooks that are on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,10 +32,8 @@ class State:
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     # Replaced values of each open block, in the order of entry.
     replacing: list[dict[nn.Parameter, Tensor]] = field(default_factory=list)
-    # Torch's version counter of each parameter after our last write to it.
-    written: dict[nn.Parameter, int] = field(default_factory=dict)
-    # True while we write, and after a write that was interrupted.
-    writing: bool = False
+    # The stamp of each parameter after our last write to it; None while we write.
+    written: dict[nn.Parameter, tuple[int, int] | None] = field(default_factory=dict)
     # Autoencoders in the model, by the hook of their site.
     splices: dict[str, Any] = field(default_factory=dict)
     # Hooks and functions that get activations after all edits (`record.kept_last`), and their handles.
@@ -44,28 +42,58 @@ class State:
     # True when no block is open any more: the hooks of this state do nothing.
     ended: bool = False
 
-    def write_parameters(self, values: dict[nn.Parameter, Tensor]) -> None:
-        self.writing = True
-        _copy(values)
-        self.note(values)
-        self.writing = False
+    def write_parameters(self, values: Mapping[nn.Parameter, Tensor]) -> None:
+        """Copies values in place, so that tied and viewed parameters stay what they are, and so that torch refuses a
+        backward pass through values that are no longer there.
+        """
+        for parameter, value in values.items():
+            self.written[parameter] = None
+            with torch.no_grad():
+                parameter.copy_(value)
+            self.written[parameter] = _stamp(parameter)
 
-    def note(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.written.update({parameter: parameter._version for parameter in parameters})
+    def current(self) -> dict[nn.Parameter, Tensor]:
+        """Returns what the open blocks give parameters; a later block overrides an earlier."""
+        return {parameter: value for block in self.replacing for parameter, value in block.items()}
 
-    def others(self) -> list[nn.Parameter]:
-        """Returns the replaced parameters to which somebody else has written since."""
-        if self.writing or self.suspended:
-            return []
-        replaced_values = {
-            parameter: value for block_values in self.replacing for parameter, value in block_values.items()
-        }
-        return [
-            parameter
-            for parameter, value in replaced_values.items()
-            if parameter in self.written
-            and (parameter._version != self.written[parameter] or not same_bits(parameter, value))
-        ]
+    def check_unwritten(self, model: nn.Module, what: str) -> None:
+        """Refuses replaced parameters to which somebody else has written since."""
+        others = set() if self.suspended else {one for one in self.current() if self._is_written(one)}
+        _refuse_written(model, others, what)
+
+    def _is_written(self, parameter: nn.Parameter) -> bool:
+        stamp = self.written.get(parameter)
+        return stamp is not None and stamp != _stamp(parameter)
+
+    def end(self, values: dict[nn.Parameter, Tensor]) -> set[nn.Parameter]:
+        """Takes one block's weights out again: a parameter gets what another open block put there, else its original,
+        and keeps what somebody else has written to it. Returns those.
+        """
+        others = {one for one in values if self._is_written(one)}
+        # Compared by identity, as another block may hold equal values.
+        self.replacing[:] = [block for block in self.replacing if block is not values]
+        left = self.current()
+        replaced = {one: self.originals[one] for one in values if one in self.originals}
+        self.write_parameters(
+            {one: left.get(one, value) for one, value in replaced.items() if one not in others}
+        )
+        for parameter in replaced.keys() - left.keys():
+            self.originals.pop(parameter, None)
+        return others
+
+
+def _stamp(parameter: nn.Parameter) -> tuple[int, int]:
+    """Returns torch's version counter and the address of a parameter."""
+    return 0 if parameter.is_inference() else parameter._version, parameter.data_ptr()
+
+
+def _refuse_written(model: nn.Module, others: set[nn.Parameter], what: str) -> None:
+    if others:
+        name = next((name for name, one in model.named_parameters() if one in others), "of before")
+        raise CircuitsError(
+            f"inside a block that replaces weights, {len(others)} of these parameters ({name}, ...) have been written "
+            f"to by something else, such as load_state_dict or an optimiser: {what}; load outside of the block"
+        )
 
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
@@ -101,8 +129,7 @@ def _end_state(model: nn.Module) -> None:
     state = _states.pop(model, None)
     if state is not None:
         state.ended = True
-        if state.originals:
-            _copy(state.originals)
+        state.write_parameters(state.originals)
 
 
 @model_block
@@ -113,16 +140,15 @@ def suspended(model: nn.Module) -> Iterator[None]:
         if state.suspended:
             yield
             return
-        _check_unwritten(model, state.others(), "a clean pass would run on a mixture")
+        state.check_unwritten(model, "a clean pass would run on a mixture")
+        before = {parameter: parameter.detach().clone() for parameter in state.originals}
         try:
-            with holding(state.originals.items()):
-                state.suspended = True
-                try:
-                    yield
-                finally:
-                    state.suspended = False
+            state.write_parameters(state.originals)
+            state.suspended = True
+            yield
         finally:
-            state.note(state.originals)
+            state.suspended = False
+            state.write_parameters(before)
 
 
 @model_block
@@ -132,15 +158,15 @@ def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
     Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
     not noticed.
     """
-    before, hooks = _versions(model), _hook_counts(model)
+    before, hooks = {one: _stamp(one) for one in parameters_of(model)}, _hook_counts(model)
     # The memory of before is held, so that no other tensor can have its address.
     held = [parameter.detach() for parameter in before]
     yield
-    after = _versions(model)
+    after = {one: _stamp(one) for one in parameters_of(model)}
     del held
     ours = state_of(model).written
     for parameter, version in after.items():
-        if before.get(parameter) != version and ours.get(parameter) != version[0]:
+        if before.get(parameter) != version and ours.get(parameter) != version:
             names = (name for name, one in model.named_parameters(remove_duplicate=False) if one is parameter)
             raise CircuitsError(
                 f"{who}: it has written to the model's weights ({next(names, 'of before')}), and what runs next has "
@@ -148,11 +174,6 @@ def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
             )
     if _hook_counts(model) != hooks:
         raise CircuitsError(f"{who}: it has added or removed hooks on the model, and what runs next has them")
-
-
-def _versions(model: nn.Module) -> dict[nn.Parameter, tuple[int, int]]:
-    """Returns torch's version counter and the address of each parameter."""
-    return {one: (0 if one.is_inference() else one._version, one.data_ptr()) for one in parameters_of(model)}
 
 
 def _hook_counts(model: nn.Module) -> list[int]:
@@ -230,93 +251,20 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     has written to one meanwhile (load_state_dict, an optimiser) stays, so that weights which were loaded are whole;
     `CircuitsError` says so at a normal exit.
     """
-    state = state_of(model)
-    new_values = dict(values)
-    if new_values:
-        _check_unwritten(model, state.others(), "another block would replace a part of them")
-    others: list[nn.Parameter] = []
-    names = {parameter: name for name, parameter in model.named_parameters() if parameter in new_values}
+    state, new = state_of(model), dict(values)
+    if not new:
+        yield
+        return
+    state.check_unwritten(model, "another block would replace a part of them")
+    had, others = new.keys() & set(model.parameters()), set[nn.Parameter]()
     try:
-        for parameter in new_values:
+        for parameter in new:
             state.originals.setdefault(parameter, parameter.detach().clone())
-        state.replacing.append(new_values)
-        state.write_parameters(new_values)
+        state.replacing.append(new)
+        state.write_parameters(new)
         yield
     finally:
-        others += state.others()
-        _end(state, new_values, others)
-    _check_unwritten(
-        model,
-        [one for one in new_values if any(one is other for other in others)],
-        "they are left as they are now",
-    )
-    still = set(model.parameters())
-    gone = [name for parameter, name in names.items() if parameter not in still]
-    if gone:
-        raise CircuitsError(
-            f"inside a block that replaces weights, {len(gone)} of these parameters ({gone[0]}, ...) have been "
-            "replaced by new ones, as load_state_dict(..., assign=True) does, on which the block does not act: load "
-            "outside of the block"
-        )
-
-
-def _check_unwritten(model: nn.Module, others: list[nn.Parameter], what: str) -> None:
-    if others:
-        name = next(
-            (name for name, parameter in model.named_parameters() if parameter is others[0]), "of before"
-        )
-        raise CircuitsError(
-            f"inside a block that replaces weights, {len(others)} of these parameters ({name}, ...) have been written "
-            f"to by something else, such as load_state_dict or an optimiser: {what}; load outside of the block"
-        )
-
-
-def _end(state: State, values: dict[nn.Parameter, Tensor], others: list[nn.Parameter]) -> None:
-    """Takes one block's weights out again: a parameter gets what an outer block put there, else its original."""
-    # Compared by identity, as another block may hold equal values.
-    state.replacing[:] = [other for other in state.replacing if other is not values]
-    remaining = {parameter: value for other in state.replacing for parameter, value in other.items()}
-    originals = {
-        parameter: state.originals[parameter] for parameter in values if parameter in state.originals
-    }
-    restored = {parameter: remaining.get(parameter, original) for parameter, original in originals.items()}
-    state.write_parameters(
-        {
-            parameter: value
-            for parameter, value in restored.items()
-            if all(parameter is not written for written in others)
-        }
-    )
-    for parameter in originals:
-        if parameter not in remaining:
-            state.originals.pop(parameter, None)
-
-
-@model_block
-def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.Parameter, Tensor]]:
-    """Copies values into parameters inside the block, and yields what these held before, which is restored bit for bit.
-
-    In place, so that tied and viewed parameters stay what they are, and so that torch refuses a backward pass
-    through values that are no longer there.
-    """
-    wanted = dict(values)
-    before = {parameter: parameter.detach().clone() for parameter in wanted}
-    try:
-        _copy(wanted)
-        yield before
-    finally:
-        _copy(before)
-
-
-def same_bits(parameter: nn.Parameter, value: Tensor) -> bool:
-    """Tells whether a parameter holds a value, which may be of another dtype, bit for bit."""
-    current, expected = parameter.detach().contiguous(), value.to(parameter).contiguous()
-    if current.shape != expected.shape:
-        return False
-    return torch.equal(current.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
-
-
-def _copy(values: dict[nn.Parameter, Tensor]) -> None:
-    with torch.no_grad():
-        for parameter, value in values.items():
-            parameter.copy_(value)
+        others |= state.end(new)
+    # load_state_dict(..., assign=True) makes new ones, on which the block does not act.
+    others |= had - set(model.parameters())
+    _refuse_written(model, others, "they are left as they are now")

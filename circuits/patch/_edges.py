@@ -25,8 +25,7 @@ from circuits.model.sites import Site
 from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, Pair, Run, parse_steps
 from circuits.patch._result import ScreenOptions, ScreenResult, ranked
-from circuits.sweeps.measurements import Row
-from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.metrics import PerExample, Row
 from circuits.validate import answers_former_names, is_whole, parse_choice
 
 CALLER = "patch.edges"

@@ -29,8 +29,7 @@ from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.patch._gim import gim_functions
-from circuits.sweeps.measurements import BASELINE
-from circuits.sweeps.metrics import Metric, PerExample, in_errors, is_pair, parse_metric_values
+from circuits.sweeps.metrics import BASELINE, Metric, PerExample, in_errors, is_pair, parse_metric_values
 from circuits.tensors import Positions, Snapshot, parse_positions
 from circuits.validate import is_whole
 

@@ -16,8 +16,7 @@ from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
 from circuits.patch._gradients import Pair
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
-from circuits.sweeps.measurements import Row
-from circuits.sweeps.metrics import PerExample, unedited_metrics
+from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.table import SweepResult, limits, parse_resampling
 from circuits.tables import bounded, chosen_metrics, short_table

@@ -20,8 +20,7 @@ from circuits.model.sites import UNITS, Site
 from circuits.model.types import MetricLike, SiteLike, TokensLike
 from circuits.patch._gradients import INPUTS, Estimates, Pair, parse_steps
 from circuits.patch._result import ScreenOptions, ScreenResult, ranked
-from circuits.sweeps.measurements import Measurements, Row
-from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.metrics import Measurements, PerExample, Row
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
 from circuits.tensors import Snapshot
 from circuits.validate import answers_former_names, parse_choice

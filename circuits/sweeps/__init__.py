@@ -7,7 +7,7 @@ How a value reaches the table:
       ModelSweep(...).run()                  the variants run                                          model_sweep.py
         rows, variant -> output [n pos out]
         metric.at(rows).measure(output, unedited output) -> sum [n] and count [n], by name
-      Measurements                           sums and counts [run example],                            measurements.py
+      Measurements                           sums and counts [run example],                            metrics.py
                                              run 0 is the unedited model
       tabulate(measurements, ...)            values, effects, intervals and p-values, a row for each   table.py
 

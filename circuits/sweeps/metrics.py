@@ -1,11 +1,13 @@
-"""Measures outputs: the sum and count of a metric for every example, by a user's function or a default one."""
+"""Measures outputs: the sum and count of a metric for every example, by a user's function or a default one; and holds
+them for every run.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positio
 from circuits.validate import check_batch_length, check_call, parse_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
+Row = dict[str, Any]
+
+BASELINE = "the unedited model"
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,7 @@ class Metric:
 
     @property
     def name(self) -> str:
-        if self.function is None:
-            return "unedited"
-        name = getattr(self.function, "__name__", type(self.function).__name__)
-        return "metric" if name == "<lambda>" else str(name)
+        return "unedited" if self.function is None else _name(self.function)
 
     @property
     def untested(self) -> tuple[str, ...]:
@@ -206,13 +208,18 @@ def private(thing: Any) -> Any:
         return thing
 
 
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return "metric" if name == "<lambda>" else str(name)
+
+
 def _check_call(metric: Any, has_batch: bool) -> None:
     """Refuses a metric that cannot be called with the arguments that it will be given."""
     if not callable(metric):
         raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
-    what = in_errors(Metric(metric, None, unedited_metrics).name)
     given = "output, batch" if has_batch else "output; pass batch= if it needs one"
-    check_call(metric, f"{what}, given ({given})", *(("output", "batch") if has_batch else ("output",)))
+    what = f"{in_errors(_name(metric))}, given ({given})"
+    check_call(metric, what, *(("output", "batch") if has_batch else ("output",)))
 
 
 def in_errors(name: str) -> str:
@@ -273,36 +280,28 @@ def unedited_metrics(
     for start in range(0, len(output), step):
         rows = slice(start, start + step)
         pieces.append(_unedited(output[rows], clean[rows], None if kept is None else kept[rows]))
-    found = pieces[0]
-    if len(pieces) > 1:
-        for name in found:
-            sums, counts = (torch.cat(parts) for parts in zip(*(one[name] for one in pieces), strict=True))
-            found[name] = (sums, counts)
-    return found
+    return {
+        name: (torch.cat([one[name][0] for one in pieces]), torch.cat([one[name][1] for one in pieces]))
+        for name in pieces[0]
+    }
 
 
 def _unedited(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-    output, clean = output.double(), clean.double()
-    entries = torch.full((len(output),), float(output[0].numel()), dtype=torch.float64)
-    if kept is not None:
-        kept = kept.to(output.device)
-        # Equal outputs add nothing to any of the sums.
-        output, clean = (x.masked_fill(~kept[..., None], 0.0) for x in (output, clean))
-        entries = kept.sum(1).double().cpu() * output[0, 0].numel()
+    output, clean, entries = _where_read(output, clean, kept)
     # The difference of equal infinite logits is NaN, and counts as 0.
     difference = torch.where(output == clean, torch.zeros_like(output), output - clean)
-    metrics = {"mse": (difference.square().flatten(1).sum(1), entries)}
-    if output.shape[-1] > 1:
-        p, q = clean.log_softmax(-1), output.log_softmax(-1)
-        # xlogy-like: a class with probability 0 in the unedited model (logit -inf) adds nothing.
-        gap = torch.where(p.isneginf(), torch.zeros_like(p), p.exp() * (p - q))
-        rows = entries / output.shape[-1]
-        metrics = {
-            "kl": (gap.flatten(1).sum(1), rows),
-            **metrics,
-            "logit_diff": (_first_two(output, clean), rows),
-        }
-    return metrics
+    mse = (difference.square().flatten(1).sum(1), entries)
+    if output.shape[-1] < 2:
+        return {"mse": mse}
+    p, q = clean.log_softmax(-1), output.log_softmax(-1)
+    # xlogy-like: a class with probability 0 in the unedited model (logit -inf) adds nothing.
+    gap = torch.where(p.isneginf(), torch.zeros_like(p), p.exp() * (p - q))
+    rows = entries / output.shape[-1]
+    return {
+        "kl": (gap.flatten(1).sum(1), rows),
+        "mse": mse,
+        "logit_diff": (_first_two(output, clean), rows),
+    }
 
 
 def first_choice(
@@ -313,12 +312,18 @@ def first_choice(
         raise CircuitsError(
             "the model's output has one column, and no first and second choice to take the difference of; give metric="
         )
-    rows = torch.full((len(output),), float(output[0].numel() // output.shape[-1]), dtype=torch.float64)
-    if kept is not None:
-        kept = kept.to(output.device)
-        output, clean = (x.masked_fill(~kept[..., None], 0.0) for x in (output, clean))
-        rows = kept.sum(1).double().cpu()
-    return {"logit_diff": (_first_two(output.double(), clean.double()), rows)}
+    output, clean, entries = _where_read(output, clean, kept)
+    return {"logit_diff": (_first_two(output, clean), entries / output.shape[-1])}
+
+
+def _where_read(output: Tensor, clean: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns two outputs in float64, 0 where they are not read, and each example's number of entries."""
+    output, clean = output.double(), clean.double()
+    if kept is None:
+        return output, clean, torch.full((len(output),), float(output[0].numel()), dtype=torch.float64)
+    hidden = ~kept.to(output.device)[..., None]
+    entries = kept.sum(1).double().cpu() * output.shape[-1]
+    return output.masked_fill(hidden, 0.0), clean.masked_fill(hidden, 0.0), entries
 
 
 def _first_two(output: Tensor, clean: Tensor) -> Tensor:
@@ -369,3 +374,48 @@ def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
             "(sum, count)"
         )
     return np.array(value, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The metric of several runs on the same examples, and of the unedited run of the same model.
+
+    Attributes:
+        runs: of each run but the unedited one, its columns in the table: `variant`, `draw` and what it edits.
+        engine: what computed the outputs of runs that do not say it themselves.
+        chunks: for consecutive examples, by run, the metric of each; 0 is the unedited run.
+    """
+
+    runs: list[Row]
+    engine: str = "naive"
+    chunks: list[dict[int, PerExample]] = field(default_factory=list)
+
+    def begin(self, unedited: PerExample) -> None:
+        """Begins a chunk of examples, with the metric of the unedited run."""
+        self.chunks.append({})
+        self.add(-1, unedited)
+
+    def add(self, index: int, values: PerExample) -> None:
+        """Adds the metric of the run of this index for the examples of the chunk begun last; refuses other metrics than
+        those of the unedited run.
+        """
+        self.chunks[-1][1 + index] = values
+        if odd := sorted(set(values) ^ set(self.chunks[0][0])):
+            title = BASELINE if index < 0 else titled(self.runs[index])
+            there, missing = (title, BASELINE) if odd[0] in values else (BASELINE, title)
+            raise CircuitsError(f"{in_errors(odd[0])}: returned for {there} but not for {missing}")
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(self.chunks[0][0])
+
+    def of(self, metric: str) -> np.ndarray:
+        """Returns sums and counts of all examples, [2 run example]; run 0 is the unedited one."""
+        places = range(1 + len(self.runs))
+        parts = [np.stack([chunk[place][metric] for place in places], axis=1) for chunk in self.chunks]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def titled(run: Row) -> str:
+    """Returns what a run is called in messages."""
+    return f"variant {run['variant']!r}" + ("" if run.get("draw") is None else f", draw {run['draw']}")

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
+from circuits.engine.stacked import Variant
 from circuits.errors import CircuitsError, format_value, prefixed
 from circuits.interventions.apply import planned
 from circuits.interventions.grids import Draws
@@ -18,9 +19,8 @@ from circuits.model.prompts import Prompts
 from circuits.model.types import MetricLike, PositionsLike, TokensLike
 from circuits.statistics import Resampling
 from circuits.sweeps.logit_difference import LogitDifference
-from circuits.sweeps.measurements import BASELINE, Measurements, Row
-from circuits.sweeps.metrics import Metric
-from circuits.sweeps.model_sweep import ModelSweep, Variant
+from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row
+from circuits.sweeps.model_sweep import ModelSweep
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
 from circuits.validate import answers_former_names, by_text, parse_choice
 
@@ -94,14 +94,14 @@ def run_sweep(
         kept = surface.n_layers * (surface.sizes["d_model"] or 1)
         read = None if columns is None else len(columns)
         size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
-        job = ModelSweep(surface, prompts, metric, plans, engine, size)
-        measured = job.run()
+        job = ModelSweep(surface, prompts, metric, plans, size)
+        measured = job.run(engine)
     settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.settings}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
     settings |= {
         "positions": None if metric.positions is None else list(metric.positions),
         "engine": engine,
-        "naive": job.naive,
+        "naive": {one.name: one.alone for one in plans if one.alone is not None},
     }
     described: dict[str, list[Row]] = {}
     for one in plans:

@@ -15,7 +15,7 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, Resampling, holm, least_p_notes, summarise
-from circuits.sweeps.measurements import Measurements, Row
+from circuits.sweeps.metrics import Measurements, Row
 from circuits.tables import short_table
 from circuits.validate import by_text, is_whole, parse_seed
 

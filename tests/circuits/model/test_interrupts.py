@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from circuits import ablate, intervene, run, transplant
-from circuits.model import edit_state
 from circuits.model.contexts import interruptible, model_block
 from circuits.model.edit_state import State
 from circuits.model.hooks import Revocable
@@ -85,9 +84,7 @@ def test_other_threads_and_ended_blocks_leave_the_handler_alone(make_model, toke
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(
-    "exit_of", [(State, "write_parameters"), (Revocable, "remove"), (edit_state, "_end")]
-)
+@pytest.mark.parametrize("exit_of", [(Revocable, "remove"), (State, "end")])
 def test_what_an_exit_that_fails_leaves_on_the_model_is_taken_off_with_the_last_block(
     make_model, tokens, monkeypatch, exit_of
 ):
