@@ -5,6 +5,7 @@ c = found.top(20) | circuit.edges(["0.1 -> 1.3.q"])          # also circuit.node
 run(model, base, c.keep(source))                             # all edges outside c hear the source
 circuit.evaluate(model, {"IG": c}, base, source, metric)     # faithfulness, completeness, minimality
 circuit.curve(model, {"IG": found}, base, source, metric)    # faithfulness over sizes
+circuit.smallest(model, found, base, source, metric)         # the first members that are faithful enough
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from circuits.circuit._graph import Graph
 from circuits.circuit._value import Circuit, circuit_of_names, full_of, read_file
 
 if TYPE_CHECKING:
-    from circuits.circuit._curve import MIB_SHARES, Curve, curve
+    from circuits.circuit._curve import MIB_SHARES, Curve, curve, smallest
     from circuits.circuit._evaluation import Evaluation, evaluate
     from circuits.circuit._intervention import CircuitEdit
 
@@ -34,12 +35,14 @@ __all__ = [
     "full",
     "nodes",
     "read",
+    "smallest",
 ]
 #: What runs models comes when it is asked for: names and files are read without torch.
 _HOMES = {
     "MIB_SHARES": "_curve",
     "Curve": "_curve",
     "curve": "_curve",
+    "smallest": "_curve",
     "Evaluation": "_evaluation",
     "evaluate": "_evaluation",
     "CircuitEdit": "_intervention",

@@ -1,4 +1,4 @@
-"""Draws up the faithfulness of growing circuits from rankings, and the areas under these curves."""
+"""The circuits that a ranking gives: the smallest that is faithful enough, and faithfulness over all sizes."""
 
 from __future__ import annotations
 
@@ -127,6 +127,53 @@ def curve(
     return Curve(pd.DataFrame(rows), pd.DataFrame(areas), runs.baseline(), runs.settings())
 
 
+def smallest(
+    model: nn.Module,
+    ranking: Any,
+    base: TokensLike,
+    source: TokensLike,
+    metric: MetricLike = None,
+    faithfulness: int | float = 0.9,
+    *,
+    batch: Any = None,
+    how: str = "resample",
+    batch_size: int | None = None,
+) -> Circuit:
+    """Returns the first members of a ranking: so many that they are faithful enough, where one fewer are not.
+
+    The size is found by bisection. Faithfulness need not grow with it, so that there may be a smaller one that was not
+    tried; the whole ranking counts as enough. Test the circuit on other examples than these.
+
+    Args:
+        ranking: one, as in `curve`.
+        base: as in `evaluate`.
+        source: as in `evaluate`.
+        metric: as in `evaluate`; of several, each is to be faithful enough.
+        faithfulness: what the circuit has at least, above 0 and at most 1.
+        batch: as in `evaluate`.
+        how: as in `evaluate`.
+        batch_size: as in `evaluate`.
+
+    Where the gap's interval holds 0, a warning says so.
+    """
+    caller = "circuit.smallest"
+    if isinstance(faithfulness, bool) or not 0 < faithfulness <= 1:
+        raise CircuitsError(f"{caller}: faithfulness={faithfulness!r}; give a share above 0, at most 1")
+    names, kind, graph = _parse_ranking(ranking, caller)
+    runs = Measurement.of(caller, model, base, source, metric, batch, how, batch_size, 0, 1000)
+    runs.graph.check_same(graph, caller)
+    runs.baseline()
+    entries = _entries(runs, names, kind)
+    effects = ranking.top(len(names)).effects if hasattr(ranking, "top") else None
+    below, size = 0, len(entries)
+    while size - below > 1:
+        middle = (below + size) // 2
+        kept = runs.kept(_circuit_of(entries[:middle], kind, runs.graph))
+        enough = all(found.share[0] >= faithfulness for _, found in runs.faithfulness([kept]))
+        below, size = (below, middle) if enough else (middle, size)
+    return _circuit_of(entries[:size], kind, runs.graph, effects)
+
+
 def _drawn(
     measurement: Measurement,
     entries: list[tuple[Member, Where]],
@@ -162,12 +209,20 @@ def _growing(
     inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
     share = [0.0, *(measurement.share_of(entries[:size], whole) for size in inner), 1.0]
     runs = [measurement.source]
-    for size in inner:
-        where: dict[Member, Where] = {}
-        for member, at in entries[:size]:
-            where[member] = where.get(member, NOWHERE) | at
-        runs.append(measurement.kept(Circuit.of(kind, where, measurement.graph)))
+    runs += [measurement.kept(_circuit_of(entries[:size], kind, measurement.graph)) for size in inner]
     return [0, *inner, total], np.array(share), [*runs, measurement.clean]
+
+
+def _circuit_of(
+    entries: Iterable[tuple[Member, Where]],
+    kind: str,
+    graph: Graph,
+    effects: Mapping[Member, Any] | None = None,
+) -> Circuit:
+    where: dict[Member, Where] = {}
+    for member, at in entries:
+        where[member] = where.get(member, NOWHERE) | at
+    return Circuit.of(kind, where, graph, effects)
 
 
 def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:

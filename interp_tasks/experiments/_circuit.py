@@ -396,13 +396,10 @@ def find_circuit(subject: LoadedCheckpoint, search: Search, begin: Callable[[str
     screened = screen(subject, finding, rank, search)
     ranking = screened.ranking(by=search.ranked_by)
     begin("smallest circuit")
-
-    def on_finding(size: int) -> float:
-        frame = curve_of(finding, {search.method: ranking}, sizes=[size], draws=1).frame
-        return float(frame.set_index("size")["faithfulness"][size])
-
-    size, on_finding_half = smallest(on_finding, len(ranking), search.faithfulness)
-    circuit, curve = screened.top(size, by=search.ranked_by), None
+    base, source, batch = finding
+    least = circuits.smallest(model, ranking, base, source, test, search.faithfulness, batch=batch)
+    circuit, curve = screened.top(len(least), by=search.ranked_by), None
+    on_finding_half = float(tested(finding, circuit, 0).frame["faithfulness"].iloc[0])
     if search.curve:
         begin("curve")
         rankings = {search.method: ranking, RANDOM_ORDER: shuffled(ranking, seed)}
@@ -425,23 +422,6 @@ def shuffled(ranking: Sequence[str], seed: int) -> list[str]:
     import numpy as np
 
     return [ranking[at] for at in np.random.default_rng([seed, 5]).permutation(len(ranking))]
-
-
-def smallest(faithfulness: Callable[[int], float], total: int, least: float) -> tuple[int, float]:
-    """Returns a size that is faithful enough where one less is not, and its faithfulness, by bisection.
-
-    Faithfulness need not grow with size: there may be a smaller one that was not tried. The whole is
-    always enough: its faithfulness is 1.
-    """
-    below, size, value = 0, total, 1.0
-    while size - below > 1:
-        middle = (below + size) // 2
-        found = faithfulness(middle)
-        if found >= least:
-            size, value = middle, found
-        else:
-            below = middle
-    return size, value
 
 
 def screen(subject: LoadedCheckpoint, half: tuple[Any, Any, Any], metric: Any, search: Search) -> Any:

@@ -318,6 +318,22 @@ def test_curves_and_their_areas(model, tokens, other_tokens, found):
         np.testing.assert_array_equal(drawn[f"{name}, band"].y, [*high, *low[::-1]])
 
 
+def test_the_smallest_circuit_is_faithful_enough_and_one_member_less_is_not(
+    model, tokens, other_tokens, found
+):
+    ranking = found["exact"].ranking()
+    for least in (0.3, 0.9, 1.0):
+        c = circuit.smallest(model, found["exact"], tokens, other_tokens, metric, least)
+        assert c == circuit.edges(ranking[: len(c)])
+        assert c.effects == found["exact"].top(len(c)).effects
+        assert c == circuit.smallest(model, ranking, tokens, other_tokens, metric, least)
+        _, share, _ = by_hand(
+            model, tokens, other_tokens, [c, *([circuit.edges(ranking[: len(c) - 1])] if len(c) > 1 else [])]
+        )
+        assert share[0] >= least - 1e-9
+        assert len(c) == 1 or share[1] < least
+
+
 def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model, tokens, other_tokens):
     found = patch.screen(
         model,
@@ -374,6 +390,7 @@ def test_faults_are_one_line(model, tokens, other_tokens, untyped):
         (circuit.curve, {"rankings": {"a": chain}}, "a ranking is a screening or a list of names"),
         (circuit.curve, {"rankings": {"a": ["0.1 -> output", "0.1"]}}, "is no edge"),
         (circuit.curve, {"rankings": {"a": ["0.1", "0.1"]}}, "names a member twice"),
+        (circuit.smallest, {"ranking": ["0.1"], "faithfulness": 90}, "give a share above 0, at most 1"),
         (circuit.curve, ranking | {"sizes": [1.5]}, "sizes are whole numbers of members, or shares"),
     ):
         usual = {"base": tokens, "source": other_tokens, "metric": metric}

@@ -13,7 +13,7 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit import Search, halves, metrics_of, smallest
+from interp_tasks.experiments._circuit import Search, halves, metrics_of
 from interp_tasks.measurement.subjects import Examples, subjects
 
 N, SEED = 24, 3
@@ -150,23 +150,6 @@ def test_estimates_rank_where_nothing_is_measured(copier, kind, method):
     assert len(members) == len(circuit) == rows_of(result, "circuit").loc["size", "value"]
     assert set(members["engine"]) <= {"exact", method}
     assert set(result.data["curves"]) == set()
-
-
-def test_the_smallest_size_by_bisection():
-    def steps(at):
-        return lambda size: float(size >= at)
-
-    for total in (1, 2, 5, 100):
-        for at in range(1, total + 1):
-            assert smallest(steps(at), total, 0.9) == (at, 1.0)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        values = [0.0, *rng.uniform(0, 1.2, 48), 1.0]
-        asked = []
-        size, value = smallest(lambda one, v=values, a=asked: a.append(one) or v[one], 49, 0.9)
-        assert value == values[size] >= 0.9
-        assert size == 1 or values[size - 1] < 0.9
-        assert len(asked) <= 6
 
 
 def test_the_halves_do_not_overlap_and_sources_are_of_their_own(copier):
