@@ -82,8 +82,8 @@ LONG = {
     "interp_tasks/cli/test_system": (
         "a_full_disk_keeps_the_old_files_and_the_table[4",
         "a_terminal_of_80_columns",
+        "every_figure_is_a_picture",
     ),
-    "interp_tasks/cli/test_plot_formats": ("every_figure_is_a_picture",),
     "interp_tasks/checkpoints/test_run_folder_killed": ("killed_at_every_disk_operation",),
     "interp_tasks/experiments/test_circuit": ("faithfulness_is_that_of_a_forward_by_hand",),
     "interp_tasks/measurement/test_head_classes": ("the_least_patterned_heads",),

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from interp_tasks.cli.command import CONTEXT, PlainFlags, command_of
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
 from interp_tasks.cli.failures import exit_code_of, quiet_libraries
-from interp_tasks.cli.terminal import usable_streams, write_data, write_line
+from interp_tasks.cli.terminal import open_streams, write_data, write_line
 from interp_tasks.errors import UserError
 
 HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."
@@ -26,7 +26,7 @@ GROUPS = {
     "tasks": ("Train", "Tasks before any training: a list, their data, what training takes.", "list"),
     "runs": (
         "Look",
-        "Whole runs: their checkpoints, curves and drops, a page of each, searches, those that ship.",
+        "Whole runs: checkpoints, curves, drops, a page of each, searches, those that ship.",
         None,
     ),
     "matrix": (
@@ -40,6 +40,8 @@ GROUPS = {
         None,
     ),
 }
+#: Command -> the group that it is in.
+GROUP_OF = {name: group for group in GROUPS for name in COMMANDS[group]}
 
 
 class LazyGroup(PlainFlags, TyperGroup):
@@ -64,15 +66,12 @@ class LazyGroup(PlainFlags, TyperGroup):
         if cmd_name not in self.lines:
             return None
         is_group = not self.word and cmd_name in GROUPS
-        return program(cmd_name) if is_group else load(f"{self.word} {cmd_name}".strip())
+        return program(cmd_name) if is_group else load(cmd_name, self.lines[cmd_name])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if self.default is not None and not {*args[:1]} & {*self.lines, "-h", "--help"}:
+        if not args or (self.default and args[0].startswith("-") and args[0] not in ("-h", "--help")):
             # Options alone are the default command's; another word is a mistake, said below.
-            if not args or args[0].startswith("-"):
-                args = [self.default, *args]
-        elif self.default is None and not args:
-            args = ["--help"]
+            args = [self.default or "--help", *args]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
@@ -92,10 +91,6 @@ class LazyGroup(PlainFlags, TyperGroup):
                 formatter.write_dl(list(listed.items()))
 
 
-#: Command -> the group that it is in.
-GROUP_OF = {name: group for group in GROUPS for name in COMMANDS[group]}
-
-
 @cache
 def program(word: str = "") -> LazyGroup:
     """Returns ``interp-run``, or a group within, with all its commands, none of them loaded."""
@@ -108,34 +103,33 @@ def program(word: str = "") -> LazyGroup:
         rich_markup_mode=None,
         context_settings=CONTEXT,
     )
-    app.callback(help=help)(no_options if word else interp_run)
+    # A group within has no options of its own.
+    app.callback(help=help)((lambda: None) if word else interp_run)
     made = typer.main.get_group(app)
     assert isinstance(made, LazyGroup)
-    made.word, made.default = word, default
-    made.panels = {"Commands": COMMANDS[word]} if word else {panel: listed_under(panel) for panel in PANELS}
+    made.word, made.default, made.panels = word, default, {"Commands": COMMANDS.get(word, {})}
+    if not word:
+        made.panels = {
+            panel: COMMANDS.get(panel, {})
+            | {name: help for name, (of, help, _) in GROUPS.items() if of == panel}
+            for panel in PANELS
+        }
     # The names of all, for one that is close to a wrong one.
     names: dict[str, Any] = dict.fromkeys(made.lines)
     made.commands = names
     return made
 
 
-def listed_under(panel: str) -> dict[str, str]:
-    """Returns the commands and groups under a heading of the help, with their lines."""
-    groups = {name: help for name, (heading, help, _) in GROUPS.items() if heading == panel}
-    return {**COMMANDS.get(panel, {}), **groups}
-
-
 @cache
-def load(path: str) -> TyperCommand:
-    """Returns the command of an experiment, or of a function in ``interp_tasks/cli/commands``."""
-    name = path.rpartition(" ")[2]
+def load(name: str, line: str) -> TyperCommand:
+    """Returns the command of an experiment, or of a function in ``interp_tasks/cli/commands``, with its help's line."""
     if name not in FUNCTIONS:
         from interp_tasks.cli.options import experiment_command
         from interp_tasks.experiments import experiment_named
 
-        return experiment_command(path, experiment_named(name))
+        return experiment_command(line, experiment_named(name))
     module, _, function = FUNCTIONS[name].partition(":")
-    return command_of(path, getattr(import_module(f"interp_tasks.cli.commands.{module}"), function))
+    return command_of(name, line, getattr(import_module(f"interp_tasks.cli.commands.{module}"), function))
 
 
 def every_command(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -148,40 +142,27 @@ def every_command(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tu
             yield (*before, name), command
 
 
-def no_options() -> None:
-    """Does nothing: a group within ``interp-run`` has no options of its own."""
-
-
-def say_version(is_wanted: bool) -> bool:
-    """Prints the version, and stops."""
+def say_version(is_wanted: bool) -> None:
     if is_wanted:
         from interp_tasks.pages import versions
 
         write_line(f"interp-run {versions()['interp-tasks']}")
         raise typer.Exit
-    return is_wanted
 
 
-def print_schema(is_wanted: bool) -> bool:
-    """Prints the schema, and stops."""
+def print_schema(is_wanted: bool) -> None:
     if is_wanted:
         write_data(files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
         raise typer.Exit
-    return is_wanted
 
 
-def interp_run(
-    version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=say_version, help="Say which version this is."),
-    ] = False,
-    schema: Annotated[
-        bool,
-        typer.Option(
-            "--schema", is_eager=True, callback=print_schema, help="Print the JSON schema of --format json."
-        ),
-    ] = False,
-) -> None:
+VERSION = typer.Option("--version", is_eager=True, callback=say_version, help="Say which version this is.")
+SCHEMA = typer.Option(
+    "--schema", is_eager=True, callback=print_schema, help="Print the JSON schema of --format json."
+)
+
+
+def interp_run(version: Annotated[bool, VERSION] = False, schema: Annotated[bool, SCHEMA] = False) -> None:
     """Holds the options of ``interp-run`` itself; the help is ``HELP``."""
 
 
@@ -191,9 +172,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     0; 2 for a mistake of the user's, or for results that could not be written; 130 when interrupted; 141 where
     whoever read stdout has gone, which is what a shell says of other programs then.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    with usable_streams(), quiet_libraries(debug):
+    open_streams()
+    with quiet_libraries(debug):
         return exit_code_of(
             lambda: program().main(args=arguments, prog_name="interp-run", standalone_mode=False),
             debug=debug,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GenericAlias, UnionType
@@ -14,21 +14,16 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from interp_tasks.cli.command import CommonOptions, command_of
-from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, check_targets, emit
+from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, draw, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.devices import check_written_device
+from interp_tasks.disk import check_writable_file, write_together
 from interp_tasks.errors import UserError
-from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
 from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, check_samples, check_seed, unknown
+from interp_tasks.measurement.result import FILES, PAGE, target
 from interp_tasks.measurement.run_logs import find_runs
-from interp_tasks.measurement.subjects import (
-    Examples,
-    Options,
-    Progress,
-    resolve_refs,
-    task_of,
-)
+from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs, task_of
 from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
 
 if TYPE_CHECKING:
@@ -42,6 +37,19 @@ REF_HELP = (
 )
 RUNS_HELP = "A run: its folder, a quoted glob of some, or zoo:NAME. Repeat for several."
 RUNS = Annotated[list[str], typer.Option("--ckpt", metavar="RUN", help=RUNS_HELP)]
+REFS = Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)]
+REFS_OR_TASK = Annotated[
+    list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP, show_default="none, with --task")
+]
+METRIC = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="Rows of this metric, or all.",
+        show_default="the task's own; in json, csv and files all",
+    ),
+]
 FORMAT = Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")]
 RATE = Annotated[
     float | None,
@@ -63,10 +71,6 @@ class ImportOptions(CommonOptions):
         Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
     ] = None
 
-    def __post_init__(self) -> None:
-        if self.import_path is not None:
-            check_file(self.import_path, "--import")
-
     def import_tasks(self) -> None:
         if self.import_path is not None:
             import_file(self.import_path)
@@ -80,7 +84,6 @@ class PrintingOptions(ImportOptions):
 
     def __post_init__(self) -> None:
         check_choice("--format", self.format, FORMATS)
-        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,27 +101,36 @@ class ResultOptions(PrintingOptions):
         ),
     ] = None
 
-    @property
-    def plot_as(self) -> str | None:
-        """Returns one of ``PLOT_FORMATS``; ``None`` for no figure."""
-        return self.plot_format or ("html" if self.plot else None)
-
     def check(self, name: str) -> None:
         """Refuses, before slow work, files that could not be written after it."""
         if self.plot_format is not None:
             check_choice("--plot-format", self.plot_format, PLOT_FORMATS)
-        check_targets(name, self.out, self.plot_as)
+        for suffix in (*(FILES if self.out is not None else ()), *([self.drawn] if self.drawn else [])):
+            check_writable_file(target(self.out or "", name, suffix))
+
+    @property
+    def drawn(self) -> str | None:
+        """Returns what the files of figures end in, ``.html`` for a page; ``None`` for no figure."""
+        return f".{self.plot_format}" if self.plot_format else PAGE if self.plot else None
 
     def show(self, measure: Callable[[Progress | None], Result], metric: str | None = None) -> None:
         """Measures, prints and writes the result."""
-        if self.plot_as in PICTURES:
+        if self.plot_format in PICTURES:
             # Pictures that nothing here can draw are refused before anything is measured.
             from circuits.figures.export import check_exporter
 
             check_exporter()
         with progress_line(self.quiet) as progress:
             result = measure(progress)
-        emit(result, self.format, self.out, self.plot_as, self.quiet, metric)
+        write_and_show(lambda: self.write(result), lambda: print_as(result, self.format, metric), self.quiet)
+
+    def write(self, result: Result) -> list[Path]:
+        """Writes the chosen files."""
+        has_page = self.drawn == PAGE
+        pictures = [] if has_page or not self.drawn else write_together(draw(result, self.drawn, self.out))
+        if self.out is not None:
+            return [*result.write(self.out, page=has_page), *pictures]
+        return [result.page().write(target("", result.experiment, PAGE))] if has_page else pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +149,6 @@ class RecipeOptions(ImportOptions):
 
     def __post_init__(self) -> None:
         check_written_device(self.device)
-        super().__post_init__()
         parse_settings(self.settings)
 
     def resolve(self) -> Resolved:
@@ -204,22 +215,17 @@ class ExampleOptions(DrawnOptions):
         """Returns the options as an experiment's function takes them, once tasks of the user's own are known."""
         if self.task is not None:
             check_task_name(self.task)
-        if self.tokens is not None:
-            check_file(self.tokens, "--tokens")
-        if self.prompts is not None:
-            check_file(self.prompts, "--prompts")
-        config = task_config(self.task, self.settings)
         more: Options = {
             "split": self.split,
             "task": self.task,
-            "task_config": config,
             "tokens": self.tokens,
             "prompts": self.prompts,
         }
+        more["task_config"] = task_config(self.task, self.settings)
         return {**super().given(progress), **more}
 
 
-def experiment_command(path: str, experiment: Experiment) -> TyperCommand:
+def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     """Returns the command of an experiment; its options are the parameters of its function and the shared ones.
 
     A parameter without ``typer.Option`` in its annotation is for Python alone.
@@ -227,11 +233,13 @@ def experiment_command(path: str, experiment: Experiment) -> TyperCommand:
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
     parameters, converters = own_options(signature.values())
     of_runs = "runs" in signature
+    of_metrics = not of_runs and experiment.compares_metrics
     if of_runs:
         parameters.append(option("ckpt", RUNS))
+    elif signature["refs"].default is inspect.Parameter.empty:
+        parameters.append(option("ckpt", REFS))
     else:
-        parameters.append(ref_option(signature["refs"].default is not inspect.Parameter.empty))
-    of_metrics = not of_runs and experiment.compares_metrics
+        parameters.append(option("ckpt", REFS_OR_TASK, []))
     if of_metrics:
         parameters.append(option("metric", METRIC, None))
     if any(each.kind is each.VAR_KEYWORD for each in signature.values()):
@@ -245,46 +253,39 @@ def experiment_command(path: str, experiment: Experiment) -> TyperCommand:
         metric = own.pop("metric", None) if of_metrics else None
         output.check(experiment.name)
         output.import_tasks()
+        shared: Any = {} if examples is None else examples.given()
+        examined: Any = ckpt
         if of_runs:
             find_runs(ckpt)
-        examined = ckpt if of_runs else resolved_refs(experiment, ckpt, examples, metric)
+        else:
+            asked = Examples.of(shared)
+            examined = resolve_refs(ckpt, asked) if ckpt or asked.task is None else []
+            if metric not in (None, "all") and asked.tokens is None and experiment.judged_by_task:
+                check_metric(metric, examined, asked)
+        given = {
+            name: converters[name](value) if name in converters and value is not None else value
+            for name, value in own.items()
+            # A list that is not given is left out.
+            if value != []
+        }
 
         def measure(progress: Progress | None) -> Result:
-            shared: Any = {} if examples is None else examples.given(progress)
-            return EXPERIMENTS[experiment.name].function(examined, **converted(own, converters), **shared)
+            reported = {"progress": progress} if shared else {}
+            return EXPERIMENTS[experiment.name].function(examined, **given, **shared | reported)
 
         output.show(measure, metric)
 
     call.__doc__ = experiment.function.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may carry one
-    made = command_of(path, call)
+    made = command_of(experiment.name, line, call)
     if experiment.samples is not None:
         (samples,) = (each for each in made.params if each.name == "samples")
         samples.show_default = str(experiment.samples)  # type: ignore[attr-defined]  # of an option, which this is
     return made
 
 
-METRIC = Annotated[
-    str | None,
-    typer.Option(
-        "--metric",
-        metavar="NAME",
-        help="Rows of this metric, or all.",
-        show_default="the task's own; in json, csv and files all",
-    ),
-]
-
-
 def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def ref_option(may_be_left_out: bool) -> inspect.Parameter:
-    """Returns ``--ckpt REF``."""
-    if not may_be_left_out:
-        return option("ckpt", Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)])
-    shown = typer.Option("--ckpt", metavar="REF", help=REF_HELP, show_default="none, with --task")
-    return option("ckpt", Annotated[list[str], shown], [])
 
 
 def own_options(
@@ -306,39 +307,14 @@ def own_options(
         others = [mark for mark in marks if callable(mark) and mark not in types and mark is not shown]
         if others:
             converters[parameter.name] = others[0]
-        type_ = types[0] if types else type_
-        options.append(option(parameter.name, Annotated[type_, shown], as_written(parameter.default, type_)))
+        type_, default = types[0] if types else type_, parameter.default
+        # As the command line would write it.
+        if get_origin(type_) is list and default is not parameter.empty:
+            default = [default] if isinstance(default, str) else list(default or ())
+        elif type_ is str and isinstance(default, (tuple, list)):
+            default = ",".join(map(str, default))
+        options.append(option(parameter.name, Annotated[type_, shown], default))
     return options, converters
-
-
-def as_written(default: Any, type_: Any) -> Any:
-    """Returns a function's default as the command line would write it."""
-    if default is inspect.Parameter.empty:
-        return default
-    if get_origin(type_) is list:
-        return [default] if isinstance(default, str) else list(default or ())
-    return ",".join(map(str, default)) if type_ is str and isinstance(default, (tuple, list)) else default
-
-
-def converted(own: Mapping[str, Any], converters: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Returns values as the function takes them; a list that is not given is left out."""
-    return {
-        name: converters[name](value) if name in converters and value is not None else value
-        for name, value in own.items()
-        if value != []
-    }
-
-
-def resolved_refs(
-    experiment: Experiment, ckpt: list[str], drawn: DrawnOptions | None, metric: str | None
-) -> list[ResolvedCheckpoint]:
-    """Returns the checkpoints that an experiment is called on, resolved once; refuses a metric that none has."""
-    assert drawn is not None
-    examples = Examples.of(drawn.given())
-    refs = resolve_refs(ckpt, examples) if ckpt or examples.task is None else []
-    if metric not in (None, "all") and examples.tokens is None and experiment.judged_by_task:
-        check_metric(metric, refs, examples)
-    return refs
 
 
 def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:

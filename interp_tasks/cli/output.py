@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.cli.terminal import note, write_data
-from interp_tasks.disk import write_together
 from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.measurement.result import FILES, PAGE, target
-from interp_tasks.pages import Figure, check_writable_file
+from interp_tasks.measurement.result import target
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
@@ -25,49 +24,29 @@ PLOT_FORMATS = ("html", *PICTURES)
 OF_HEADS = ("ablation", "patch")
 
 
-def check_targets(name: str, out: Path | None, plot: str | None) -> None:
-    """Refuse, before slow work, what could not be written after it."""
-    if out is not None:
-        for suffix in FILES:
-            check_writable_file(target(out, name, suffix))
-    if plot in PICTURES:
-        check_writable_file(target(out or "", name, f".{plot}"))
-    if plot == "html":
-        check_writable_file(target(out or "", name, PAGE))
-
-
 def print_as(result: Result, format: str, metric: str | None = None) -> None:
     """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is."""
-    chosen = printed(result, format, metric)
+    from interp_tasks.measurement.table import compares_metrics, shown_columns, shown_rows
+
+    compares = compares_metrics(result.frame)
+    chosen = result.of_metric(metric) if metric is not None or (compares and format == "table") else result
     if format != "table":
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
-    else:
-        from interp_tasks.cli.tables import print_result
-        from interp_tasks.measurement.table import compares_metrics, shown_columns, shown_rows
+        return
+    from interp_tasks.cli.tables import print_result
 
-        of_one_metric = compares_metrics(result.frame)
-        frame, notes = chosen.frame, list(chosen.notes)
-        rows = shown_rows(frame)
-        columns = shown_columns(rows)
-        if of_one_metric:
-            if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:
-                rows = rows.assign(variant=rows["variant"].map(named_heads))
-            every = dict.fromkeys(shown_rows(result.frame)["metric"])
-            left = [name for name in every if name not in set(frame["metric"])]
-            notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
-            without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
-            notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
-        print_result(
-            rows, columns, notes, header_parts(result.experiment, result.config), together=of_one_metric
-        )
-
-
-def printed(result: Result, format: str, metric: str | None) -> Result:
-    """Returns the part of a result that goes to stdout."""
-    from interp_tasks.measurement.table import compares_metrics
-
-    of_one_metric = compares_metrics(result.frame) if format == "table" else metric is not None
-    return result.of_metric(metric) if of_one_metric else result
+    frame, notes = chosen.frame, list(chosen.notes)
+    rows = shown_rows(frame)
+    columns = shown_columns(rows)
+    if compares:
+        if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:
+            rows = rows.assign(variant=rows["variant"].map(named_heads))
+        every = dict.fromkeys(shown_rows(result.frame)["metric"])
+        left = [name for name in every if name not in set(frame["metric"])]
+        notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
+        without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
+        notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
+    print_result(rows, columns, notes, header_parts(result.experiment, result.config), together=compares)
 
 
 def named_heads(spec: str) -> str:
@@ -77,23 +56,7 @@ def named_heads(spec: str) -> str:
     return f"heads {spec}" if spec[:1].isdigit() else spec
 
 
-def emit(
-    result: Result, format: str, out: Path | None, plot: str | None, quiet: bool, metric: str | None = None
-) -> None:
-    """Prints a result and writes the chosen files; ``plot`` is one of ``PLOT_FORMATS``, or no figure."""
-
-    def write() -> list[Path]:
-        pictures = write_together(draw(result, plot, out)) if plot in PICTURES else []
-        if out is not None:
-            return [*result.write(out, page=plot == "html"), *pictures]
-        if plot == "html":
-            return [result.page().write(target("", result.experiment, PAGE))]
-        return pictures
-
-    write_and_show(write, lambda: print_as(result, format, metric), quiet)
-
-
-def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:
+def draw(result: Result, ending: str, out: Path | None) -> dict[Path, str | bytes]:
     """Draws every figure of a result's page, with title and caption, as ``NAME.png``, ``NAME-2.png``, ..."""
     from circuits.plots import picture, titled
 
@@ -102,7 +65,7 @@ def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]
     for number, one in enumerate(figures, start=1):
         name = result.experiment if number == 1 else f"{result.experiment}-{number}"
         figure = titled(one.figure, one.title, one.caption)
-        files[target(out or "", name, f".{kind}")] = picture(figure, kind)
+        files[target(out or "", name, ending)] = picture(figure, ending.removeprefix("."))
     return files
 
 
@@ -133,13 +96,15 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
         config: of a :class:`Result`.
     """
     known = EXPERIMENTS.get(experiment)
-    settings = {} if known is None else known.says
+    says = {} if known is None else known.says
     each = [
-        examined(part)
-        + [
-            phrase(name, part[name])
-            for name, unsaid in settings.items()
-            if part.get(name) not in (None, unsaid)
+        [
+            *examined(part),
+            *(
+                phrase(name, part[name])
+                for name, unsaid in says.items()
+                if part.get(name) not in (None, unsaid)
+            ),
         ]
         for part in config.get("parts", [config])
     ]
@@ -150,14 +115,14 @@ def examined(config: Mapping[str, Any]) -> list[str]:
     """Returns the task whose examples these are, where one was named in place of the checkpoint's own."""
     if config.get("task") is None:
         return []
-    settings = [f"{name} {value}" for name, value in config.get("task_config", {}).items()]
-    return [" ".join(["task", config["task"], *([f"({', '.join(settings)})"] if settings else [])])]
+    settings = ", ".join(f"{name} {value}" for name, value in config.get("task_config", {}).items())
+    return [f"task {config['task']}" + (f" ({settings})" if settings else "")]
 
 
 def phrase(name: str, value: Any) -> str:
     name = OPTIONS.get(name, name.replace("_", "-"))
     if value is True:
         return name
-    if isinstance(value, (list, tuple)):
-        return f"{name} {', '.join(map(str, value))}"
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    several = isinstance(value, (list, tuple))
+    text = ", ".join(map(str, value)) if several else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{name} {text}"

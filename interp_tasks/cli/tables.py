@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from interp_tasks.measurement.subjects import Progress
     from interp_tasks.pages import Column
 
 WIDEST = 120
@@ -96,27 +97,25 @@ def print_result(
 
     With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
     """
-    refs = [str(ref) for ref in dict.fromkeys(frame["ref"])]
-    titles = {ref: title(frame[frame["ref"] == ref].to_dict("records")) for ref in refs}
+    rows = frame.to_dict("records")
+    blocks: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        blocks.setdefault(str(row["ref"]), []).append(index)
+    titles = {ref: title([rows[index] for index in block]) for ref, block in blocks.items()}
     heads = [[[*parts, *done]] for parts in titles.values()]
-    if together and len(refs) > 1 and frame["ref"].value_counts().max() <= MAX_ROWS_SHARED:
-        # Not above, as --help loads this file and no `circuits`.
+    cells = [text_column(column, rows) for column in columns]
+    if together and len(blocks) > 1 and max(map(len, blocks.values())) <= MAX_ROWS_SHARED:
+        # Not above, as --help loads this file and no `circuits.figures`.
         from circuits.figures.layout import short_names
-        from interp_tasks.pages import Column
 
-        short = short_names(refs)
+        short = short_names(list(blocks))
         legend = [
             [f"{short[ref]}: {name}" if short[ref] != name else name, *rest]
             for ref, (name, *rest) in titles.items()
         ]
-        heads = [[*legend, list(done)]]
-        frame = frame.assign(checkpoint=frame["ref"].map(short), ref="")
-        columns = [Column("ckpt", "checkpoint"), *columns]
-    rows = frame.to_dict("records")
-    blocks = [
-        [index for index, row in enumerate(rows) if row["ref"] == ref] for ref in dict.fromkeys(frame["ref"])
-    ]
-    print_blocks([text_column(column, rows) for column in columns], blocks, heads)
+        heads, blocks = [[*legend, list(done)]], {"": list(range(len(rows)))}
+        cells.insert(0, TextColumn("ckpt", "checkpoint", tuple(short[str(row["ref"])] for row in rows)))
+    print_blocks(cells, list(blocks.values()), heads)
     out = console()
     out.print()
     for line in notes:
@@ -241,19 +240,6 @@ def widths(columns: Sequence[TextColumn], width: int) -> list[int]:
     return found
 
 
-def print_sentences(sentences: Sequence[str]) -> None:
-    """Prints a list of findings, wrapped, with a blank line around it."""
-    from rich.table import Table
-
-    out = console()
-    grid = Table.grid(padding=(0, 1))
-    for sentence in sentences:
-        grid.add_row("-", sentence)
-    out.print()
-    out.print(grid)
-    out.print()
-
-
 def heading(parts: Sequence[str], width: int) -> str:
     """Returns parts divided by dots, in as many lines as needed; only a part longer than a line is broken."""
     lines: list[str] = []
@@ -279,10 +265,7 @@ def title(rows: Sequence[Any]) -> list[str]:
     same = [one["n"] for one in rows if one["split"] == row["split"] and not pandas.isna(one["n"])]
     counted = "all" if pandas.isna(row["n"]) else max(same, default=row["n"])
     about = "weights alone" if split == "weights" else f"{counted} {split} examples"
-    number = row["seed"]
-    seed = (
-        [] if pandas.isna(number) else [f"seed {number:g}" if isinstance(number, float) else f"seed {number}"]
-    )
+    seed = [] if pandas.isna(row["seed"]) else [f"seed {row['seed']}".removesuffix(".0")]
     return [printable(str(row["ref"])), *step, ", ".join([about, *seed])]
 
 
@@ -326,3 +309,14 @@ def plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
+
+
+def training_progress(progress: Progress | None) -> Callable[[str], Callable[..., None] | None]:
+    """Returns a function that makes, for the name of a run, what ``train`` calls as progress(step, steps, line)."""
+
+    def of_run(name: str) -> Callable[..., None] | None:
+        if progress is None:
+            return None
+        return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
+
+    return of_run

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
+import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,25 +16,15 @@ from typing import Any
 from interp_tasks.errors import Stopped
 from interp_tasks.texts import LAYOUT, printable
 
-#: Error handler of codecs: characters that an encoding lacks become JSON's own escapes, in tables too.
-ESCAPED = "interp-run"
-
-
-def escape(error: UnicodeError) -> tuple[str, int]:
-    r"""Replaces characters that an encoding lacks by ``\uXXXX``, as within a JSON string."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
-    codes = (int.from_bytes(units[offset : offset + 2], "big") for offset in range(0, len(units), 2))
-    return "".join(f"\\u{code:04x}" for code in codes), error.end
-
-
-codecs.register_error(ESCAPED, escape)
-
 
 def write_data(text: str) -> None:
-    """Writes JSON or CSV to stdout; characters that it cannot show are escaped, never replaced."""
-    sys.stdout.write(printable(text, keep=LAYOUT, json=True))
+    """Writes JSON or CSV to stdout; characters that it cannot show are escaped as within JSON, never replaced."""
+    text = printable(text, keep=LAYOUT, json=True)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = re.sub("[^\x00-\x7f]", lambda one: json.dumps(one[0])[1:-1], text)
+    sys.stdout.write(text)
 
 
 def write_line(text: str) -> None:
@@ -41,30 +32,19 @@ def write_line(text: str) -> None:
     sys.stdout.write(printable(text) + "\n")
 
 
-@contextlib.contextmanager
-def usable_streams() -> Iterator[None]:
-    """Puts usable streams in place of closed ones, and restores stdout and stderr afterwards."""
-    before = sys.stdout, sys.stderr
+def open_streams() -> None:
+    """Puts usable streams in place of closed ones; what an encoding lacks is escaped on all of them."""
     for number in range(3):
         # The next file opened would take the place of a closed stream: what is printed would end up in a checkpoint.
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
-        streams: list[Any] = [each for each in (sys.stdout, sys.stderr) if hasattr(each, "reconfigure")]
-        handlers = [stream.errors for stream in streams]
-        try:
-            for stream in streams:
-                stream.reconfigure(errors=ESCAPED)
-            yield
-        finally:
-            for stream, handler in zip(streams, handlers, strict=True):
-                # It writes out what is left.
-                with contextlib.suppress(OSError, ValueError):
-                    stream.reconfigure(errors=handler)
-            sys.stdout, sys.stderr = before
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for good)
+        setattr(sys, name, stream)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def silence(stream: Any) -> None:

@@ -13,9 +13,9 @@ from interp_tasks.cli.output import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo import Demo, check_runs, demo_page, summary
 from interp_tasks.demo import demo as measured
+from interp_tasks.disk import check_writable_file
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.result import join
-from interp_tasks.pages import check_writable_file
 
 
 def demo(

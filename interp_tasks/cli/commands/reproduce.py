@@ -3,103 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.commands import PAPERS
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS, write_and_show
-from interp_tasks.cli.tables import console, plain
+from interp_tasks.cli.tables import console, training_progress
 from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.devices import check_written_device
+from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
-from interp_tasks.pages import check_writable_folder
 from interp_tasks.pages.numbers import three_digits
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.subjects import Progress
+    from rich.table import Table
+
     from interp_tasks.reproduction import Reproduction
 
 #: Widths of columns: verdict, published, ours, seeds; the claim's name has the rest, 26 of 80.
 VERDICT, PUBLISHED, OURS, SEEDS = 12, 9, 24, 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuringOptions:
-    """What is measured or trained before it is judged, and where."""
-
-    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")] = (
-        Path("runs")
-    )
-    measure: Annotated[
-        bool, typer.Option("--measure", help="First measure the runs that have no measurement.")
-    ] = False
-    check: Annotated[
-        bool, typer.Option("--check", help="Measure again, and say what comes out otherwise.")
-    ] = False
-    records: Annotated[
-        Path | None,
-        typer.Option(
-            "--records",
-            metavar="FILE",
-            help="Measurements beside those that ship.",
-            show_default="measurements.jsonl in --out",
-        ),
-    ] = None
-    train: Annotated[bool, typer.Option("--train", help="Train what is missing first, and measure it.")] = (
-        False
-    )
-    device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu"
-
-    def __post_init__(self) -> None:
-        check_written_device(self.device)
-        if self.device != "cpu" and not self.train:
-            raise UserError(f"--device {self.device} is for --train: what is trained is measured on the CPU")
-        if self.runs.exists() and not self.runs.is_dir():
-            raise UserError(f"--runs {self.runs} is not a folder: name the one that holds runs, or will")
-
-    def measured(self, paper: str, preset: str, rows: Any, file: Path, quiet: bool) -> list[str]:
-        """Trains and measures what was asked for; returns what failed, or came out otherwise."""
-        from interp_tasks import reproduction
-
-        if self.train:
-            with progress_line(quiet) as progress:
-                shown = None if progress is None else trainer_progress(progress)
-                reproduction.train_missing(
-                    paper, preset, runs=self.runs, rows=rows, device=self.device, progress=shown
-                )
-        how: dict[str, Any] = {"file": file, "runs": self.runs, "rows": rows}
-        failed: list[str] = []
-        with progress_line(quiet) as progress:
-            if self.measure or self.train:
-                failed += reproduction.measure(paper, preset, **how, progress=progress).crashes
-            if self.check:
-                failed += reproduction.check_records(paper, preset, **how, progress=progress)
-        return failed
+PAPERS = "A paper: grokfast, matrix-completion, miiii or nanda."
+#: Where measurements are, beside those that ship.
+RECORDS = typer.Option(
+    "--records", metavar="FILE", help="Own measurements.", show_default="measurements.jsonl in --out"
+)
+OUT = typer.Option("--out", metavar="DIR", help="Tables and page.", show_default="results/PAPER-PRESET")
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="A paper: " + ", ".join(PAPERS) + ".")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help=PAPERS)],
     common: CommonOptions,
-    measuring: MeasuringOptions,
     preset: Annotated[str, typer.Option("--preset", help="Scale: cpu, reference or paper.")] = "cpu",
     rows: Annotated[
         str | None, typer.Option("--rows", metavar="5,6", help="Only these experiments of the paper.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Tables and page.", show_default="results/PAPER-PRESET"),
-    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")] = (
+        Path("runs")
+    ),
+    measure: Annotated[
+        bool, typer.Option("--measure", help="First measure the runs that have no measurement.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Measure again, and say what comes out otherwise.")
+    ] = False,
+    records: Annotated[Path | None, RECORDS] = None,
+    train: Annotated[bool, typer.Option("--train", help="Train what is missing first, and measure it.")] = (
+        False
+    ),
+    device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu",
+    out: Annotated[Path | None, OUT] = None,
     format: FORMAT = "table",
-    verbose: Annotated[bool, typer.Option("--verbose", hidden=True)] = False,
 ) -> None:
-    """A paper's claims: published numbers beside ours, and a verdict on each.
+    """Judges a paper's claims: published numbers beside ours, and a verdict on each.
 
     Judges the measurements that ship, and those of --measure, which runs the paper's experiments on the shipped
     runs and those of --runs where they have none yet. What has not been trained is listed with its command and
@@ -108,17 +68,29 @@ def reproduce(
     from interp_tasks import reproduction
     from interp_tasks.reproduction.reproduction import checked_paper
 
-    if verbose:
-        raise UserError("--verbose is gone: the page in --out says what each claim says and why the verdict")
     check_choice("--format", format, FORMATS)
+    check_written_device(device)
+    if device != "cpu" and not train:
+        raise UserError(f"--device {device} is for --train: what is trained is measured on the CPU")
+    if runs.exists() and not runs.is_dir():
+        raise UserError(f"--runs {runs} is not a folder: name the one that holds runs, or will")
     chosen, folder = chosen_rows(rows), out or Path("results") / f"{paper}-{preset}"
-    check_writable_folder(folder)
-    if measuring.train:
-        check_writable_folder(measuring.runs)
+    for written in (folder, *([runs] if train else [])):
+        check_writable_folder(written)
     checked_paper(paper, preset, chosen)
-    file = measuring.records or folder / "measurements.jsonl"
-    failed = measuring.measured(paper, preset, chosen, file, common.quiet)
-    done = reproduction.reproduce(paper, preset, rows=chosen, records=file, runs=measuring.runs)
+    if train:
+        with progress_line(common.quiet) as progress:
+            reproduction.train_missing(
+                paper, preset, runs=runs, rows=chosen, device=device, progress=training_progress(progress)
+            )
+    asked: dict[str, Any] = {"file": records or folder / "measurements.jsonl", "runs": runs, "rows": chosen}
+    failed: list[str] = []
+    with progress_line(common.quiet) as progress:
+        if measure or train:
+            failed += reproduction.measure(paper, preset, **asked, progress=progress).crashes
+        if check:
+            failed += reproduction.check_records(paper, preset, **asked, progress=progress)
+    done = reproduction.reproduce(paper, preset, rows=chosen, records=asked["file"], runs=runs)
     write_and_show(lambda: done.write(folder), lambda: show(done, format), common.quiet)
     failed += done.errors
     for text in failed:
@@ -137,15 +109,6 @@ def chosen_rows(rows: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def trainer_progress(progress: Progress) -> Any:
-    """Returns a function that makes, for the name of a run, a trainer's callback that draws the progress line."""
-
-    def of_run(name: str) -> Any:
-        return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
-
-    return of_run
-
-
 def show(reproduction: Reproduction, format: str) -> None:
     if format == "json":
         write_data(reproduction.to_json())
@@ -161,7 +124,7 @@ def print_claims(reproduction: Reproduction) -> None:
 
     out = console()
     every: list[Any] = reproduction.frame().to_dict("records")
-    print_lines(out, [("verdict", "claim", "published", "ours", "seeds")], style="dim")
+    out.print(lines([("verdict", "claim", "published", "ours", "seeds")], out.width), style="dim")
     for experiment in reproduction.paper.row:
         outcomes = [each for each in every if each["row"] == experiment.number]
         if not outcomes:
@@ -173,7 +136,7 @@ def print_claims(reproduction: Reproduction) -> None:
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
-            print_lines(out, lines_of(run or of_claim))
+            out.print(lines(lines_of(run or of_claim), out.width))
     out.print()
     out.print(summary_of(every))
     out.print("*: a headline. –: none, or none that is one number. The page says why.")
@@ -202,17 +165,16 @@ def lines_of(rows: Sequence[Any]) -> list[tuple[str, ...]]:
     return [("", name, published, "", ""), *((row["verdict"], of, "", *found) for row, of, found in below)]
 
 
-def print_lines(out: Any, rows: Sequence[Sequence[str]], style: str = "") -> None:
-    """Prints rows in columns of fixed widths; a text that is too long for its column stands in several lines."""
+def lines(rows: Sequence[Sequence[str]], width: int) -> Table:
+    """Returns rows in columns of fixed widths; a text that is too long for its column stands in several lines."""
     from rich.table import Table
 
-    name = max(out.width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4, 12)
     table = Table.grid(padding=(0, 1, 0, 0))
-    for width in (VERDICT, name, PUBLISHED, OURS, SEEDS):
-        table.add_column(width=width, overflow="fold")
+    for wide in (VERDICT, max(width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4, 12), PUBLISHED, OURS, SEEDS):
+        table.add_column(width=wide, overflow="fold")
     for row in rows:
-        table.add_row(*row, style=style)
-    out.print(table)
+        table.add_row(*row)
+    return table
 
 
 def rounded(value: float) -> str:

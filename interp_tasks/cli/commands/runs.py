@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,16 +14,12 @@ from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.tables import print_rows
-from interp_tasks.cli.terminal import progress_line, write_line
+from interp_tasks.cli.terminal import progress_line
+from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.run_logs import check_run_name
-from interp_tasks.pages import check_writable_file
 from interp_tasks.settings import check_task_name, task_config
-
-if TYPE_CHECKING:
-    from interp_tasks.checkpoints import ImportedCheckpoint
-    from tasks import Task
 
 
 def checkpoints(
@@ -45,9 +41,7 @@ def checkpoints(
     if format != "table":
         print_rows([{**row, "metrics": row["metrics"] or {}} for row in rows], format, [])
         return
-    for place, name in enumerate(runs):
-        if place:
-            write_line("")
+    for name in runs:
         of_run = [row for row in rows if row["run"] == name]
         metrics = [whole(row["metrics"] or {}) for row in of_run]
         names = list(dict.fromkeys(metric for each in metrics for metric in each))
@@ -63,46 +57,36 @@ def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if name.rpartition("_")[0] not in metrics}
 
 
+SOURCE = typer.Argument(
+    metavar="SOURCE",
+    help="A .pt, .pth or .safetensors file, a folder of one for each step, or a Hugging Face folder.",
+)
+SETTINGS = typer.Option("--set", metavar="KEY=VALUE", help="Setting of the task, as in task.p=11. Repeat.")
+CONFIG = typer.Option("--config", metavar="FILE.json", help="Fields of the model's HookedTransformerConfig.")
+STEP = typer.Option("--step", metavar="N", help="Step of a single file.", show_default="in its name, or 0")
+LOG = typer.Option("--log", metavar="FILE", help="CSV or JSON Lines: step and metrics.")
+OWN_SPLIT = typer.Option("--own-split", help="It was trained on the inputs that the task trains on.")
+TOKENIZER = typer.Option(
+    "--tokenizer",
+    metavar="FOLDER",
+    help="A Hugging Face tokenizer, for texts.",
+    show_default="that of SOURCE",
+)
+
+
 def import_weights(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A .pt, .pth or .safetensors file, a folder of one for each step, or a Hugging Face folder.",
-        ),
-    ],
+    source: Annotated[str, SOURCE],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder.")],
     printing: PrintingOptions,
     task: Annotated[
         str | None, typer.Option("--task", help="The task that the model was trained on.")
     ] = None,
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Setting of the task, as in task.p=11. Repeat."),
-    ] = [],  # noqa: B006  (never changed)
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE.json", help="Fields of the model's HookedTransformerConfig."),
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", metavar="N", help="Step of a single file.", show_default="in its name, or 0"),
-    ] = None,
-    log: Annotated[
-        Path | None, typer.Option("--log", metavar="FILE", help="CSV or JSON Lines: step and metrics.")
-    ] = None,
-    own_split: Annotated[
-        bool, typer.Option("--own-split", help="It was trained on the inputs that the task trains on.")
-    ] = False,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="FOLDER",
-            help="A Hugging Face tokenizer, for texts.",
-            show_default="that of SOURCE",
-        ),
-    ] = None,
+    settings: Annotated[list[str], SETTINGS] = [],  # noqa: B006  (never changed)
+    config: Annotated[Path | None, CONFIG] = None,
+    step: Annotated[int | None, STEP] = None,
+    log: Annotated[Path | None, LOG] = None,
+    own_split: Annotated[bool, OWN_SPLIT] = False,
+    tokenizer: Annotated[Path | None, TOKENIZER] = None,
 ) -> None:
     """Make a run of weights that something else has trained: a HookedTransformer's state_dicts, a Hugging Face folder.
 
@@ -110,7 +94,7 @@ def import_weights(
     task or from --config. Prints the task's metrics, which tell whether the weights arrived as they were meant.
     """
     import tasks
-    from interp_tasks import import_checkpoint
+    from interp_tasks import import_checkpoint, load_checkpoint
 
     printing.import_tasks()
     fields = {} if config is None else read_json(config, "fields of a HookedTransformerConfig")
@@ -118,42 +102,32 @@ def import_weights(
         check_task_name(task)
     of_task = None if task is None else tasks.get(task, **task_config(task, settings))
     given: dict[str, Any] = {"step": step, "log": log, "own_split": own_split, "tokenizer": tokenizer}
-    imported = import_checkpoint(source, out, task=of_task, config=fields, **given)
-    print_imported([imported_row(out, each, of_task) for each in imported], printing.format)
-
-
-def print_imported(rows: list[dict[str, Any]], format: str) -> None:
+    rows: list[dict[str, Any]] = []
+    for each in import_checkpoint(source, out, task=of_task, config=fields, **given):
+        metrics: Mapping[str, Any] = {}
+        if of_task is not None:
+            batch = of_task.sample(256)
+            metrics = tasks.pool(of_task.metrics(load_checkpoint(each.path).model(batch.tokens), batch))
+        row: dict[str, Any] = {"run": str(out), "ref": f"{out}@{each.step}", "step": each.step}
+        rows.append(row | {"transposed": each.transposed, "zeros": each.zeros, "metrics": metrics})
     shown: list[str] = []
-    if format == "table":
+    if printing.format == "table":
         shown = ["ref", "transposed", "set to 0", *whole(rows[0]["metrics"])]
         for row in rows:
             row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"])}
             row |= whole(row["metrics"])
-    print_rows(rows, format, shown)
+    print_rows(rows, printing.format, shown)
 
 
-def imported_row(out: Path, imported: ImportedCheckpoint, task: Task | None) -> dict[str, Any]:
-    """Returns what is printed of a checkpoint, with the task's metrics on 256 examples."""
-    from interp_tasks import load_checkpoint
-    from tasks import pool
-
-    metrics: Mapping[str, Any] = {}
-    if task is not None:
-        model, batch = load_checkpoint(imported.path).model, task.sample(256)
-        metrics = pool(task.metrics(model(batch.tokens), batch))
-    row: dict[str, Any] = {"run": str(out), "ref": f"{out}@{imported.step}", "step": imported.step}
-    return {**row, "transposed": imported.transposed, "zeros": imported.zeros, "metrics": metrics}
+CKPT = typer.Option(
+    "--ckpt",
+    metavar="RUN",
+    help="A run folder or zoo:NAME; RUN@0:20000:2000 and the like for some checkpoints.",
+)
 
 
 def report(
-    ckpt: Annotated[
-        str,
-        typer.Option(
-            "--ckpt",
-            metavar="RUN",
-            help="A run folder or zoo:NAME; RUN@0:20000:2000 and the like for some checkpoints.",
-        ),
-    ],
+    ckpt: Annotated[str, CKPT],
     examples: ExampleOptions,
     printing: PrintingOptions,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),

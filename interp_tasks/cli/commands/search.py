@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,13 +12,12 @@ from interp_tasks.cli.options import FORMAT, RecipeOptions
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.tables import console, print_rows
 from interp_tasks.cli.terminal import note, progress_line, write_data
+from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
-from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import parse_settings
 
 if TYPE_CHECKING:
-    from interp_tasks.search.plan import Plan
     from interp_tasks.search.study import SearchResult
 
 #: Trials that people are shown.
@@ -28,55 +26,32 @@ SHOWN = 10
 MOST_TRIALS = 100_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpaceOptions:
-    """What is varied, and what is better."""
-
-    space: Annotated[
-        str | None,
-        typer.Option(
-            "--space", metavar="NAME|FILE.toml", help="What to try.", show_default="the task's, if no --vary"
-        ),
-    ] = None
-    vary: Annotated[
-        list[str],
-        typer.Option(
-            "--vary",
-            metavar="KEY=VALUES",
-            help="As in train.weight_decay=0.1,1 or train.learning_rate=1e-4:1e-2:log. Repeat.",
-        ),
-    ] = field(default_factory=list)
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            "--objective",
-            metavar="METRIC",
-            help="Validation metric, the mean of its last 10 logged values; METRIC:min or :max.",
-            show_default="loss",
-        ),
-    ] = None
-    seed: Annotated[int, typer.Option("--seed", help="Of the sampler.")] = 42
-
-    def plan(self, recipe: RecipeOptions) -> Plan:
-        """Returns what is searched, once tasks of the user's own are known."""
-        from interp_tasks.search.plan import make_plan
-
-        recipe.import_tasks()
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return make_plan(recipe.task, preset=recipe.preset, settings=parse_settings(recipe.settings), **given)
+SPACE = typer.Option(
+    "--space", metavar="NAME|FILE.toml", help="What to try.", show_default="the task's, if no --vary"
+)
+VARY = typer.Option(
+    "--vary",
+    metavar="KEY=VALUES",
+    help="As in train.weight_decay=0.1,1 or train.learning_rate=1e-4:1e-2:log. Repeat.",
+)
+OBJECTIVE = typer.Option(
+    "--objective",
+    metavar="METRIC",
+    help="Validation metric, the mean of its last 10 logged values; METRIC:min or :max.",
+    show_default="loss",
+)
+TRIALS = typer.Option("--trials", metavar="N", help="Trials in all, those of earlier calls included.")
+OUT = typer.Option("--out", metavar="OUT", help="Folder.", show_default="runs/search-TASK-PRESET")
 
 
 def search(
     recipe: RecipeOptions,
-    searched: SpaceOptions,
-    trials: Annotated[
-        int, typer.Option("--trials", metavar="N", help="Trials in all, those of earlier calls included.")
-    ] = 10,
-    storage: Annotated[str | None, typer.Option("--storage", hidden=True)] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="OUT", help="Folder.", show_default="runs/search-TASK-PRESET"),
-    ] = None,
+    space: Annotated[str | None, SPACE] = None,
+    vary: Annotated[list[str], VARY] = [],  # noqa: B006  (never changed)
+    objective: Annotated[str | None, OBJECTIVE] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sampler.")] = 42,
+    trials: Annotated[int, TRIALS] = 10,
+    out: Annotated[Path | None, OUT] = None,
     format: FORMAT = "table",
 ) -> None:
     """Search hyper-parameters with Optuna: a training run for every trial.
@@ -85,14 +60,15 @@ def search(
     are the published values of the task: docs/search.md. Prints the best trials and how much each setting matters;
     OUT/search.html shows both.
     """
+    from interp_tasks.search.plan import make_plan
+
     check_choice("--format", format, FORMATS)
-    if storage is not None:
-        raise UserError(
-            "--storage is gone: the trials are in OUT/search.db, which several processes may share"
-        )
     if not 1 <= trials <= MOST_TRIALS:
         raise UserError(f"--trials {trials}: from 1 to {MOST_TRIALS}")
-    plan, folder = searched.plan(recipe), out or Path("runs") / f"search-{recipe.task}-{recipe.preset}"
+    recipe.import_tasks()
+    varied: dict[str, Any] = {"space": space, "vary": vary, "objective": objective, "seed": seed}
+    plan = make_plan(recipe.task, preset=recipe.preset, settings=parse_settings(recipe.settings), **varied)
+    folder = out or Path("runs") / f"search-{recipe.task}-{recipe.preset}"
     check_free(folder, "search")
     check_writable_folder(folder)
     from interp_tasks.search.study import search

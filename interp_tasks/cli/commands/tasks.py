@@ -42,8 +42,8 @@ def list_tasks(printing: PrintingOptions) -> None:
         print_rows(rows, printing.format, [])
         return
     for row in rows:
-        own = {key: value for key, value in row["settings"].items() if key.startswith("task.")}
-        row["of the task"] = {key.removeprefix("task."): value for key, value in own.items()}
+        own = {key.partition("task.")[2]: value for key, value in row["settings"].items()}
+        row["of the task"] = {key: value for key, value in own.items() if key}
         row["steps"] = row["settings"].get("train.steps", "")
     print_rows(rows, "table", ["task", "preset", "of the task", "steps"])
     write_line("")
@@ -69,14 +69,13 @@ def cost(recipe: RecipeOptions, rate: RATE = None, format: FORMAT = "table") -> 
         device=recipe.device,
     )
     if format == "table":
-        rows = [{"quantity": quantity, "amount": text} for quantity, text in sentences(estimate)]
-        print_rows(rows, "table", ["quantity", "amount"])
+        print_rows(amounts(estimate), "table", ["quantity", "amount"])
     else:
         print_rows([estimate.to_dict()], format, [])
 
 
-def sentences(cost: Cost) -> list[tuple[str, str]]:
-    """Returns the lines of the table: what, and how much of it."""
+def amounts(cost: Cost) -> list[dict[str, str]]:
+    """Returns the lines of the table."""
     frozen = cost.parameters - cost.trained
     rate = f"{float(f'{cost.gflop_per_second:.3g}'):,g} GFLOP/s, {'measured here' if cost.measured else 'as given'}"
     parts: list[Any] = [
@@ -86,14 +85,15 @@ def sentences(cost: Cost) -> list[tuple[str, str]]:
         ("Grokfast", cost.filter_bytes),
         ("activations", cost.activations_bytes),
     ]
-    return [
-        ("parameters", f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else "")),
-        ("a step", f"{flop(cost.step_flop)}, {cost.examples:,} examples, {cost.forward} forward"),
-        ("the run", f"{flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them"),
-        ("memory", f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n)),
-        ("disk", f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints"),
-        ("time", f"{duration(cost.seconds)} at {rate}"),
-    ]
+    lines = {
+        "parameters": f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else ""),
+        "a step": f"{flop(cost.step_flop)}, {cost.examples:,} examples, {cost.forward} forward",
+        "the run": f"{flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them",
+        "memory": f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n),
+        "disk": f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints",
+        "time": f"{duration(cost.seconds)} at {rate}",
+    }
+    return [{"quantity": quantity, "amount": amount} for quantity, amount in lines.items()]
 
 
 def data(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
 from interp_tasks.cli.options import RecipeOptions
-from interp_tasks.cli.tables import plain
+from interp_tasks.cli.tables import plain, training_progress
 from interp_tasks.cli.terminal import asked_to_stop, note, progress_line, write_line
+from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
-from interp_tasks.pages import check_writable_folder
 from interp_tasks.settings import parse_seeds, parse_settings
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ def train(
         str | None,
         typer.Option("--seeds", metavar="0:8", help="A run each (end excluded), in RUN/seed-0, ..."),
     ] = None,
-    stacked: Annotated[bool, typer.Option("--stacked", hidden=True)] = False,
 ) -> None:
     """Train a task's model into a run folder.
 
@@ -38,10 +37,6 @@ def train(
     interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist is
     answered with the closest that does.
     """
-    if stacked:
-        raise UserError(
-            "--stacked is gone: --seeds trains one after another, interp-run grid several at a time"
-        )
     several, folder = parse_seeds(seeds), out or Path("runs") / f"{recipe.task}-{recipe.preset}"
     if several is not None and "train.seed" in parse_settings(recipe.settings):
         raise UserError("give --seeds or --set train.seed=..., not both")
@@ -65,32 +60,20 @@ def train_one(
     recipe: RecipeOptions, resolved: Resolved, out: Path, seed: int, stop: Callable[[], bool]
 ) -> None:
     """Trains a run, or goes on with it, and prints its last metrics."""
+    from importlib.metadata import version
+
     from interp_tasks.checkpoints import read_metrics
     from interp_tasks.checkpoints.run_folder import newest_point
     from interp_tasks.training.trainer import train_resolved
 
     before, _ = newest_point(out)
-    begun_with = "" if before is None else other_torch(out)
+    versions = {} if before is None else read_run(out).get("versions") or {}
+    began, now = versions.get("torch"), version("torch")
     with progress_line(recipe.quiet) as progress:
-
-        def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
-            if progress is not None:
-                progress(step, steps, f"{plain(line.get('validation', {}))}  {out}")
-
-        train_resolved(resolved, out, seed=seed, device=recipe.device, progress=show, stop=stop)
+        shown = training_progress(progress)(str(out))
+        train_resolved(resolved, out, seed=seed, device=recipe.device, progress=shown, stop=stop)
     if before is not None:
-        note(f"{out}: went on from step {before.step}{begun_with}", recipe.quiet)
+        other = f"; torch {began} began it, and sums of {now} may differ in their last bit"
+        note(f"{out}: went on from step {before.step}{other * (began not in (None, now))}", recipe.quiet)
     last = read_metrics(out)[-1]
     write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
-
-
-def other_torch(run: Path) -> str:
-    """Returns what to say of a run that another torch began; nothing where it was this one."""
-    from importlib.metadata import version
-
-    before, now = (read_run(run).get("versions") or {}).get("torch"), version("torch")
-    return (
-        ""
-        if before in (None, now)
-        else f"; torch {before} began it, and sums of {now} may differ in their last bit"
-    )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.tables import console, print_rows
-from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
 
 #: Below the tables: what three of their columns say.
@@ -21,17 +18,11 @@ final: the metric's level at the end, of several seeds the median
 drop: steps from 10% to 90% of its change, of several seeds from the first on"""
 
 
-def zoo(
-    common: CommonOptions,
-    pack: Annotated[str | None, typer.Option("--pack", hidden=True)] = None,
-    format: FORMAT = "table",
-) -> None:
+def zoo(common: CommonOptions, format: FORMAT = "table") -> None:
     """List the trained models that ship."""
     from interp_tasks.zoo.catalog import catalog
 
     check_choice("--format", format, FORMATS)
-    if pack is not None:
-        raise UserError("--pack is now python -P docs/scripts/pack.py RECIPE, of the source tree")
     rows = catalog()
     if format != "table":
         print_rows(rows, format, [])

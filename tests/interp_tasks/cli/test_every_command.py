@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from importlib import resources
 
 import jsonschema
@@ -13,6 +14,9 @@ from interp_tasks.cli import main
 from interp_tasks.cli import options as cli_options
 from interp_tasks.cli.app import every_command, program
 from interp_tasks.cli.output import print_as
+from interp_tasks.experiments import COLUMNS
+from interp_tasks.reproduction.reproduction import COLUMNS as VERDICT_COLUMNS
+from interp_tasks.training.cost import Cost
 
 MC, RUN = "zoo:matrix-completion-4x4@post", "zoo:matrix-completion-4x4"
 ADD, MIIII = "zoo:modular-addition-113@post", "zoo:miiii-113-small"
@@ -118,18 +122,26 @@ def results(monkeypatch):
     """Keep the results that experiments print, with the metric that was asked for."""
     kept = []
 
-    def emit(result, *options):
-        kept.append((result, options[-1]))
-        emit_result(result, *options)
+    def keep(result, format, metric):
+        kept.append((result, metric))
+        print_as(result, format, metric)
 
-    emit_result = cli_options.emit
-    monkeypatch.setattr(cli_options, "emit", emit)
+    monkeypatch.setattr(cli_options, "print_as", keep)
     return kept
 
 
 @pytest.fixture(scope="module")
 def schema():
-    return json.loads(resources.files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
+    found = json.loads(resources.files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(found)
+    return found
+
+
+def test_the_schema_names_the_columns_of_the_code(schema):
+    costs = [*(field.name for field in fields(Cost)), "memory_bytes"]
+    for name, columns in (("row", COLUMNS), ("verdict", VERDICT_COLUMNS), ("cost", costs)):
+        described = schema["$defs"][name]
+        assert list(described["required"]) == list(described["properties"]) == list(columns)
 
 
 def test_every_command_is_called():
@@ -150,7 +162,7 @@ def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(
     cut = [
         line for line in shown.splitlines() if "…" in line and not re.fullmatch(r"\w+ \S*…\S*", line.strip())
     ]
-    # A claim is one line: what is cut stands in full with --verbose.
+    # A claim is one line: what is cut stands in full on the page.
     assert not cut or command.startswith("reproduce")
     assert bool(results) == (not command.startswith((*OWN, "train", "demo", "grid")))
     for result, metric in results:

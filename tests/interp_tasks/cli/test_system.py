@@ -197,7 +197,7 @@ def test_the_c_locale():
         assert out.isascii()
     code, _, err = shell("interp-run ablation --ckpt größe", **plain)
     assert code == 2
-    assert b"UTF-8 locale" in err
+    assert b"no run or checkpoint folder" in err
     assert err.count(b"\n") == 1
 
 
@@ -257,3 +257,25 @@ def test_windows_is_refused_in_one_line():
         assert run(f"import interp_tasks; {used}").stderr.splitlines()[-1].endswith(f"UserError: {told}")
     # `circuits` and `tasks` run there.
     assert run("import circuits, interp_tasks; print('fine')").stdout == "fine\n"
+
+
+ATTENTION = ["attention", "--ckpt", f"{ZOO}@pre", "--ckpt", f"{ZOO}@post", "--samples", "4", "--quiet"]
+
+
+def test_every_figure_is_a_picture_with_its_title(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("circuits.figures.export.check_exporter", lambda: None)
+    monkeypatch.setattr(
+        "circuits.plots.picture", lambda figure, kind: f"{kind} {figure.layout.title.text}".encode()
+    )
+    assert call(*ATTENTION, "--plot-format", "svg", "--out", tmp_path)[0] == 0
+    assert (tmp_path / "attention.svg").read_text() == f"svg Mean attention, {ZOO}@pre"
+    assert (tmp_path / "attention-2.svg").read_text() == f"svg Mean attention, {ZOO}@post"
+    # Beside the files of the table, and in place of the page.
+    assert (tmp_path / "attention.csv").exists()
+    assert not (tmp_path / "attention.html").exists()
+
+
+def test_without_an_exporter_nothing_is_measured(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.2.1")
+    assert "pip install 'kaleido>=1'" in refused(call(*ATTENTION, "--plot-format", "png"))
+    assert not list(tmp_path.iterdir())
