@@ -44,47 +44,16 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 #: Pages that train, or measure shipped models at length, and the longest proofs: by file, how their names begin.
-LONG = {
+SLOW = {
     "circuits/circuit/test_evaluation": ("curves_and_their_areas",),
-    "circuits/fourier/test_fourier": ("noise_",),
     "circuits/patch/test_edges": (
-        *(
-            f"edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones[{kind}"
-            for kind in ("bi", "post")
-        ),
         "edges_are_derivatives_along_paths_by_hand[bi",
         "integrated_edges_against_passes_by_hand[bi",
     ),
     "circuits/test_properties": ("nothing_is_left_behind",),
-    "interp_tasks/cli/test_every_command": (
-        "json_is_what_the_schema_says",
-        # What takes more than a second.
-        *(
-            f"tables_fit_80_columns_and_have_no_colour_in_a_pipe[{command}"
-            for command in (
-                "circuit",
-                "command",
-                "demo",
-                "fourier --ckpt zoo:modular",
-                "grid few.toml --executor",
-                "matrix algorithm",
-                "matrix order",
-                "modular neurons",
-                "modular primes",
-                "modular progress",
-                "modular weights",
-                "runs curve",
-                "runs report",
-                "runs zoo",
-            )
-        ),
-    ),
-    "interp_tasks/cli/test_system": (
-        "a_full_disk_keeps_the_old_files_and_the_table[4",
-        "a_terminal_of_80_columns",
-        "every_figure_is_a_picture",
-    ),
-    "interp_tasks/checkpoints/test_run_folder_killed": ("killed_at_every_disk_operation",),
+    "interp_tasks/cli/test_every_command": ("json_is_what_the_schema_says",),
+    "interp_tasks/cli/test_system": ("a_full_disk_keeps_the_old_files_and_the_table[4",),
+    "interp_tasks/cli/test_plot_formats": ("every_figure_is_a_picture",),
     "interp_tasks/experiments/test_circuit": ("faithfulness_is_that_of_a_forward_by_hand",),
     "interp_tasks/measurement/test_head_classes": ("the_least_patterned_heads",),
     "interp_tasks/papers/matrix_completion/test_embeddings": ("alignment_is_measured_against",),
@@ -96,11 +65,7 @@ LONG = {
         "the_final_level_of_an_even_number_of_seeds",
         "the_log_ends_with_the_metrics",
     ),
-    "interp_tasks/grids/test_grid": (
-        "a_unit_whose_process_dies",
-        "dask_gives_the_table_of_one_process",
-        "processes_give_the_table_of_one_process",
-    ),
+    "interp_tasks/grids/test_grid": ("dask_gives_the_table_of_one_process",),
     "test_docs": (
         "page_runs[README.md]",
         *(
@@ -134,9 +99,46 @@ LONG = {
     ),
     "test_notebooks": ("a_notebook_holds_its_source_and_what_its_cells_show",),
 }
-SLOW = tuple(f"tests/{file}.py::test_{name}" for file, names in LONG.items() for name in names)
-#: Kinds of models whose products with features are slow: beside each stands a commoner kind that is much like it.
-RARE = (
+#: What is run before a release: kills and damage by the hundred, shipped weights measured again for minutes, the same
+#: proof on a further kind of model.
+RELEASE = {
+    "circuits/fourier/test_fourier": ("noise_",),
+    "circuits/patch/test_edges": (
+        *(
+            f"edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones[{kind}"
+            for kind in ("bi", "post")
+        ),
+    ),
+    "interp_tasks/checkpoints/test_run_folder_killed": ("killed_at_every_disk_operation",),
+    "interp_tasks/cli/test_every_command": tuple(
+        # What takes more than a second, and is run for its JSON too.
+        f"tables_fit_80_columns_and_have_no_colour_in_a_pipe[{command}"
+        for command in (
+            "circuit",
+            "command",
+            "demo",
+            "fourier --ckpt zoo:modular",
+            "grid few.toml --executor",
+            "matrix algorithm",
+            "matrix order",
+            "modular neurons",
+            "modular primes",
+            "modular progress",
+            "modular weights",
+            "runs curve",
+            "runs report",
+            "runs zoo",
+        )
+    ),
+    "interp_tasks/cli/test_system": ("a_terminal_of_80_columns",),
+    "interp_tasks/grids/test_grid": ("a_unit_whose_process_dies", "processes_give_the_table_of_one_process"),
+    "interp_tasks/test_campaigns": ("no_trial_of_a_campaign_fails",),
+    "test_results": tuple(
+        f"the_records_are_of_the_shipped_runs[{study}" for study in ("nanda-progress", "miiii-mechanism")
+    ),
+}
+#: Kinds of models that a feature is tried on before a release: beside each stands a commoner kind that is much like it.
+RARE_KINDS = (
     "alibi'",
     "attention only",
     "attention-only",
@@ -168,14 +170,26 @@ RARE = (
     "pythia",
     "qwen",
 )
-#: A product of features with kinds of bridges is run where bridges are all there is, beside transformer-lens 4; beside
-#: 3.9 these files are: what a bridge is, and every place of every kind of model against a forward by hand.
-BRIDGES_HERE = tuple(f"tests/circuits/model/test_{name}.py" for name in ("bridge", "families", "site_table"))
+#: Files that try every kind of model, and bridges, in CI: each place that can be edited, against a forward by hand.
+EVERY_KIND = tuple(
+    f"tests/circuits/{name}.py"
+    for name in (
+        "test_matrix",
+        "model/test_bridge",
+        "model/test_families",
+        "model/test_hooked_model",
+        "model/test_bridge_huggingface",
+        "interventions/test_huggingface_paths",
+        "circuit/test_huggingface",
+    )
+)
+#: Of these, what bridges are tried on beside transformer-lens 3.9 too, and not only where bridges are all there is.
+BRIDGES_HERE = EVERY_KIND[1:3]
 
 
 def is_of_a_rare_kind(item: pytest.Item) -> bool:
     of_what = item.name.partition("[")[2]
-    return item.nodeid.startswith("tests/circuits/") and any(kind in of_what for kind in RARE)
+    return item.nodeid.startswith("tests/circuits/") and any(kind in of_what for kind in RARE_KINDS)
 
 
 def is_of_a_bridge(item: pytest.Item) -> bool:
@@ -184,20 +198,29 @@ def is_of_a_bridge(item: pytest.Item) -> bool:
     return is_parametrized and ("bridge" in of_what or "hf_model" in getattr(item, "fixturenames", ()))
 
 
+def tier(item: pytest.Item, bridges_alone: bool) -> str | None:
+    """Returns the marker of a test: a feature on rare kinds of models or on bridges is for a release."""
+    for marker, names in (("rare", RELEASE), ("slow", SLOW)):
+        if item.nodeid.startswith(
+            tuple(f"tests/{file}.py::test_{one}" for file in names for one in names[file])
+        ):
+            return marker
+    here, rare = item.nodeid.startswith(BRIDGES_HERE), is_of_a_rare_kind(item)
+    if is_of_a_bridge(item) and not here:
+        return "bridges" if item.nodeid.startswith(EVERY_KIND) and not rare else "rare"
+    if rare and not (here and bridges_alone):
+        return "slow" if item.nodeid.startswith(EVERY_KIND) else "rare"
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import transformer_lens
 
     bridges_alone = "HookedTransformer" not in vars(transformer_lens)  # 4.3 raises ImportError for it
     for item in items:
-        here = item.nodeid.startswith(BRIDGES_HERE)
-        # CI runs features on rare kinds, bridges of rare kinds and features on bridges; all three at once a release.
-        if is_of_a_bridge(item) and not here:
-            item.add_marker(pytest.mark.rare if is_of_a_rare_kind(item) else pytest.mark.bridges)
-        elif is_of_a_rare_kind(item) and not (here and bridges_alone):
-            item.add_marker(pytest.mark.slow)
-        if item.nodeid.startswith(SLOW):
-            item.add_marker(pytest.mark.slow)
+        if marker := tier(item, bridges_alone):
+            item.add_marker(marker)
     # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
