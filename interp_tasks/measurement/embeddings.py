@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tasks import Task
-
     Array = NDArray[np.float64]
 
 #: What stands in the column ``split`` where no example plays a part.
@@ -72,26 +70,3 @@ def interval(resampled: Array) -> tuple[float, float]:
         return float("nan"), float("nan")
     low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A token table ``[row d]``; ``axis`` names the coordinate whose values its rows are in order, if they are."""
-
-    label: str
-    rows: Array
-    axis: str | None
-
-
-def tables_of(task: Task, tables: Tables) -> list[Table]:
-    """Returns the rows of W_E by coordinate of the input grid, or, without one, by the values of tokens."""
-    by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
-    if by_values:
-        one = len(by_values) == 1
-        return [
-            Table("W_E" if one else f"W_E ({name})", tables.tokens[list(values)], "digit" if one else name)
-            for values, name in by_values.items()
-        ]
-    values = task.token_values()
-    used = sorted(values, key=lambda token: values[token]) or list(range(len(tables.tokens)))
-    return [Table("W_E", tables.tokens[used], None)]

@@ -1,16 +1,16 @@
-"""Measures neurons and attention weights over the complete grid of two input digits."""
+"""Neurons and attention weights as functions on the grid of two digits: variance explained, active frequencies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import grid_of, recorded
+from interp_tasks.measurement.activations import recorded
 from interp_tasks.measurement.options import THRESHOLD
 from interp_tasks.measurement.subjects import LoadedCheckpoint
+from interp_tasks.papers.grid import GridInputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,12 +18,118 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from circuits.fourier import Clusters, Grid, Spectrum
-    from tasks import GridAxis
 
-#: Standard deviations above the mean: of the code, which drew the figure, and of the text.
-DEVIATIONS = (1, 2)
-#: Fewer time points have no spread to speak of.
-MIN_CHECKPOINTS = 3
+#: The number of features whose products of pairs are in memory at once.
+FEATURES = 256
+#: Shares that differ by less are equal: a feature that is not 0 in one cell alone has the same share at all frequencies
+#: in any order.
+TIE = 1e-9
+#: A power below this share of the mean square is a rounding error.
+ROUNDING = 1e-20
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of one layer over the complete grid, ``values [cell feature]``, and their measures ``[feature]``.
+
+    Attributes:
+        heads: of attention the head of each.
+        clusters: each feature with its first frequency, which explains ``clusters.share`` of its variance.
+        first: of this, what cos and sin of one coordinate alone explain: the degree-1 part.
+        one: what any function of one coordinate alone explains, of the coordinate that explains more.
+        active, active_together: the number of active frequencies, and that of all features together.
+        pairs, pairs_relabelled: pairs of frequencies that together have half of the variance, the largest first, and
+            the same after one relabelling of the digits; NaN for a feature that does not vary.
+    """
+
+    site: str
+    layer: int
+    position: int
+    names: tuple[str, ...]
+    heads: tuple[int | None, ...]
+    values: Tensor
+    grid: Grid
+    spectrum: Spectrum
+    clusters: Clusters
+    first: Tensor
+    one: Tensor
+    active: Tensor
+    active_together: int
+    pairs: Tensor
+    pairs_relabelled: Tensor
+
+    @property
+    def varying(self) -> Tensor:
+        """Returns which features vary."""
+        return self.clusters.best >= 0
+
+    @property
+    def active_each(self) -> float:
+        """Returns the mean number of active frequencies of the features that vary; 0 where none does."""
+        counts = self.active[self.varying]
+        return float(counts.double().mean()) if len(counts) else 0.0
+
+
+def features_of(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[Features]:
+    """Yields the features of each layer where the task reads: neurons, or attention to each digit (``pattern``).
+
+    Args:
+        draws: relabellings of the digits behind the active frequencies.
+
+    Raises:
+        UserError: for a task whose inputs make no grid of two coordinates.
+    """
+    import torch
+
+    from circuits.fourier import clusters, spectrum
+
+    inputs = GridInputs.of(subject.task, "neurons", coordinates=2)
+    grid, keys, at = inputs.grid, inputs.operands, inputs.task.read_positions[-1]
+    for layer in range(subject.model.cfg.n_layers):
+
+        def read(seen: Tensor) -> Tensor:
+            return (seen[:, :, at, keys].flatten(1) if site == "pattern" else seen[:, at]).cpu()
+
+        hook = f"{site}.{layer}"
+        values = recorded(subject.model, inputs.tokens.to(subject.tokens.device), [hook], read)[hook]
+        heads: list[int | None] = [None] * values.shape[1]
+        names = [f"neuron {neuron}" for neuron in range(values.shape[1])]
+        if site == "pattern":
+            heads = [head for head in range(values.shape[1] // 2) for _ in keys]
+            names = [f"{layer}.{head} to {axis}" for head in heads[::2] for axis in grid.axes]
+        partition = spectrum(values, grid)
+        share, grouped = partition.share, clusters(partition, THRESHOLD)
+        # By frequency, what its cos and sin in one coordinate alone explain.
+        linear = share.new_zeros(max(share.shape[:2]), share.shape[2])
+        linear[1 : share.shape[0]] += share[1:, 0]
+        linear[1 : share.shape[1]] += share[0, 1:]
+        # `best` counts the frequencies that are in the spectrum, which are 1, 2, ...
+        first = linear.gather(0, (grouped.best + 1).clamp(min=0)[None])[0]
+        order = relabelling(grid, subject.seed)
+        renamed = grid.arrange(values)[order[0]][:, order[1]].flatten(0, 1)
+        counts, together = active(values, grid, draws, subject.seed)
+        yield Features(
+            *(site, layer, at, tuple(names), tuple(heads), values, grid, partition, grouped),
+            first=torch.where(grouped.best < 0, 0.0, first),
+            one=torch.maximum(share[1:, 0].sum(0), share[0, 1:].sum(0)),
+            active=counts,
+            active_together=together,
+            pairs=pairs_for_half(share),
+            pairs_relabelled=pairs_for_half(spectrum(renamed, grid.axes).share),
+        )
+
+
+def pairs_for_half(share: Tensor) -> Tensor:
+    """Counts the largest pairs of frequencies that together make one half, of shares [k_a k_b feature]; NaN if all make
+    no more than half.
+    """
+    import torch
+
+    sums = share.flatten(0, 1).sort(0, descending=True).values.cumsum(0)
+    return torch.where(sums[-1] > 0.5, (sums < 0.5).sum(0) + 1.0, math.nan)
+
+
+# ---- the published count of active frequencies
 
 
 def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
@@ -34,9 +140,8 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     """
     import torch
 
-    spectrum = torch.fft.rfft2(arranged[1:, 1:].double(), dim=(0, 1)).abs()
-    mean_spectrum: NDArray[np.float64] = spectrum.mean(0).cpu().numpy()
-    return mean_spectrum
+    found: NDArray[np.float64] = torch.fft.rfft2(arranged[1:, 1:].double(), dim=(0, 1)).abs().mean(0).numpy()
+    return found
 
 
 def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
@@ -57,8 +162,6 @@ def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np
 def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divides amplitudes [time frequency feature] by their sum over the frequencies other than 0, at each time.
 
-    Frequency 0 stays among them, as in the published count.
-
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
     of these tells that from a change of its frequencies.
     """
@@ -68,124 +171,78 @@ def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.divide(over_time, sums, out=np.zeros_like(over_time), where=sums > 0)
 
 
-@dataclass(frozen=True)
-class Features:
-    """Activations at one site on the complete grid, ``values [cell feature]``, and the names of the features."""
-
-    label: str
-    site: str
-    layer: int
-    position: int
-    names: tuple[str, ...]
-    heads: tuple[int | None, ...]
-    values: Tensor
-    grid: Grid
+# ---- frequencies that features have because of the order of the digits, and not by chance
 
 
-@dataclass(frozen=True)
-class MeasuredFeatures:
-    """The measures of every feature of a tensor, each ``[feature]``.
+def active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, int]:
+    """Returns the number of active frequencies of each feature [feature], and of all features together.
 
-    Attributes:
-        clusters: each feature with its first frequency, which explains ``clusters.share`` of its variance.
-        first: of this, what cos and sin of one coordinate alone explain: the degree-1 part.
-        one: what any function of one coordinate alone explains, of the coordinate that explains more.
-        active, active_together: the number of active frequencies, and that of all features together.
-        pairs, pairs_relabelled: pairs of frequencies that together have half of the variance, the largest first, and
-            the same after one relabelling of the digits; NaN for a feature that does not vary.
-    """
+    A frequency is active along a coordinate if its share of the variance, in all products with any functions of the
+    other coordinates, exceeds that of every frequency under `draws` relabellings. A relabelling permutes the values of
+    a coordinate, with the same permutation for coordinates of equal size. Activations that depend on the coordinates in
+    any way but their order (noise, or a sum of arbitrary functions of each) are as likely before as after it; so a
+    feature without periodicity has an active frequency with probability 1 / (draws + 1) at most.
 
-    features: Features
-    spectrum: Spectrum
-    clusters: Clusters
-    active: Tensor
-    active_together: int
-    first: Tensor
-    one: Tensor
-    pairs: Tensor
-    pairs_relabelled: Tensor
-
-
-def input_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, GridAxis]:
-    """Returns the two digits of a checkpoint's task.
-
-    Raises:
-        UserError: for no task, or one whose inputs make no grid of two coordinates.
-    """
-    task = subject.task
-    axes = () if task is None else task.grid_axes()
-    if len(axes) != 2 or any(axis.position is None for axis in axes) or not hasattr(task, "input_grid"):
-        raise UserError(
-            "neurons needs a task with a grid of two input digits (grid_axes with positions, and input_grid()); "
-            "interp-run fourier also takes grids of positions"
-        )
-    return axes[0], axes[1]
-
-
-def features_at(subject: LoadedCheckpoint, axes: tuple[GridAxis, GridAxis], kind: str) -> Iterator[Features]:
-    """Yields the features of each layer and read position over the complete grid, a few examples at a time."""
-    from circuits.fourier import Grid
-
-    task: Any = subject.task
-    tokens = task.input_grid().tokens.to(subject.tokens.device)
-    grid = grid_of(axes, tokens)
-    # Inputs with a digit that is on no axis, such as 0 where digits are multiplied, are no cells.
-    tokens, grid = tokens[list(grid.rows or ())], Grid(grid.axes)
-    keys = [int(axis.position or 0) for axis in axes]
-    for layer in range(subject.model.cfg.n_layers):
-        site = f"{kind}.{layer}"
-        for position in task.read_positions:
-
-            def read(seen: Tensor, at: int = position) -> Tensor:
-                return (seen[:, :, at, keys].flatten(1) if kind == "pattern" else seen[:, at]).cpu()
-
-            values = recorded(subject.model, tokens, [site], read)[site]
-            heads: list[int | None] = [None] * values.shape[1]
-            names = [f"neuron {at}" for at in range(values.shape[1])]
-            if kind == "pattern":
-                heads = [head for head in range(values.shape[1] // 2) for _ in axes]
-                names = [f"{layer}.{head} to {axis.name}" for head in heads[::2] for axis in axes]
-            label = f"{site}, position {position}" if len(task.read_positions) > 1 else site
-            yield Features(label, kind, layer, position, tuple(names), tuple(heads), values, grid)
-
-
-def measured(features: Features, draws: int, seed: int) -> MeasuredFeatures:
-    """Measures the features of one site: clusters, active frequencies and explained variance."""
-    import torch
-
-    from circuits.fourier import clusters, spectrum
-    from interp_tasks.papers.miiii.relabelled import active, relabelling
-
-    grid = features.grid
-    partition = spectrum(features.values, grid)
-    share = partition.share
-    grouped = clusters(partition, THRESHOLD)
-    # By frequency, what its cos and sin in one coordinate alone explain.
-    linear = share.new_zeros(max(share.shape[:2]), share.shape[2])
-    linear[1 : share.shape[0]] += share[1:, 0]
-    linear[1 : share.shape[1]] += share[0, 1:]
-    # `best` counts the frequencies that are in the spectrum, which are 1, 2, ...
-    first = linear.gather(0, (grouped.best + 1).clamp(min=0)[None])[0]
-    names = relabelling(grid, seed)
-    renamed = grid.arrange(features.values)[names[0]][:, names[1]].flatten(0, 1)
-    return MeasuredFeatures(
-        features,
-        partition,
-        grouped,
-        *active(features.values, grid, draws, seed),
-        torch.where(grouped.best < 0, 0.0, first),
-        torch.maximum(share[1:, 0].sum(0), share[0, 1:].sum(0)),
-        pairs_for_half(share),
-        pairs_for_half(spectrum(renamed, grid.axes).share),
-    )
-
-
-def pairs_for_half(share: Tensor) -> Tensor:
-    """Counts the largest pairs of frequencies that together make one half, of shares [k_a k_b feature]; NaN if all make
-    no more than half.
+    Args:
+        values: [cell feature] over the complete grid.
     """
     import torch
 
-    sums = share.flatten(0, 1).sort(0, descending=True).values.cumsum(0)
-    counts = (sums < 0.5).sum(0) + 1.0
-    return torch.where(sums[-1] > 0.5, counts, math.nan)
+    arranged = grid.arrange(values.double())
+    flat = arranged.flatten(0, -2)
+    mean, variance = flat.mean(0), flat.var(0, correction=0)
+    orders = [[torch.arange(size) for size in grid.sizes]]
+    orders += [relabelling(grid, seed, draw) for draw in range(draws)]
+    total, constant = (torch.cat([x, x.sum()[None]]) for x in (variance, mean.square()))
+    shares = []
+    for axis, size in enumerate(grid.sizes):
+        parts = []
+        # The mean is taken off first, because for a constant feature only rounding is then left.
+        for part in (arranged - mean).split(FEATURES, -1):
+            rows = part.movedim(axis, 0).reshape(size, -1, part.shape[-1])  # [value others feature]
+            pairs = torch.einsum("x o f, y o f -> x y f", rows, rows)
+            parts.append(powers(pairs, [order[axis] for order in orders]) / grid.cells)
+        # [draw frequency feature]; draw 0 is the data as given. The last feature is all of them together.
+        power = torch.cat(parts, -1)
+        power = torch.cat([power, power.sum(-1, keepdim=True)], -1)
+        is_power = power > ROUNDING * (constant + total)
+        shares.append(torch.where(is_power, power / torch.where(total > 0, total, 1.0), 0.0))
+    bound = torch.cat(shares, 1)[1:].amax((0, 1))
+    # Of a shorter coordinate the high frequencies are none.
+    padded = torch.nn.utils.rnn.pad_sequence([share[0] for share in shares])
+    counts = (padded > bound * (1 + TIE)).any(1).sum(0)
+    return counts[:-1], int(counts[-1])
+
+
+def relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
+    """Draws a permutation of each coordinate's values, the same for coordinates of equal size."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
+    drawn = {size: torch.randperm(size, generator=generator) for size in dict.fromkeys(grid.sizes)}
+    return [drawn[size] for size in grid.sizes]
+
+
+def powers(pairs: Tensor, orders: Sequence[Tensor]) -> Tensor:
+    """Returns the power of each frequency k ≥ 1 of a coordinate under each relabelling, ``[order frequency feature]``.
+
+    |Σ_x v_x e^(−2πikx/n)|² is a sum over pairs of v_x v_y cos(2πk(x − y)/n); a relabelling changes only the distance
+    x − y of a pair.
+
+    Args:
+        pairs: the products v_x v_y, ``[x y feature]``.
+        orders: the value that each is called, ``[x]``.
+    """
+    import torch
+
+    size, flat = len(pairs), pairs.flatten(0, 1)
+    k, distance = torch.arange(1, size // 2 + 1), torch.arange(size)
+    cosines = ((k[:, None] * distance % size).double() * (2 * math.pi / size)).cos()
+    # The highest frequency of an even period has one basis function, the others two.
+    cosines *= torch.where(2 * k == size, 1.0, 2.0).double()[:, None] / size
+    found = []
+    for order in orders:
+        distances = (order[:, None] - order) % size
+        by_distance = flat.new_zeros(size, flat.shape[1]).index_add_(0, distances.flatten(), flat)
+        found.append((cosines @ by_distance).clamp(min=0))
+    return torch.stack(found)

@@ -10,7 +10,7 @@ run's drop; and the last count over the largest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -28,37 +28,29 @@ from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, run_of
 from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.pages import Figure
+from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.miiii.features import (
-    DEVIATIONS,
-    MIN_CHECKPOINTS,
     Features,
-    MeasuredFeatures,
     active_counts,
     amplitudes,
-    features_at,
-    input_axes,
-    measured,
+    features_of,
     of_equal_size,
 )
 
 if TYPE_CHECKING:
     import numpy as np
-    import plotly.graph_objects
     from typing_extensions import Unpack
 
 SITES = ("mlp_post", "pattern")
 NEURONS = (0, 1, 2)
 #: Metrics of a neuron, of a cluster, and of all of them.
-MEAN, FREQUENCY = "mean", "frequency"
 FIRST, SECOND, ONE = "variance explained, degree 1", "variance explained, degree 2", "variance by one digit"
-TO_ONE = "share of attention to one digit"
 PAIRS = "pairs of frequencies for half of the variance"
 ACTIVE, ACTIVE_EACH = "active frequencies", "active frequencies per neuron"
-COUNT, CLUSTERS, CLUSTERED = "neurons", "clusters", "share of neurons in clusters"
-#: The published counts of active frequencies, and the control.
-KINDS = (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd, without size")
 #: Variants that are about no single neuron.
 ALL, IN_CLUSTERS = "all neurons", "in clusters"
+#: Fewer time points have no spread to speak of.
+MIN_CHECKPOINTS = 3
 
 
 def parse_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
@@ -83,9 +75,19 @@ DRAWS = typer.Option("--draws", help="Relabellings of the digits that active fre
 class Image(NamedTuple):
     """One neuron or attention weight over the grid: ``values [a b]``, ``share [k_a k_b]`` of its variance."""
 
-    axes: tuple[str, str]
+    axes: tuple[str, ...]
     values: np.ndarray
     share: np.ndarray
+
+
+class Moment(NamedTuple):
+    """What the published counts of a run are made of, of one of its checkpoints."""
+
+    ref: str
+    step: int
+    shared: Row
+    amplitudes: np.ndarray
+    active_each: float
 
 
 @experiment("modular", says={"site": None})
@@ -107,7 +109,7 @@ def neurons(
         refs: one or several REFs.
         neurons: whose images and rows are wanted; at ``"pattern"`` all are.
         site: ``"mlp_post"``, in every layer; ``"pattern"``: each head's attention from where the task reads to a digit.
-        draws: relabellings of the digits behind ``active frequencies``; see ``relabelled.active``.
+        draws: relabellings of the digits behind ``active frequencies``; see ``features.active``.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
 
     Raises:
@@ -117,41 +119,46 @@ def neurons(
     check_draws(draws)
     chosen = parse_neurons(neurons)
     images: dict[str, dict[str, Image]] = {}
-    history: dict[tuple[str, str], list[CheckpointCounts]] = {}
+    history: dict[tuple[str, int], list[Moment]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        rows: list[Row] = []
-        drawn = images.setdefault(str(subject.labels["ref"]), {})
-        for features in features_at(subject, input_axes(subject), site):
-            measures = measured(features, draws, subject.seed)
+        rows, ref = [], str(subject.labels["ref"])
+        for features in features_of(subject, site, draws):
             wanted = range(len(features.names)) if site == "pattern" else chosen
-            rows += rows_of(measures, wanted)
-            drawn |= {f"{features.names[at]} of {features.label}": image(measures, at) for at in wanted}
+            shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
+            shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
+            rows += [{**shared, **row} for row in rows_of(features, wanted)]
+            arranged = features.grid.arrange(features.values)
+            for at in wanted:
+                name, share = f"{features.names[at]} of {site}.{features.layer}", features.spectrum.share
+                image = Image(tuple(features.grid.axes), arranged[..., at].numpy(), share[..., at].numpy())
+                images.setdefault(ref, {})[name] = image
             if site != "pattern" and subject.checkpoint.run is not None:
-                counts = CheckpointCounts.of(subject, measures)
-                history.setdefault((run_of(subject), features.label), []).append(counts)
+                moment = Moment(ref, subject.stored.step, shared, amplitudes(arranged), features.active_each)
+                history.setdefault((run_of(subject), features.layer), []).append(moment)
         return rows
 
     def check_sizes(sizes: Any, name: str) -> None:
         if site != "pattern" and max(chosen) >= sizes.d_mlp:
             raise UserError(f"--neurons {max(chosen)}: {site} of {name} has neurons 0-{sizes.d_mlp - 1}")
 
+    def later() -> dict[str, list[Row]]:
+        rows: dict[str, list[Row]] = {}
+        for (run, _), moments in history.items():
+            for ref, row in rows_over_time(run, moments, chosen):
+                rows.setdefault(ref, []).append(row)
+        return rows
+
     config = {"neurons": list(chosen), "site": site, "draws": draws}
-    checks: dict[str, Any] = {"check_sizes": check_sizes, "check": input_axes}
-    result = measure(
-        "neurons",
-        refs,
-        options,
-        measure_checkpoint,
-        config=config,
-        later=lambda: later_rows(history, chosen),
-        **checks,
-    )
-    over_time = bool(result.frame["metric"].str.startswith(f"{ACTIVE}, mean").any())
-    return replace(result, notes=tuple(notes(site, draws, over_time)), data={"images": images})
+    checks: dict[str, Any] = {
+        "check_sizes": check_sizes,
+        "check": lambda subject: GridInputs.of(subject.task, "neurons", coordinates=2),
+    }
+    result = measure("neurons", refs, options, measure_checkpoint, config=config, later=later, **checks)
+    return replace(result, notes=tuple(notes(site, draws)), data={"images": images})
 
 
-def notes(site: str, draws: int, over_time: bool) -> Iterator[str]:
+def notes(site: str, draws: int) -> Iterator[str]:
     """Yields the notes below the table."""
     yield "The grid of inputs is complete and all neurons count: nothing is sampled, there are no intervals."
     yield (
@@ -164,161 +171,83 @@ def notes(site: str, draws: int, over_time: bool) -> Iterator[str]:
     )
     if site != "pattern":
         yield f"in clusters: degree 2 explains more than {THRESHOLD:g}."
-    if over_time:
         yield (
-            "+1 sd, +2 sd: the published counts above the mean, of each frequency's share of its own sum over the "
-            "checkpoints; they depend on which checkpoints these are, and on the size of a neuron as much as on its "
-            "frequencies. without size: after division by the sum over frequencies, at each checkpoint."
+            "+1 sd, +2 sd, of three checkpoints or more: the published counts above the mean, of each frequency's "
+            "share of its own sum over the checkpoints; they depend on which checkpoints these are, and on the size of "
+            "a neuron. without size: after division by the sum over frequencies, at each checkpoint."
         )
 
 
-def image(measures: MeasuredFeatures, at: int) -> Image:
-    first, second = measures.features.grid.axes
-    values = measures.features.grid.arrange(measures.features.values[:, at]).numpy()
-    return Image((first, second), values, measures.spectrum.share[..., at].numpy())
+def rows_of(features: Features, wanted: Sequence[int]) -> Iterator[Row]:
+    """Yields rows of the chosen features; of heads their preferences, of neurons those of clusters and of all."""
+    import torch
+
+    for at in wanted:
+        about = {"variant": features.names[at], "head": features.heads[at]}
+        yield {**about, **row("mean", features.values[:, at].double().mean())}
+        if not features.varying[at]:
+            continue
+        clusters = features.clusters
+        yield {**about, **row("frequency", clusters.labels[int(clusters.best[at])])}
+        yield {**about, **row(FIRST, features.first[at])}
+        yield {**about, **row(SECOND, clusters.share[at])}
+        yield {**about, **row(ONE, features.one[at])}
+        yield {**about, **row(PAIRS, features.pairs[at], features.pairs_relabelled[at])}
+        yield {**about, **row(ACTIVE, features.active[at])}
+    if features.site == "pattern":
+        # The share of a head's mean attention to both digits that the one with more gets: 0.5 to 1.
+        for head, pair in enumerate(features.values.double().mean(0).unflatten(0, (-1, 2))):
+            about = {"variant": f"{features.layer}.{head}", "head": head}
+            yield {**about, **row("share of attention to one digit", float(pair.max() / pair.sum()))}
+        return
+    inside = features.clusters.assigned >= 0
+    for variant, members in ((IN_CLUSTERS, inside), (ALL, features.varying)):
+        weights = features.spectrum.variance[members]
+        total = float(weights.sum())
+        yield {"variant": variant, **row("neurons", int(members.sum()))}
+        for name, share in ((FIRST, features.first), (SECOND, features.clusters.share)) if total > 0 else ():
+            yield {"variant": variant, **row(name, float((share[members] * weights).sum()) / total)}
+    yield {"variant": IN_CLUSTERS, **row("clusters", len(features.clusters.sizes))}
+    yield {"variant": IN_CLUSTERS, **row("share of neurons in clusters", float(inside.double().mean()))}
+    if bool(features.varying.any()):
+        medians = (torch.nanmedian(each) for each in (features.pairs, features.pairs_relabelled))
+        yield {"variant": ALL, **row(PAIRS, *medians)}
+        yield {"variant": ALL, **row(ACTIVE, features.active_together)}
+        yield {"variant": ALL, **row(ACTIVE_EACH, features.active_each)}
 
 
-class CheckpointCounts(NamedTuple):
-    """What the published counts of a run are made of, of one of its checkpoints."""
-
-    ref: str
-    step: int
-    shared: Row
-    amplitudes: np.ndarray
-    active_each: float
-
-    @classmethod
-    def of(cls, subject: LoadedCheckpoint, measures: MeasuredFeatures) -> CheckpointCounts:
-        arranged = measures.features.grid.arrange(measures.features.values)
-        ref, step, shared = str(subject.labels["ref"]), subject.stored.step, shared_columns(measures.features)
-        return cls(ref, step, shared, amplitudes(arranged), active_each(measures))
-
-
-def active_each(measures: MeasuredFeatures) -> float:
-    """Returns the mean number of active frequencies of the neurons that vary; 0 where none does."""
-    counts = measures.active[measures.clusters.best >= 0]
-    return float(counts.double().mean()) if len(counts) else 0.0
-
-
-def later_rows(
-    history: Mapping[tuple[str, str], Sequence[CheckpointCounts]], wanted: Sequence[int]
-) -> dict[str, list[Row]]:
-    """Returns what needs all checkpoints of a run, by REF."""
-    rows: dict[str, list[Row]] = {}
-    for (run, _), entries in history.items():
-        for ref, row in rows_of_run(run, entries, wanted):
-            rows.setdefault(ref, []).append(row)
-    return rows
-
-
-def rows_of_run(
-    run: str, entries: Sequence[CheckpointCounts], wanted: Sequence[int]
-) -> Iterator[tuple[str, Row]]:
+def rows_over_time(run: str, moments: Sequence[Moment], wanted: Sequence[int]) -> Iterator[tuple[str, Row]]:
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
-    if len(entries) < MIN_CHECKPOINTS:
+    if len(moments) < MIN_CHECKPOINTS:
         return
-    entries = sorted(entries, key=lambda entry: entry.step)
-    over_time = np.stack([entry.amplitudes for entry in entries])
+    moments = sorted(moments, key=lambda moment: moment.step)
+    over_time = np.stack([moment.amplitudes for moment in moments])
     varying = (over_time[:, 1:] > 0).any((0, 1))
     drop = logged_drop(Path(run))
-    series = {(ALL, ACTIVE_EACH): np.array([entry.active_each for entry in entries])}
-    counted = [(over_time, deviations) for deviations in DEVIATIONS]
-    counted.append((of_equal_size(over_time), DEVIATIONS[0]))
-    for kind, (of, deviations) in zip(KINDS, counted, strict=True):
+    series = {(ALL, ACTIVE_EACH): np.array([moment.active_each for moment in moments])}
+    for kind, counts in (
+        ("1 sd", active_counts(over_time, 1)),
+        ("2 sd", active_counts(over_time, 2)),
+        ("1 sd, without size", active_counts(of_equal_size(over_time), 1)),
+    ):
         name = f"{ACTIVE}, mean + {kind}"
-        counts = active_counts(of, deviations)
         series |= {(f"neuron {at}", name): counts[:, at].astype(float) for at in wanted}
         if varying.any():
             series[ALL, name] = counts[:, varying].mean(1)
     for (variant, name), values in series.items():
-        if name != ACTIVE_EACH:
-            for entry, value in zip(entries, values, strict=True):
-                yield entry.ref, {**entry.shared, "variant": variant, **row(name, value)}
-        last, at = {**entries[-1].shared, "variant": variant}, int(values.argmax())
+        for moment, value in zip(moments, values, strict=True) if name != ACTIVE_EACH else ():
+            yield moment.ref, {**moment.shared, "variant": variant, **row(name, value)}
+        last, at = {**moments[-1].shared, "variant": variant}, int(values.argmax())
         end = None if drop is None else drop.end
-        yield entries[-1].ref, {**last, **row(f"{name}, step of the peak", entries[at].step, end)}
+        yield moments[-1].ref, {**last, **row(f"{name}, step of the peak", moments[at].step, end)}
         if values[at] > 0:
-            yield entries[-1].ref, {**last, **row(f"{name}, end / peak", values[-1] / values[at])}
-
-
-def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> Iterator[Row]:
-    """Yields rows of the chosen features; of heads their preferences, of neurons those of clusters and of all."""
-    features, common = measures.features, shared_columns(measures.features)
-    for at in wanted:
-        about = {**common, "variant": features.names[at], "head": features.heads[at]}
-        yield from ({**about, **row} for row in one_feature(measures, at))
-    if features.site == "pattern":
-        # The share of a head's mean attention to both digits that the one with more gets: 0.5 to 1.
-        for head, pair in enumerate(features.values.double().mean(0).unflatten(0, (-1, 2))):
-            about = {**common, "variant": f"{features.layer}.{head}", "head": head}
-            yield {**about, **row(TO_ONE, float(pair.max() / pair.sum()))}
-        return
-    for variant, metrics in together(measures).items():
-        yield from ({**common, "variant": variant, **row} for row in metrics)
-
-
-def shared_columns(features: Features) -> Row:
-    """Returns the columns that all rows of one tensor share."""
-    about = {"site": features.site, "layer": features.layer, "position": features.position, "split": "grid"}
-    return {**about, "intervention": features.label, "n": features.grid.cells}
-
-
-def one_feature(measures: MeasuredFeatures, at: int) -> Iterator[Row]:
-    """Yields the rows of one feature; of one that does not vary only its mean."""
-    yield row(MEAN, measures.features.values[:, at].double().mean())
-    if float(measures.spectrum.variance[at]) <= 0 or int(measures.clusters.best[at]) < 0:
-        return
-    yield row(FREQUENCY, measures.clusters.labels[int(measures.clusters.best[at])])
-    yield row(FIRST, measures.first[at])
-    yield row(SECOND, measures.clusters.share[at])
-    yield row(ONE, measures.one[at])
-    yield row(PAIRS, measures.pairs[at], measures.pairs_relabelled[at])
-    yield row(ACTIVE, measures.active[at])
-
-
-def together(measures: MeasuredFeatures) -> dict[str, list[Row]]:
-    """Returns rows of the neurons of all clusters, and of all that vary, by variant."""
-    import torch
-
-    clusters, varying = measures.clusters, measures.clusters.best >= 0
-    inside = clusters.assigned >= 0
-    groups = {IN_CLUSTERS: inside.nonzero().flatten(), ALL: varying.nonzero().flatten()}
-    rows: dict[str, list[Row]] = {}
-    for variant, members in groups.items():
-        weights = measures.spectrum.variance[members]
-        total = float(weights.sum())
-        rows[variant] = [row(COUNT, len(members))]
-        if total > 0:
-            for name, share in ((FIRST, measures.first), (SECOND, clusters.share)):
-                rows[variant].append(row(name, float((share[members] * weights).sum()) / total))
-    rows[IN_CLUSTERS] += [row(CLUSTERS, len(clusters.sizes)), row(CLUSTERED, float(inside.double().mean()))]
-    if bool(varying.any()):
-        rows[ALL] += [
-            row(PAIRS, *(torch.nanmedian(each) for each in (measures.pairs, measures.pairs_relabelled))),
-            row(ACTIVE, measures.active_together),
-            row(ACTIVE_EACH, active_each(measures)),
-        ]
-    return rows
+            yield moments[-1].ref, {**last, **row(f"{name}, end / peak", values[-1] / values[at])}
 
 
 def row(metric: str, value: Any, baseline: Any = None) -> Row:
     return {"metric": metric, **numbers(value, baseline=baseline)}
-
-
-def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
-    """Draws a row per image: the values on the left, the shares of pairs of frequencies on the right."""
-    panels = []
-    for name, ((first, second), values, shares) in images.items():
-        options: dict[str, Any] = {"numbers": False, "row": max(6, 280 // min(60, len(values))), "width": 230}
-        ends: dict[str, Any] = {"start": float(values.min()), "end": float(values.max())}
-        panels.append(heat(values, name, across=second, down=first, **ends, **options))
-        options |= {"unit": "share of variance (%)", "row": max(6, 280 // min(60, len(shares)))}
-        options |= {"across": f"frequency in {second}", "down": f"frequency in {first}"}
-        # A neuron that is nowhere active has no share above 0.
-        panels.append(heat(100 * shares, "its spectrum", end=float(100 * shares.max()) or 100, **options))
-    return draw(panels, columns=2)
 
 
 def figures(result: Result) -> list[Figure]:
@@ -335,4 +264,19 @@ def figures(result: Result) -> list[Figure]:
         "Left: the value for every input, first coordinate down, second across. Right: the share of its variance "
         "in each pair of frequencies, without the constant. Each image has its own colour scale."
     )
-    return drawn + [Figure(images_figure(images[ref]), f"Over the inputs, {ref}", caption) for ref in refs]
+    for ref in refs:
+        panels = []
+        for name, ((first, second), values, shares) in images[ref].items():
+            options: dict[str, Any] = {
+                "numbers": False,
+                "width": 230,
+                "row": max(6, 280 // min(60, len(values))),
+            }
+            ends: dict[str, Any] = {"start": float(values.min()), "end": float(values.max())}
+            panels.append(heat(values, name, across=second, down=first, **ends, **options))
+            options |= {"unit": "share of variance (%)", "row": max(6, 280 // min(60, len(shares)))}
+            options |= {"across": f"frequency in {second}", "down": f"frequency in {first}"}
+            # A neuron that is nowhere active has no share above 0.
+            panels.append(heat(100 * shares, "its spectrum", end=float(100 * shares.max()) or 100, **options))
+        drawn.append(Figure(draw(panels, columns=2), f"Over the inputs, {ref}", caption))
+    return drawn

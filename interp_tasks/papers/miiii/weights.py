@@ -1,7 +1,6 @@
 """Embeddings as tables: similar positions, singular values and vectors, frequencies; beside untrained models.
 
-``variant`` says of what, ``intervention`` which part of it. The spectrum is left out for a task that has no grid of
-inputs.
+``variant`` says of what, ``intervention`` which part of it.
 """
 
 from __future__ import annotations
@@ -15,14 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import (
-    WEIGHTS,
-    Table,
-    Tables,
-    interval,
-    resamples,
-    tables_of,
-)
+from interp_tasks.measurement.embeddings import WEIGHTS, Tables, correlation, interval, resamples
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure
@@ -36,6 +28,8 @@ from interp_tasks.measurement.subjects import (
 )
 from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.measurement.untrained import untrained
+from interp_tasks.papers.grid import GridInputs
+from interp_tasks.papers.miiii.features import powers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +37,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.measurement.embeddings import Array
-    from tasks import Task
 
 #: How many untrained models stand beside a checkpoint.
 MODELS = 20
@@ -51,15 +44,10 @@ MODELS = 20
 ORDERS, UNTRAINED_ORDERS = 999, 199
 #: Dimensions that the published similarity of positions is over: the first ones.
 PUBLISHED_DIMENSIONS = 37
-PEARSON, COSINE = "Pearson correlation", "cosine similarity"
 #: Chance that white noise is called periodic, and that a table in no order has a significant frequency at all.
 LEVEL = 0.05
 #: Shares of a sum are compared with a bound up to rounding.
 ROUNDING = 1e-9
-#: What ``intervention`` says of a row.
-VALUES, LEADING, SPECTRUM = "singular values", "leading singular vectors", "spectrum"
-PERIODIC = "periodic share"
-ABOVE_MEAN, ABOVE_RELABELLED = "frequencies above mean + 1 sd", "frequencies above relabelled digits"
 CONTROL = typer.Option(
     "--control", metavar="REF", help="A model to compare with, such as one of shuffled answers. Repeat."
 )
@@ -79,7 +67,7 @@ def weights(
     part.
 
     Args:
-        refs: one or several REFs.
+        refs: one or several REFs, of tasks with a grid of inputs.
         control: REFs of models to compare them with, such as one trained on shuffled answers: rows of their own.
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples, random
             orders and untrained models.
@@ -96,29 +84,37 @@ def weights(
             raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
     untrained_of: dict[Any, list[Tables]] = {}
 
+    def grid_of(subject: LoadedCheckpoint) -> GridInputs:
+        return GridInputs.of(subject.task, "weights")
+
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the embedding tables of one checkpoint, beside those of untrained models."""
-        task, tables, seed = subject.task, Tables.of(subject.model), subject.seed
-        assert task is not None
         # The same for all checkpoints of a run and architecture.
-        key = (run_of(subject), task, *(tuple(one.shape) for one in subject.model.parameters()))
+        key = (run_of(subject), subject.task, *(tuple(one.shape) for one in subject.model.parameters()))
         if key not in untrained_of:
             untrained_of[key] = untrained_tables(subject)
-        others = untrained_of[key]
-        beside = [tables_of(task, one) for one in others]
-        rows = list(position_rows(task, tables, others, seed))
-        for index, table in enumerate(tables_of(task, tables)):
-            baselines = [numbers_of(each[index], UNTRAINED_ORDERS, seed) for each in beside]
-            for (about, metric), value in numbers_of(table, ORDERS, seed).items():
-                baseline = mean_of(each[about, metric] for each in baselines)
-                row = {"variant": table.label, "intervention": about, "metric": metric, "site": "embed"}
-                rows.append({**row, "n": len(table.rows), **numbers(value, baseline=baseline)})
+        tables, inputs = [Tables.of(subject.model), *untrained_of[key]], grid_of(subject)
+        rows = [*position_rows(inputs, tables, subject.seed), *token_rows(inputs, tables, subject.seed)]
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
-    config = {"control": [one.label for one in controls]}
-    result = measure("weights", [*examined, *controls], options, measure_checkpoint, config=config)
-    has_order = bool((result.frame["intervention"] == SPECTRUM).any())
-    return replace(result, notes=tuple(notes([one.label for one in controls], has_order)))
+    labels = [one.label for one in controls]
+    config, found = {"control": labels}, [*examined, *controls]
+    result = measure("weights", found, options, measure_checkpoint, config=config, check=grid_of)
+    listed = (f"Controls: {', '.join(labels)}.",) if labels else ()
+    return replace(result, notes=(*listed, *NOTES))
+
+
+NOTES = (
+    "Similarity of positions: of the rows of W_pos, over dimensions; intervals: 95%, bootstrap over dimensions. "
+    f"{PUBLISHED_DIMENSIONS} dimensions are what the published number was computed over.",
+    "Vectors for a share: the fewest leading singular values that reach it, of ΣS; not centred.",
+    "leading singular vectors: those for 50% of ΣS. periodic: a larger share of their variance at one frequency than "
+    "white noise has at its best one with probability 0.05.",
+    "frequencies above relabelled digits: a norm that no frequency of the same rows in random order reaches with "
+    f"probability 0.95 ({ORDERS} orders). frequencies above mean + 1 sd: the published rule, over all frequencies with "
+    "0; about a sixth of any noise is above it.",
+    f"baseline: mean of {MODELS} untrained models of the architecture.",
+)
 
 
 def untrained_tables(subject: LoadedCheckpoint) -> list[Tables]:
@@ -129,99 +125,76 @@ def untrained_tables(subject: LoadedCheckpoint) -> list[Tables]:
         return []
 
 
-def numbers_of(table: Table, orders: int, seed: int) -> dict[tuple[str, str], float]:
-    """Returns of a token table its singular values, and its frequencies where the rows stand in an order, by the part
-    and the metric.
-    """
-    import numpy as np
-
-    from circuits import fourier
-    from circuits.fourier import AboveMean, key_frequencies
-
-    left, sizes, _ = np.linalg.svd(table.rows, full_matrices=False)
-    found = {(VALUES, f"vectors for {share:.0%} of S"): float(needed(sizes, share)) for share in (0.5, 0.9)}
-    if table.axis is None:
-        return found
-    leading = periodic(left[:, : max(1, needed(sizes, 0.5))])
-    published = key_frequencies(fourier.spectrum(table.rows, {"digit": len(table.rows)}), AboveMean(1))
-    return found | {
-        (LEADING, PERIODIC): float(leading.mean()),
-        (SPECTRUM, ABOVE_MEAN): float(len(published.keys)),
-        (SPECTRUM, ABOVE_RELABELLED): float(significant(table.rows, orders, seed).sum()),
-    }
-
-
-def notes(controls: Sequence[str], ordered: bool) -> Iterator[str]:
-    """Yields the notes below the table."""
-    if controls:
-        yield f"Controls: {', '.join(controls)}."
-    yield (
-        "Similarity of positions: of the rows of W_pos, over dimensions; intervals: 95%, bootstrap over dimensions. "
-        f"{PUBLISHED_DIMENSIONS} dimensions are what the published number was computed over."
-    )
-    yield "Vectors for a share: the fewest leading singular values that reach it, of ΣS; not centred."
-    if ordered:
-        yield (
-            f"{LEADING}: those for 50% of ΣS. periodic: a larger share of their variance at one frequency than white "
-            "noise has at its best one with probability 0.05."
-        )
-        yield (
-            f"{ABOVE_RELABELLED}: a norm that no frequency of the same rows in random order reaches with probability "
-            f"0.95 ({ORDERS} orders). {ABOVE_MEAN}: the published rule, over all frequencies with 0; about a sixth of "
-            "any noise is above it."
-        )
-    else:
-        yield "No spectrum: the task has no grid of inputs (grid_axes) whose values would put tokens in an order."
-    yield f"baseline: mean of {MODELS} untrained models of the architecture."
-
-
-def position_rows(task: Task, tables: Tables, others: Sequence[Tables], seed: int) -> Iterator[Row]:
-    """Yields rows of the similarity of W_pos at the grid's coordinates, else at the first two positions."""
-    import numpy as np
-
-    table = tables.positions
-    if table is None:
-        return
-    controls = [each.positions for each in others if each.positions is not None]
-    places = sorted({axis.position for axis in task.grid_axes() if axis.position is not None}) or [0, 1]
-    for pair in itertools.combinations([place for place in places if place < len(table)], 2):
-        for dimensions in dict.fromkeys([table.shape[1], PUBLISHED_DIMENSIONS]):
-            if dimensions > table.shape[1]:
-                continue
-            about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
-            plain = np.ones((1, dimensions))
-            beside = [similarities(each, pair, dimensions, plain) for each in controls]
-            for metric, values in similarities(table, pair, dimensions, resamples(dimensions, seed)).items():
-                row = {
-                    "variant": f"positions {pair[0]} and {pair[1]}",
-                    "intervention": about,
-                    "metric": metric,
-                }
-                baseline = mean_of(float(each[metric][0]) for each in beside)
-                of_value = numbers(values[0], interval(values[1:]), baseline)
-                yield {**row, "site": "pos_embed", "n": dimensions, **of_value}
-
-
 def mean_of(values: Iterable[float]) -> float | None:
     """Returns the mean; ``None`` of no values."""
     several = list(values)
     return math.fsum(several) / len(several) if several else None
 
 
+# ---- of the positions and tokens of a model, and of untrained ones after it
+
+
+def position_rows(inputs: GridInputs, tables: Sequence[Tables], seed: int) -> Iterator[Row]:
+    """Yields Pearson and cosine of the rows of W_pos at the grid's coordinates."""
+    import numpy as np
+
+    table, *others = (each.positions for each in tables if each.positions is not None)
+    for pair in itertools.combinations(sorted(inputs.operands), 2):
+        for dimensions in dict.fromkeys([table.shape[1], PUBLISHED_DIMENSIONS]):
+            if dimensions > table.shape[1]:
+                continue
+            about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
+            plain = np.ones((1, dimensions))
+            beside = [similarities(each, pair, dimensions, plain) for each in others]
+            for metric, values in similarities(table, pair, dimensions, resamples(dimensions, seed)).items():
+                row = {"variant": f"positions {pair[0]} and {pair[1]}", "intervention": about}
+                baseline = mean_of(float(each[metric][0]) for each in beside)
+                of_value = numbers(values[0], interval(values[1:]), baseline)
+                yield {**row, "metric": metric, "site": "pos_embed", "n": dimensions, **of_value}
+
+
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:
     """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
     import numpy as np
-
-    from interp_tasks.measurement.embeddings import correlation
 
     one, other = (table[position, :dimensions] for position in pair)
     products = weights @ (one * other)
     scale = np.sqrt((weights @ one**2) * (weights @ other**2))
     cosine = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
-    return {PEARSON: correlation(one, other, weights), COSINE: cosine}
+    return {"Pearson correlation": correlation(one, other, weights), "cosine similarity": cosine}
 
 
-# ---- singular values, frequencies
+def token_rows(inputs: GridInputs, tables: Sequence[Tables], seed: int) -> Iterator[Row]:
+    """Yields the rows of W_E over the values of each coordinate."""
+    by_values = {axis.values: axis.name for axis in inputs.axes}
+    for values, name in by_values.items():
+        label = "W_E" if len(by_values) == 1 else f"W_E ({name})"
+        table, *others = (each.tokens[list(values)] for each in tables)
+        beside = [numbers_of(each, UNTRAINED_ORDERS, seed) for each in others]
+        for (about, metric), value in numbers_of(table, ORDERS, seed).items():
+            baseline = mean_of(each[about, metric] for each in beside)
+            row = {"variant": label, "intervention": about, "metric": metric, "site": "embed"}
+            yield {**row, "n": len(table), **numbers(value, baseline=baseline)}
+
+
+def numbers_of(table: Array, orders: int, seed: int) -> dict[tuple[str, str], float]:
+    """Returns of a token table ``[digit d]`` its singular values and frequencies, by the part and the metric."""
+    import numpy as np
+
+    from circuits.fourier import AboveMean, key_frequencies, spectrum
+
+    left, sizes, _ = np.linalg.svd(table, full_matrices=False)
+    found = {
+        ("singular values", f"vectors for {share:.0%} of S"): float(needed(sizes, share))
+        for share in (0.5, 0.9)
+    }
+    leading = periodic(left[:, : max(1, needed(sizes, 0.5))])
+    published = key_frequencies(spectrum(table, {"digit": len(table)}), AboveMean(1))
+    return found | {
+        ("leading singular vectors", "periodic share"): float(leading.mean()),
+        ("spectrum", "frequencies above mean + 1 sd"): float(len(published.keys)),
+        ("spectrum", "frequencies above relabelled digits"): float(significant(table, orders, seed).sum()),
+    }
 
 
 def needed(sizes: Array, share: float) -> int:
@@ -259,43 +232,22 @@ def significant(table: Array, draws: int, seed: int) -> NDArray[np.bool_]:
     """
     import numpy as np
 
-    norms, strongest = norms_and_strongest(table, draws, seed)
+    norms = norms_of_orders(table, draws, seed)
     # Ties count against significance; rounding must not break them.
-    hits = (strongest >= norms[:, None] * (1 - 1e-12)).sum(1)
+    hits = (norms[1:].max(1)[:, None] >= norms[0] * (1 - 1e-12)).sum(0)
     return np.asarray((1 + hits) / (1 + draws) <= LEVEL + 1e-9)
 
 
-def norms_and_strongest(table: Array, draws: int, seed: int) -> tuple[Array, Array]:
-    """Returns the norm of each frequency, over all dimensions, and the largest one of each random order of the rows."""
+def norms_of_orders(table: Array, draws: int, seed: int) -> Array:
+    """Returns the norm over all dimensions of each frequency, of the rows and of random orders, ``[1 + draws, k]``."""
     import numpy as np
-
-    rows = len(table)
-    # The mean is in no frequency, and of a large one only rounding would be left.
-    centred = table - table.mean(0)
-    products = centred @ centred.T
-    first, second = np.tril_indices(rows, -1)
-    pairs, alone = 2 * products[first, second], np.trace(products)
-    waves = autocorrelation_waves(rows)
-
-    def norms(names: NDArray[np.int64]) -> Array:
-        # ‖Σ_x w_x e^(−2πikx/p)‖² is a sum over pairs of rows, w_x · w_y cos(2πk(x − y)/p): an order only says how far
-        # apart the rows of a pair are, and the dimensions are summed over once.
-        apart = (names[first] - names[second]) % rows
-        by_distance = np.bincount(apart, weights=pairs, minlength=rows)
-        by_distance[0] += alone
-        return np.asarray(np.sqrt(np.clip(waves @ by_distance, 0, None)), dtype=float)
+    import torch
 
     rng = np.random.default_rng([seed, 5])
-    strongest = [norms(rng.permutation(rows)).max() for _ in range(draws)]
-    return norms(np.arange(rows)), np.array(strongest, dtype=float)
-
-
-def autocorrelation_waves(rows: int) -> Array:
-    """Returns ``[frequency distance]``: the weight of the product of two rows at a distance in each power k ≥ 1."""
-    import numpy as np
-
-    k = np.arange(1, rows // 2 + 1)
-    waves = np.cos(2 * np.pi * (np.outer(k, np.arange(rows)) % rows) / rows)
-    # The highest frequency of an even period is one function, the others are two.
-    functions = np.where(2 * k == rows, 1, 2)[:, None]
-    return np.asarray(waves * functions / rows, dtype=float)
+    orders = [np.arange(len(table)), *(rng.permutation(len(table)) for _ in range(draws))]
+    # The mean is in no frequency, and of a large one only rounding would be left.
+    centred = table - table.mean(0)
+    found = powers(
+        torch.from_numpy(centred @ centred.T)[..., None], [torch.from_numpy(order) for order in orders]
+    )
+    return np.asarray(found[..., 0].sqrt())

@@ -15,73 +15,75 @@ Nanda et al. 2023 (arXiv:2301.05217, section 5.2) set the boundaries by eye: 1,4
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from interp_tasks.measurement.crossings import crossing
+from interp_tasks.measurement.table import Row
 
 #: Phases are looked for in curves of this many stored steps at least.
 MIN_STEPS = 4
-#: Curves that begin their way at their highest value, and at their lowest; the others at their first.
-FROM_MAXIMUM, FROM_MINIMUM = ("test loss", "restricted loss", "held-out restricted loss"), ("excluded loss",)
+#: Where the way of a curve begins that does not begin at its first value.
+STARTS: dict[str, Callable[..., Any]] = {
+    "test loss": np.argmax,
+    "restricted loss": np.argmax,
+    "held-out restricted loss": np.argmax,
+    "excluded loss": np.argmin,
+}
 
 
-@dataclass(frozen=True)
-class Phases:
-    """The steps that bound the phases; NaN for a phase that does not occur."""
-
-    memorised: float
-    cleanup: float
-    end: float
-
-    @property
-    def parts(self) -> dict[str, tuple[float, float]]:
-        """Name -> first and last step."""
-        formation = (self.memorised, self.cleanup)
-        return {
-            "memorisation": (0.0, self.memorised),
-            "circuit formation": formation if formation[0] < formation[1] else (math.nan, math.nan),
-            "cleanup": (self.cleanup, self.end),
-        }
-
-
-def boundaries(losses: Mapping[str, Mapping[int, float]]) -> Phases | None:
-    """Returns the phases by a run's losses, name -> step -> value; ``None`` for too few steps, or no split."""
-    train, test = losses.get("train loss", {}), losses.get("test loss", {})
-    if not train or len(test) < MIN_STEPS:
-        return None
-    steps = sorted(test)
-    return find_phases(steps, [train[step] for step in steps], [test[step] for step in steps])
-
-
-def find_phases(steps: Sequence[int], train: Sequence[float], test: Sequence[float]) -> Phases:
-    """Finds the phases from the losses at ascending steps."""
-    return Phases(made(steps, train, 0.9), made(steps, test, 0.1, "max"), made(steps, test, 0.9, "max"))
-
-
-def made(steps: Sequence[int], curve: Sequence[float], share: float, start: str = "first") -> float:
-    """Returns the step at which a curve has made a share of its change from ``start`` (first, max, min) to its end."""
-    begin = {"first": 0, "max": int(np.argmax(curve)), "min": int(np.argmin(curve))}[start]
+def made(name: str, steps: Sequence[int], curve: Sequence[float], share: float) -> float:
+    """Returns the step at which the curve of this name has made a share of its way to its last value."""
+    begin = int(STARTS[name](curve)) if name in STARTS else 0
     values = np.asarray(curve, dtype=float)[begin:]
     return float(crossing(steps[begin:], values[None], share, values[:1], values[-1:])[0])
 
 
-def begins(name: str) -> str:
-    """Returns the start from which the change of a curve of this name is counted."""
-    return "max" if name in FROM_MAXIMUM else "min" if name in FROM_MINIMUM else "first"
+def boundaries(losses: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    """Returns the steps that bound the phases, by a run's losses: name -> step -> value; NaN for one that is not there.
+
+    None for a run of too few steps, or without splits.
+    """
+    steps = sorted(losses.get("test loss", ()))
+    if "train loss" not in losses or len(steps) < MIN_STEPS:
+        return {}
+    shares = {
+        "memorisation ends": ("train loss", 0.9),
+        "cleanup begins": ("test loss", 0.1),
+        "cleanup ends": ("test loss", 0.9),
+    }
+    return {
+        name: made(loss, steps, [losses[loss][step] for step in steps], share)
+        for name, (loss, share) in shares.items()
+    }
 
 
-def changes(
-    steps: Sequence[int], curve: Sequence[float], phases: Phases
-) -> Mapping[str, tuple[float, float]]:
-    """Returns the curve's value at the beginning and the end of each phase."""
-    values = {}
-    for name, ends in phases.parts.items():
-        if any(map(math.isnan, ends)):
-            values[name] = (math.nan, math.nan)
-        else:
-            first, last = np.interp(ends, steps, curve)
-            values[name] = (float(first), float(last))
-    return values
+def phase_rows(answer: str, curves: Mapping[str, Mapping[int, float]]) -> Iterator[Row]:
+    """Yields the boundaries of an answer's phases, the change of each curve in each phase, and its half-way step."""
+    ends = boundaries(curves)
+    if not ends:
+        return
+    steps = sorted(curves["test loss"])
+    for name, step in ends.items():
+        yield {
+            "intervention": "boundary of phases",
+            "variant": answer,
+            "metric": f"step: {name}",
+            "value": step,
+        }
+    memorised, cleanup, end = ends.values()
+    formation = (memorised, cleanup) if memorised < cleanup else (math.nan, math.nan)
+    phases = {"memorisation": (0.0, memorised), "circuit formation": formation, "cleanup": (cleanup, end)}
+    lines = {name: [values[step] for step in steps] for name, values in curves.items()}
+    half = made("test loss", steps, lines["test loss"], 0.5)
+    for name, line in lines.items():
+        for phase, bounds in phases.items():
+            is_there = not any(map(math.isnan, bounds))
+            first, last = map(float, np.interp(bounds, steps, line)) if is_there else (math.nan, math.nan)
+            row = {"variant": answer, "intervention": phase, "metric": f"change of {name}"}
+            yield {**row, "value": last - first, "baseline": first}
+        step = made(name, steps, line, 0.5)
+        row = {"variant": answer, "intervention": "half of its way", "metric": f"step: {name}"}
+        yield {**row, "value": step, "baseline": half, "effect": step - half}

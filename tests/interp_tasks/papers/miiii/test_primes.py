@@ -12,7 +12,8 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.miiii.primes import GridInputs, lost, own_and_others, spread_of
+from interp_tasks.papers.grid import GridInputs
+from interp_tasks.papers.miiii.primes import damage, spread_of
 
 P, NEURONS = 31, 120
 #: Of the model with two circuits, the neurons of 3; those of 5 are the rest.
@@ -148,7 +149,7 @@ def test_without_shared_neurons_the_other_prime_is_hurt_too(found):
 
 def test_damage_is_the_share_of_what_is_above_chance():
     task = tasks.get("miiii", p=11, primes=(2, 5, 7))
-    inputs = GridInputs.of(task.input_grid().tokens, task.grid_axes(), task.modular_answers())
+    answers = GridInputs.of(task, "primes").answers
     clean, without = [1.0, 0.9, 0.15], [[0.5, 0.9, 0.1], [1.0, 0.55, 0.1], [0.75, 0.9, 0.1]]
     rows = [
         {
@@ -161,14 +162,11 @@ def test_damage_is_the_share_of_what_is_above_chance():
         for i, gone in enumerate((2, 5, 7))
         for j, judged in enumerate((2, 5, 7))
     ]
-    found, control = (table.to_numpy() for table in lost(pandas.DataFrame(rows), inputs))
+    own, others = damage(pandas.DataFrame(rows), answers, "without ")
     # 7 is at chance before: nothing can be lost.
-    np.testing.assert_allclose(found[:, :2], [[1, 0], [0, 0.5], [0.5, 0]])
-    assert np.isnan(found[:, 2]).all()
-    own, others = own_and_others(found)
     np.testing.assert_allclose(own, [1, 0.5, np.nan])
     np.testing.assert_allclose(others, [0, 0, 0.25])
-    assert np.nanmax(np.abs(control)) == 0
+    assert np.nanmax(np.abs(damage(pandas.DataFrame(rows), answers, "control of "))) == 0
 
 
 def test_answers_per_neuron_count_equal_parts():

@@ -10,11 +10,10 @@ from circuits import run as run_model
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
+from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.nanda import phases
-from interp_tasks.papers.nanda.attention import rows_of_attention
-from interp_tasks.papers.nanda.inputs import read_inputs
-from interp_tasks.papers.nanda.logits import rows_of_losses
-from interp_tasks.papers.nanda.neurons import Neurons
+from interp_tasks.papers.nanda.losses import GridModel, loss_rows, splits_of
+from interp_tasks.papers.nanda.mechanism import best_waves, operand_waves
 
 P = 7
 #: Of the model of addition, whose key frequencies it makes ``KEYS``.
@@ -155,25 +154,6 @@ def test_neurons_as_ablate_frequencies_has_it(addition, models, results):
         found = value(frame, f"sum, frequency {key}", "loss", "neurons: without one key frequency")
         assert found == pytest.approx(loss([key]), rel=1e-5)
     assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"linear"}
-
-
-def test_neurons_by_way_of_the_whole_model(folders, results, monkeypatch):
-    """Without the linear short way, which changes nothing."""
-    made = Neurons.of.__func__
-
-    def naive(cls, *arguments):
-        from dataclasses import replace
-
-        return replace(made(cls, *arguments), linear=False)
-
-    monkeypatch.setattr(Neurons, "of", classmethod(naive))
-    for name in folders:
-        slow = experiments.progress(folders[name], kinds=["neurons"], rule=RULE).frame
-        slow = slow[slow["intervention"].str.startswith("neurons")]
-        fast = results[name].frame
-        fast = fast[fast["intervention"].str.startswith("neurons")].reset_index(drop=True)
-        assert set(slow["engine"]) == {"naive"}
-        np.testing.assert_allclose(slow["value"], fast["value"], rtol=1e-4, atol=1e-6)
 
 
 def test_a_norm_before_the_read_out_takes_the_long_way(addition, tmp_path):
@@ -343,40 +323,38 @@ def test_attention_that_is_a_wave_of_the_digits(addition, primes):
     )
     one = 0.5 + 0.3 * (3 * w * x[:, 1]).sin()
     prime = 0.5 + 0.1 * ((2 * np.pi / 5 * x[:, 0]).cos() - (2 * np.pi / 5 * (P % 5) * x[:, 1]).cos())
-    pattern = torch.zeros(P * P, 3, 3, dtype=torch.float64)
-    pattern[:, :, 0] = torch.stack([both, one, prime], 1)
-    pattern[:, :, 2] = 0.125
-    for task, answer, expected in ((addition, "sum", {0: 1, 1: 0.5}), (primes, "mod_5", {2: 1})):
-        rows = list(rows_of_attention(read_inputs(task), {0: pattern}))
-        found = {
-            row["head"]: row["value"]
-            for row in rows
-            if (row["variant"], row["metric"]) == (answer, "attention explained")
-        }
+    for task, name, expected in ((addition, "sum", {0: 1, 1: 0.5}), (primes, "mod_5", {2: 1})):
+        answer = GridInputs.of(task, "progress").answers[name]
+        found, _ = best_waves(operand_waves(answer), torch.stack([both, one, prime], 1))
         # Half of a fit with opposite signs is not there in attention to one digit alone.
         assert {head: found[head] for head in expected} == pytest.approx(expected)
-        assert {row["value"] for row in rows if row["metric"] == "attention to itself"} == {0.125}
 
 
 def test_phases_of_curves_made_by_hand():
-    steps = [0, 100, 200, 300, 400, 500]
-    train = [10.0, 5.0, 0.0, 0.0, 0.0, 0.0]
-    test = [10.0, 20.0, 20.0, 20.0, 10.0, 0.0]
-    found = phases.find_phases(steps, train, test)
-    assert (found.memorised, found.cleanup, found.end) == pytest.approx((180, 320, 480))
-    curve = [0.0, 0.0, 2.0, 4.0, 4.0, 14.0]
-    changed = phases.changes(steps, curve, found)
-    assert changed["circuit formation"] == pytest.approx((1.6, 4.0))
-    assert changed["cleanup"] == pytest.approx((4.0, 12.0))
-    # Generalised before it is memorised: there is no circuit formation between.
-    early = phases.find_phases(steps, test, train)
-    assert np.isnan(early.parts["circuit formation"]).all()
+    def rows(**curves):
+        steps = (0, 100, 200, 300, 400, 500)
+        named = {
+            name.replace("_", " "): dict(zip(steps, values, strict=True)) for name, values in curves.items()
+        }
+        return {(row["intervention"], row["metric"]): row for row in phases.phase_rows("sum", named)}
+
+    train, test = [10.0, 5.0, 0.0, 0.0, 0.0, 0.0], [10.0, 20.0, 20.0, 20.0, 10.0, 0.0]
     # An excluded loss sinks before it rises: its way begins where it is least.
-    sunk = [5.0, 1.0, 0.0, 4.0, 8.0, 8.0]
-    assert phases.made(steps, sunk, 0.5, phases.begins("excluded loss")) == pytest.approx(300)
-    assert phases.made(
-        steps, [1.0, 3.0, 2.0, 1.0, 0.0, 0.0], 0.5, phases.begins("test loss")
-    ) == pytest.approx(250)
+    found = rows(
+        train_loss=train, test_loss=test, sum=[0.0, 0, 2, 4, 4, 14], excluded_loss=[5.0, 1, 0, 4, 8, 8]
+    )
+    ends = [row["value"] for (what, _), row in found.items() if what == "boundary of phases"]
+    assert ends == pytest.approx([180, 320, 480])
+    changed = {phase: found[phase, "change of sum"] for phase in ("circuit formation", "cleanup")}
+    assert [changed[phase]["baseline"] for phase in changed] == pytest.approx([1.6, 4])
+    assert [changed[phase]["value"] for phase in changed] == pytest.approx([2.4, 8])
+    assert found["half of its way", "step: excluded loss"]["value"] == pytest.approx(300)
+    assert found["half of its way", "step: test loss"]["value"] == pytest.approx(400)
+    # Generalised before it is memorised: there is no circuit formation between.
+    assert np.isnan(
+        rows(train_loss=test, test_loss=train)["circuit formation", "change of test loss"]["value"]
+    )
+    assert phases.boundaries({"train loss": {0: 1.0}, "test loss": {0: 1.0}}) == {}
 
 
 def test_keys_are_those_of_the_last_checkpoint_stored(run):
@@ -418,7 +396,7 @@ def test_curves_over_a_run(run):
     assert curves[""]["gini of W_E"][4] == pytest.approx(fourier.gini(norms))
     figure = result.plot()
     titles = [note.text for note in figure.layout.annotations]
-    assert titles[:3] == ["run: sum", "run: Gini coefficients", "run: weights"]
+    assert titles[:2] == ["run: sum", "run: gini of W_L sum"]
     drawn = {trace.name: trace for trace in figure.data}
     assert list(drawn["excluded loss"].y) == pytest.approx(list(excluded.values()))
     assert "key frequency" in drawn
@@ -452,9 +430,8 @@ def test_a_checkpoint_that_does_not_say_what_it_was_trained_on(addition, models,
 def test_held_out_logits_against_numpy(kind, addition, models, results):
     """Each tenth of a split's inputs by a regression on the others of that split."""
     _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
-    inputs = read_inputs(addition)
     for split in ("train", "test"):
-        rows = inputs.splits[split]
+        rows = splits_of(GridInputs.of(addition, "progress"))[split]
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
         losses = []
         for part in np.array_split(rows[order].numpy(), 10):
@@ -477,11 +454,12 @@ def test_held_out_logits_against_numpy(kind, addition, models, results):
 def test_memorised_answers_are_not_in_held_out_logits():
     """Right on the training inputs, arbitrary on the others: fitted on all inputs, the test accuracy is 1."""
     p = 31
-    inputs = read_inputs(tasks.get("modular-addition", p=p, train_fraction=0.5, validation_size=5))
-    (answer,) = inputs.answers
+    task = tasks.get("modular-addition", p=p, train_fraction=0.5, validation_size=5)
+    inputs = GridInputs.of(task, "progress")
+    splits, (answer,) = splits_of(inputs), inputs.answers.values()
     logits = torch.randn(p * p, p, generator=torch.Generator().manual_seed(0)).double()
-    logits[inputs.splits["train"], answer.sum.remainders[inputs.splits["train"]]] += 20
-    rows = list(rows_of_losses(inputs, answer, logits, range(1, 16)))
+    logits[splits["train"], answer.sum.remainders[splits["train"]]] += 20
+    rows = list(loss_rows(GridModel(None, inputs, splits, logits, logits, {}), answer, range(1, 16)))
 
     def accuracy(intervention, split):
         (found,) = (

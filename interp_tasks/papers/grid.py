@@ -1,0 +1,96 @@
+"""Every input of a task's grid, once, and the modular answers there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.activations import grid_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from circuits.fourier import Grid, ModularSum
+    from tasks import GridAxis
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One modular answer of a task.
+
+    Attributes:
+        sum: the answer at every input of the grid.
+        classes: ``[remainder]``: the output column of each.
+    """
+
+    name: str
+    sum: ModularSum
+    classes: Tensor
+
+
+@dataclass(frozen=True)
+class GridInputs:
+    """Every input of a task's grid, once.
+
+    Attributes:
+        tokens: ``[input pos]``, in the order of the grid's cells; inputs with a digit that is on no axis, such as 0
+            where digits are multiplied, are left out.
+    """
+
+    task: Any
+    axes: tuple[GridAxis, ...]
+    grid: Grid
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, task: Any, analysis: str, coordinates: int | None = None) -> GridInputs:
+        """Returns the inputs of a task.
+
+        Args:
+            analysis: whose inputs they are, for the error.
+            coordinates: how many the grid must have; any number by default.
+
+        Raises:
+            UserError: for a task whose inputs make no such grid.
+        """
+        from circuits.fourier import Grid
+
+        axes = () if task is None else task.grid_axes()
+        known = bool(axes) and all(axis.position is not None for axis in axes) and hasattr(task, "input_grid")
+        if not known or coordinates not in (None, len(axes)):
+            of = "" if coordinates is None else f" of {coordinates} coordinates"
+            raise UserError(
+                f"{analysis} needs a task with a grid of inputs{of} (grid_axes with positions, and input_grid())"
+            )
+        tokens = task.input_grid().tokens
+        found = grid_of(axes, tokens)
+        return cls(task, axes, Grid(found.axes), tokens[list(found.rows or ())])
+
+    @property
+    def operands(self) -> list[int]:
+        """Returns the position of each coordinate in the tokens."""
+        return [int(axis.position or 0) for axis in self.axes]
+
+    @cached_property
+    def answers(self) -> Mapping[str, Answer]:
+        """Returns the modular answers by name.
+
+        Raises:
+            UserError: for a task that declares none.
+        """
+        import torch
+
+        from circuits.fourier import ModularSum
+
+        declared, at = self.task.modular_answers(), self.grid.coordinates()
+        if not declared:
+            raise UserError(f"task {self.task.name!r} declares no modular answers (modular_answers)")
+        return {
+            name: Answer(
+                name, ModularSum(at, tuple(one.coefficients), one.modulus), torch.tensor(one.classes)
+            )
+            for name, one in declared.items()
+        }
