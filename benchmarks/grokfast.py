@@ -20,7 +20,7 @@ from train_step import milliseconds, summary
 import tasks
 from interp_tasks.training.config import presets_of, train_config
 from interp_tasks.training.forward import FusedForward
-from interp_tasks.training.optimizer import GrokfastMA, Updater
+from interp_tasks.training.optimizer import Updater, amplified_by_ma
 
 NONE = "none"
 
@@ -36,14 +36,10 @@ class Competitor:
         self.forward = FusedForward(model, self.task.read_positions)
         self.updater = Updater(model, config)
         self.batch = self.task.sample(config.batch_size, split="train")
-        if isinstance(self.updater.filter, GrokfastMA):
-            self.fill(self.updater.filter)
-
-    def fill(self, average: GrokfastMA) -> None:
-        """A queue that is not full adds nothing yet."""
-        for _ in range(average.config.grokfast_window):
-            for name, parameter in self.updater.parameters.items():
-                average.add_slow_part(name, torch.randn_like(parameter) * 1e-6)
+        if config.grokfast == "ma":  # a queue that is not full adds nothing yet
+            for _ in range(config.grokfast_window):
+                for name, parameter in self.updater.parameters.items():
+                    amplified_by_ma(self.updater.memory[name], torch.randn_like(parameter) * 1e-6, config)
 
     def step(self) -> None:
         self.task.loss(self.forward(self.batch.tokens), self.batch).backward()
@@ -52,8 +48,8 @@ class Competitor:
 
     def filtering(self) -> None:
         """The filter alone, on gradients that are there."""
-        if self.updater.filter is not None:
-            self.updater.filter(self.updater.parameters)
+        if (kind := self.updater.config.grokfast) is not None:
+            self.updater.filter_gradients(kind)
 
     def megabytes(self) -> float:
         """Weights, gradients, moments of Adam, memory of the filter."""

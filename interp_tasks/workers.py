@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import active_children, parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import FrameType
+from typing import Any
 
 from interp_tasks.errors import Stopped
 
@@ -34,6 +35,25 @@ class QuietContext(SpawnContext):
     """Starts processes that never see Ctrl-C."""
 
     Process = QuietProcess
+
+
+class Serial(Executor):
+    """One call after the other, in this process; what one raises, ``submit`` raises."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@contextlib.contextmanager
+def pool_of(jobs: int) -> Iterator[Executor]:
+    """Yields what does so many calls at a time, which share the cores; one of them in this process."""
+    if jobs == 1:
+        yield Serial()
+        return
+    with worker_pool(jobs, threads=max(1, (os.cpu_count() or 1) // jobs)) as pool:
+        yield pool
 
 
 @contextlib.contextmanager

@@ -32,8 +32,7 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.grids.plan import TrainUnit, train_units
 from interp_tasks.grids.run import is_trained
-from interp_tasks.recipes.recipe import Ordered, ordered_runs, recipe_file
-from interp_tasks.recipes.spec import read_spec
+from interp_tasks.recipes import ShippedRun, read_spec, recipe_file, recipe_runs
 from tasks.base import pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
@@ -42,11 +41,11 @@ SAMPLES = 10_000
 CLOCK_LINES = 200
 
 
-def shipped_runs(recipe: str | Path) -> dict[str, tuple[Ordered, TrainUnit]]:
+def shipped_runs(recipe: str | Path) -> dict[str, tuple[ShippedRun, TrainUnit]]:
     """Returns the runs that a recipe ships, by name in the zoo, each with its whole configuration and folder."""
     spec = read_spec(recipe_file(recipe))
     units = train_units(spec)
-    return {run.name: (run, units[spec.train.index(run.block)][run.index]) for run in ordered_runs(recipe)}
+    return {run.name: (run, units[spec.train.index(run.block)][run.index]) for run in recipe_runs(recipe)}
 
 
 @torch.no_grad()

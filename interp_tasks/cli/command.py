@@ -26,7 +26,7 @@ GONE = {
     (
         "search",
         "--storage",
-    ): "--storage is gone: the trials are in OUT/search.db, which several processes may share",
+    ): "--storage is gone: the trials are in OUT/search.db; --jobs makes several at a time",
     (
         "train",
         "--stacked",

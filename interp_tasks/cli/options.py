@@ -53,7 +53,7 @@ METRIC = Annotated[
 FORMAT = Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")]
 RATE = Annotated[
     float | None,
-    typer.Option("--rate", metavar="GFLOPS", help="GFLOP per second to reckon with, instead of measuring."),
+    typer.Option("--rate", metavar="GFLOPS", help="GFLOP per second to reckon time with."),
 ]
 #: A larger rate than any machine's, in GFLOP per second.
 FASTEST = 1e9

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.refs import check_selector, resolve
+from interp_tasks.checkpoints.refs import resolve
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     METRICS_FILE,
@@ -24,11 +24,10 @@ from interp_tasks.checkpoints.run_files import (
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
 from interp_tasks.measurement.run_logs import find_runs
-from interp_tasks.recipes.recipe import orders_of
-from interp_tasks.recipes.spec import ExperimentSpec, Spec, Training
+from interp_tasks.recipes import ExperimentSpec, Spec, Training, check_steps, shipped_by
 from interp_tasks.settings import MANY_RUNS
 from interp_tasks.texts import did_you_mean
-from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
+from interp_tasks.training.config import SCHEDULE, Resolved, resolve_config
 
 #: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
 GOES_ON = ("steps", *SCHEDULE)
@@ -107,13 +106,12 @@ def check(spec: Spec, *, yes: bool = False) -> None:
     Raises:
         UserError: in one line.
     """
-    if (runs := sum(block.count(list_keys(block.task)) for block in spec.train)) > MANY_RUNS and not yes:
+    if (runs := sum(block.count() for block in spec.train)) > MANY_RUNS and not yes:
         raise UserError(f"{runs:,} runs to train: --yes if that is meant, else vary less")
-    orders_of(spec)
+    shipped_by(spec)
     for block in spec.train:
-        for values in block.combinations(list_keys(block.task)):
-            start = resolved_of(block, values).train.start_from
-            if start is not None:
+        for values in block.combinations():
+            if (start := resolved_of(block, values).train.start_from) is not None:
                 resolve(start)
     for asked in spec.experiment:
         check_experiment(asked)
@@ -137,8 +135,7 @@ def check_experiment(asked: ExperimentSpec) -> None:
     if asked.name not in names:
         hint = did_you_mean(asked.name, names)
         raise UserError(f"no experiment {asked.name!r}: {hint}experiments are {', '.join(names)}")
-    for selector in (each for mark in asked.at for each in str(mark).split(",")):
-        check_selector(selector.strip(), f"experiment {asked.name}, at")
+    check_steps(asked.at, f"experiment {asked.name}")
     if asked.at and "runs" in parameters_of(asked):
         raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
     try:
@@ -230,9 +227,9 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
     names: dict[str, str] = {}
     blocks = []
     for block in spec.train:
-        axes = block.axes(list_keys(block.task))
+        axes = [key for key, values in block.values().items() if len(values) > 1]
         units: list[TrainUnit] = []
-        for values in block.combinations(list_keys(block.task)):
+        for values in block.combinations():
             resolved = resolved_of(block, values)
             task = get(resolved.task_name, **resolved.task)
             train = resolved.train.model_copy(update={"threads": spec.threads})

@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import re
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,9 +22,9 @@ from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, parameters_of, plan
 from interp_tasks.measurement.subjects import Progress
-from interp_tasks.recipes.spec import Spec, naming_file, read_spec, spec_of
+from interp_tasks.recipes import Spec, naming_file, read_spec, spec_of
 from interp_tasks.settings import EXECUTORS, import_file
-from interp_tasks.workers import worker_pool
+from interp_tasks.workers import Serial, worker_pool
 
 UNITS = "units"
 #: A scheduler's address: a name or a number of either version of IP, and a port.
@@ -45,7 +44,6 @@ class Record:
     key: str
     what: str
     status: str
-    seconds: float
     error: str = ""
     trace: str = ""
     sha256: str = ""
@@ -104,12 +102,11 @@ def grid(
     Raises:
         UserError: for a grid that cannot be, another one at work in the folder, an executor that is not there.
     """
-    out = Path(out)
-    root = out.resolve()
+    root = Path(out).resolve()
     check_free(root, "grid")
-    name = "grid" if isinstance(spec, (Mapping, Spec)) else str(spec)
-    spec = spec_of(spec) if isinstance(spec, Mapping) else spec
-    spec = spec if isinstance(spec, Spec) else read_spec(spec)
+    name = str(spec) if isinstance(spec, (str, Path)) else "grid"
+    if not isinstance(spec, Spec):
+        spec = spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
     files = [Path(file).resolve() for file in imports]
     for file in files:
         import_file(file)
@@ -129,29 +126,21 @@ def grid(
                 root.mkdir(parents=True, exist_ok=True)
                 lock = lock_folder(root)
             try:
-                held = run_units(planned, pool, slots, (str(root), device, files), records, progress)
+                held = run_units(planned, pool, slots, (root, device, files), records, progress)
             finally:
                 lock.release()
         if not held and executor != "processes":
             raise UserError(
                 "the executor broke down; what is done is kept: the same command goes on from there"
             )
-    return Grid(out, spec, planned, records, before)
-
-
-def settled_records(planned: Plan, root: Path, retry: bool = False) -> dict[str, Record]:
-    """Returns the records of units that need not be done, by key."""
-    found = {unit.key: read_record(root, unit) for unit in planned.units}
-    return {
-        key: record for key, record in found.items() if record and not (retry and record.status == "failed")
-    }
+    return Grid(Path(out), spec, planned, records, before)
 
 
 def run_units(
     planned: Plan,
     pool: Executor,
     slots: int | None,
-    arguments: tuple[str, str, Sequence[Path]],
+    arguments: tuple[Path, str, Sequence[Path]],
     records: dict[str, Record],
     progress: Progress | None,
 ) -> bool:
@@ -171,19 +160,16 @@ def run_units(
                 waiting.remove(unit)
         if not running:
             return not ready
-        finished = wait(running, return_when=FIRST_COMPLETED).done
-        for future in [each for each in running if each in finished]:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
             unit = running.pop(future)
             if future.cancelled():
                 return False
-            error = future.exception()
-            if error is None:
+            if (error := future.exception()) is None:
                 record = future.result()
             else:
                 died = "its process died, or one beside it: killed, or out of memory; --retry tries it again"
-                said = died if isinstance(error, BrokenExecutor) else one_line(error)
-                record = Record(unit.key, unit.what, "failed", 0.0, said)
-                write_record(Path(arguments[0]), record)
+                record = failure(unit, error, died if isinstance(error, BrokenExecutor) else "")
+                write_record(arguments[0], record)
             records[unit.key] = record
             if progress is not None:
                 progress(len(records), len(planned.units), f"{record.status}: {record.what}")
@@ -209,14 +195,14 @@ def slots_of(executor: str | Executor, jobs: int | None, threads: int) -> int | 
         if dask is None or int(dask[1] or 0) > 65535:
             # What follows may hold a password.
             raise UserError(f"--executor {executor.partition('://')[0]!r}: write {EXECUTORS}")
-    if jobs is not None and executor not in ("processes", "dask"):
-        raise UserError(f"--jobs is for executors on this machine, processes and dask, not {executor}")
+    if executor not in ("processes", "dask"):
+        if jobs is not None:
+            raise UserError(f"--jobs is for executors on this machine, processes and dask, not {executor}")
+        return 1 if executor == "serial" else None
     fit = max(1, (os.cpu_count() or 1) // threads)
     if jobs is not None and not 1 <= jobs <= fit:
         raise UserError(f"--jobs {jobs}: with {threads} thread(s) each, from 1 to {fit} fit on this machine")
-    if executor in ("processes", "dask"):
-        return jobs or fit
-    return 1 if executor == "serial" else jobs
+    return jobs or fit
 
 
 @contextlib.contextmanager
@@ -260,42 +246,30 @@ def dask_client(name: str, workers: int | None) -> Iterator[Any]:
         yield stack.enter_context(client)
 
 
-class Serial(Executor):
-    """One unit after the other, in this process."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
 # ---- One unit, wherever; its outcome is on disk before anyone hears of it
 
 
-def perform(unit: Unit, root: str, device: str, imports: Sequence[Path] = ()) -> Record:
+def perform(unit: Unit, root: Path, device: str, imports: Sequence[Path] = ()) -> Record:
     """Does one unit and records what came of it; an error in it is recorded as its outcome.
 
     Args:
         root: the grid's folder, absolute, and the same for all who work on it.
     """
-    start = time.perf_counter()
-    error = trace = sha256 = ""
+    record = Record(unit.key, unit.what, "done")
     try:
         for file in imports:
             import_file(file)
         if isinstance(unit, TrainUnit):
             from interp_tasks.training.trainer import train_resolved
 
-            train_resolved(unit.resolved, Path(root) / unit.folder, device=device)
+            train_resolved(unit.resolved, root / unit.folder, device=device)
         else:
-            rows = measure(unit, Path(root), device)
-            atomic_write(result_file(Path(root), unit.key), rows)
-            sha256 = digest(rows)["sha256"]
-    except Exception as failure:
-        error, trace = one_line(failure), traceback.format_exc()
-    status = "failed" if error else "done"
-    record = Record(unit.key, unit.what, status, time.perf_counter() - start, error, trace, sha256)
-    write_record(Path(root), record)
+            rows = measure(unit, root, device)
+            atomic_write(result_file(root, unit.key), rows)
+            record = replace(record, sha256=digest(rows)["sha256"])
+    except Exception as error:
+        record = failure(unit, error)
+    write_record(root, record)
     return record
 
 
@@ -318,28 +292,26 @@ def measure(unit: MeasureUnit, root: Path, device: str) -> bytes:
             result = call(unit.refs(root), **settings)
     finally:
         torch.set_num_threads(threads)
-    parquet: bytes = replace(result, frame=relative(result.frame, f"{root}/")).parquet()
+
+    def relative(name: Any) -> Any:
+        return name.replace(f"{root}/", "") if isinstance(name, str) else name
+
+    # The same wherever the grid lies.
+    frame = result.frame.assign(**{column: result.frame[column].map(relative) for column in ("run", "ref")})
+    parquet: bytes = replace(result, frame=frame).parquet()
     return parquet
 
 
-def relative(rows: Any, root: str) -> Any:
-    """Returns rows that name the grid's runs by their folders under it: the same wherever the grid lies."""
-    return rows.assign(
-        **{
-            name: rows[name].map(lambda text: text.replace(root, "") if isinstance(text, str) else text)
-            for name in ("run", "ref")
-        }
-    )
-
-
-def one_line(failure: BaseException) -> str:
-    """Returns a user's mistake in its own words, anything else with its kind."""
+def failure(unit: Unit, error: BaseException, said: str = "") -> Record:
+    """Returns the record of a unit that failed: a user's mistake in its own words, anything else with its kind."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
 
-    text = " ".join(str(failure).split())
-    expected = isinstance(failure, (UserError, TaskError, CircuitsError))
-    return text if expected and text else f"{type(failure).__name__}: {text}"
+    text = " ".join(str(error).split())
+    if not text or not isinstance(error, (UserError, TaskError, CircuitsError)):
+        text = f"{type(error).__name__}: {text}"
+    trace = "".join(traceback.format_exception(error))
+    return Record(unit.key, unit.what, "failed", said or text, trace)
 
 
 # ---- What is kept of a unit
@@ -357,15 +329,25 @@ def write_record(root: Path, record: Record) -> None:
     atomic_write(record_file(root, record.key), json.dumps(asdict(record), indent=1) + "\n")
 
 
+def settled_records(planned: Plan, root: Path, retry: bool = False) -> dict[str, Record]:
+    """Returns the records of units that need not be done, by key."""
+    found = {unit.key: read_record(root, unit) for unit in planned.units}
+    return {
+        key: record for key, record in found.items() if record and not (retry and record.status == "failed")
+    }
+
+
 def read_record(root: Path, unit: Unit) -> Record | None:
     """Returns the record of a unit whose output is still there; a damaged record counts as none."""
     try:
-        record = Record(**read_json(record_file(root, unit.key), "what became of a unit"))
-        if record.key != unit.key or record.status not in ("done", "failed") or record.seconds < 0:
+        known = read_json(record_file(root, unit.key), "what became of a unit")
+        known.pop("seconds", None)  # up to 0.2
+        record = Record(**known)
+        if record.key != unit.key or record.status not in ("done", "failed"):
             return None
-        if record.status == "done" and isinstance(unit, TrainUnit) and not is_trained(root, unit):
-            return None
-        if record.status == "done" and isinstance(unit, MeasureUnit):
+        if record.status == "done" and isinstance(unit, TrainUnit):
+            return record if is_trained(root, unit) else None
+        if record.status == "done":
             rows = read_file(result_file(root, unit.key), "the rows of a unit")
             return record if record.sha256 == digest(rows)["sha256"] else None
     except (UserError, TypeError):

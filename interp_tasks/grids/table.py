@@ -1,18 +1,14 @@
-"""The tidy table of a grid: every unit's rows, the settings that vary, rows that pool seeds; and when its runs drop."""
+"""The tidy table of a grid: every unit's rows, the settings that vary, rows that pool seeds."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
-from interp_tasks.grids.run import relative, result_file
+from interp_tasks.grids.run import result_file
 from interp_tasks.measurement.intervals import interval_over_runs
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import family
@@ -57,13 +53,9 @@ def table(grid: Grid) -> pandas.DataFrame:
     varied = {unit.folder: unit.varied for unit in grid.plan.train}
     varied |= {name: values for folder, values in varied.items() if (name := family(folder)) is not None}
     for key in dict.fromkeys(key for values in varied.values() for key in values):
-        frame[key] = [cell(varied.get(str(run), {}), key) for run in frame["run"]]
+        cells = [varied.get(str(run), {}).get(key) for run in frame["run"]]
+        frame[key] = [", ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in cells]
     return frame
-
-
-def cell(values: Mapping[str, Any], key: str) -> Any:
-    value = values.get(key)
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -124,29 +116,3 @@ def result_of(grid: Grid) -> Result:
             "table): a mean of steps is too early where other seeds did not get there."
         )
     return Result("grid", rows, grid.spec.model_dump(mode="json", by_alias=True), tuple(notes))
-
-
-def drops_of(grid: Grid) -> Result | None:
-    """Finds when the trained runs of the grid drop; ``None`` where there are none, or their logs are too short."""
-    from interp_tasks.experiments import drops
-
-    root = f"{grid.folder.resolve()}/"
-    records = grid.records
-    trained = [
-        f"{root}{unit.folder}"
-        for unit in grid.plan.train
-        if unit.key in records and records[unit.key].status == "done"
-    ]
-    try:
-        result = drops(trained)
-    except UserError:
-        return None
-    curves = {
-        (name.replace(root, ""), metric): curve for (name, metric), curve in result.data["curves"].items()
-    }
-    return replace(result, frame=relative(result.frame, root), data={"curves": curves})
-
-
-def write(grid: Grid, result: Result, drops: Result | None) -> list[Path]:
-    """Writes ``grid.parquet`` and so on, and ``drops.parquet`` and so on with a page, into the grid's folder."""
-    return [*result.write(grid.folder), *([] if drops is None else drops.write(grid.folder, page=True))]

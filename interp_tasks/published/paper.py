@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from interp_tasks.errors import UserError
-from interp_tasks.recipes.recipe import Ordered, ordered_runs
-from interp_tasks.recipes.spec import seed_numbers
+from interp_tasks.recipes import ShippedRun, recipe_runs, seed_numbers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -429,17 +428,17 @@ def with_recipes(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
     Raises:
         UserError: for a recipe that is none or ships no such run.
     """
-    recipes: dict[str, dict[str, Ordered]] = {}
+    recipes: dict[str, dict[str, ShippedRun]] = {}
     for entry in entries:
         recipe = entry.get("recipe")
         if not recipe:
             yield dict(entry)
             continue
         if recipe not in recipes:
-            recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
+            recipes[recipe] = {run.name: run for run in recipe_runs(recipe)}
         name, seeds = str(entry.get("name")), entry.get("seeds")
         numbers = [None] if seeds is None else seed_numbers(seeds)
-        runs: list[Ordered] = []
+        runs: list[ShippedRun] = []
         for seed in numbers:
             wanted = name if seed is None else f"{name}/seed-{seed}"
             run = recipes[recipe].get(wanted)

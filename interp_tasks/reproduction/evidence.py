@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from interp_tasks.published import Claim, Study, TrainingRun
-from interp_tasks.recipes.spec import seed_numbers
+from interp_tasks.recipes import seed_numbers
 from interp_tasks.reproduction.numbers import Rows, Seed, Seeds, has_ending
 from interp_tasks.reproduction.records import Key, Record, tables_of, together_name
 from interp_tasks.reproduction.verdicts import Outcome, joined, judge

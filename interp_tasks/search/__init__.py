@@ -1,7 +1,4 @@
-"""Hyper-parameter search: :func:`search` trains a run for every trial, and Optuna says what to try next.
-
-``search`` and ``SearchResult`` load on first use; a :class:`Plan` needs neither torch nor Optuna.
-"""
+"""Hyper-parameter search: :func:`search` trains a run for every trial, and Optuna says what to try next."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ __all__ = ["Plan", "SearchResult", "make_plan", "search"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("SearchResult", "search"):
+    # A plan needs neither torch nor Optuna.
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from interp_tasks.search import study
 
-    globals()[name] = value = getattr(import_module("interp_tasks.search.study"), name)
-    return value
+    return getattr(study, name)

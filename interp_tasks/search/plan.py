@@ -84,18 +84,17 @@ class Plan:
         Raises:
             UserError: naming the setting, the value and what is wrong.
         """
-        for key, values in self.vary.items():
-            for value in ends(values):
-                options = {name: ends(each) for name, each in self.vary.items()} | {key: [value]}
-                complaint: ValueError | None = None
-                for combination in islice(product(*options.values()), MAX_COMBINATIONS):
-                    try:
-                        valid(self.resolved(dict(zip(options, combination, strict=True))))
-                        break
-                    except ValueError as error:
-                        complaint = complaint or error
-                else:
-                    raise UserError(f"{key} = {as_text(value)}: {complaint}") from None
+        all_ends = {key: ends(values) for key, values in self.vary.items()}
+        for key, value in ((key, value) for key, values in all_ends.items() for value in values):
+            complaints = []
+            for combination in islice(product(*(all_ends | {key: [value]}).values()), MAX_COMBINATIONS):
+                try:
+                    valid(self.resolved(dict(zip(all_ends, combination, strict=True))))
+                    break
+                except ValueError as error:
+                    complaints.append(error)
+            else:
+                raise UserError(f"{key} = {as_text(value)}: {complaints[0]}")
 
 
 def make_plan(
@@ -132,7 +131,7 @@ def make_plan(
         raise UserError(f"--seed {seed}: from 0 on")
     metric, colon, way = (objective or "").partition(":")
     directions: dict[str, Direction] = {"min": "minimize", "max": "maximize"}
-    if objective is not None and (not metric or (colon and way not in directions)):
+    if colon and (not metric or way not in directions):
         raise UserError(
             f"--objective {objective!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
         )
@@ -154,17 +153,16 @@ def read_space(task_name: str, name: str | None) -> tuple[dict[str, Values], dic
         UserError: in one line.
     """
     shipped = shipped_spaces().get(task_name, {})
-    if name is not None and (name.endswith(".toml") or "/" in name):
-        content = read_toml(Path(name), "a space, see docs/search.md", "--space")
-    elif name is None and not shipped:
+    if name is None and not shipped:
         raise UserError(
             f"no space is shipped for {task_name}: give --vary train.weight_decay=0.1,1, or --space FILE.toml"
         )
-    elif name is not None and name not in shipped:
+    content: Any
+    if name is not None and (name.endswith(".toml") or "/" in name):
+        content = read_toml(Path(name), "a space, see docs/search.md", "--space")
+    elif (content := shipped.get(name or next(iter(shipped)))) is None:
         known = f"shipped ones of {task_name} are {', '.join(shipped)}" if shipped else "none is shipped"
         raise UserError(f"--space {name!r}: {known}; or name a file that ends in .toml")
-    else:
-        content = shipped[name or next(iter(shipped))]
     parts: dict[str, dict[str, Any]] = {"vary": {}, "fixed": {}}
     for part, sections in content.items():
         if part not in parts or not isinstance(sections, dict) or not {*sections} <= {*SECTIONS}:
@@ -184,29 +182,23 @@ def parse_vary(given: Sequence[str]) -> dict[str, Values]:
     varied: dict[str, Values] = {}
     for text in given:
         key, _, written = (part.strip() for part in text.partition("="))
-        if not key or not written:
+        if not key or not written or key in varied:
             raise UserError(
-                f"--vary {text!r}: write train.weight_decay=0.1,1 or train.learning_rate=1e-4:1e-2:log"
+                f"--vary {text!r}: write each key once, as in train.weight_decay=0.1,1 or "
+                "train.learning_rate=1e-4:1e-2:log"
             )
-        if key in varied:
-            raise UserError(f"--vary {key} is given twice")
         low, *rest = (typed(part.strip()) for part in written.split(":"))
         if rest and all(type(end) in (int, float) for end in (low, rest[0])):
             values: Any = {"low": low, "high": rest[0]}
             if rest[1:]:
                 values |= {"log": True} if rest[1] == "log" else {"step": rest[1]}
         else:
-            values = listed(written)
+            try:  # lists in brackets, too
+                values = list(parse_value(f"[{written}]"))
+            except json.JSONDecodeError:
+                values = typed(written, is_list=True)
         varied[key] = checked_values(key, values)
     return varied
-
-
-def listed(text: str) -> list[Any]:
-    """Splits ``0.1, 1`` or ``[2, 3], [5]`` at the commas outside brackets."""
-    try:
-        return list(parse_value(f"[{text}]"))
-    except json.JSONDecodeError:
-        return [typed(part.strip()) for part in text.split(",")]
 
 
 def checked_values(key: str, values: Any) -> Values:
@@ -222,21 +214,16 @@ def checked_values(key: str, values: Any) -> Values:
         return scalars
     if not isinstance(values, dict) or not {"low", "high"} <= {*values} <= {"low", "high", "log", "step"}:
         raise UserError(f"{key}: write a list of values, or {{ low = 1e-4, high = 1e-2, log = true }}")
-    numbers = [values["low"], values["high"], values.get("step", 1)]
-    if not all(
-        type(number) in (int, float) and math.isfinite(number) and abs(number) < 2**63 for number in numbers
-    ):
+    low, high, step = numbers = [values["low"], values["high"], values.get("step", 1)]
+    if not all(type(each) in (int, float) and math.isfinite(each) and abs(each) < 2**63 for each in numbers):
         raise UserError(f"{key}: a range has two finite numbers, then log or a step")
-    low, high, step = numbers
-    if not low < high or not step > 0 or (values.get("log") and low <= 0):
+    log = values.get("log", False)
+    if not low < high or not step > 0 or (log and (low <= 0 or "step" in values)):
         raise UserError(
-            f"{key}: {low:g}:{high:g} is no range: the first number is below the second, with log above 0"
+            f"{key}: {low:g}:{high:g} is no range: the first number is below the second, with log above 0 and "
+            "without a step"
         )
-    if values.get("log") and "step" in values:
-        raise UserError(f"{key}: a range has log or a step, not both")
-    if takes_floats(key):
-        return {**values, "low": float(low), "high": float(high)}
-    return values
+    return {**values, "low": float(low), "high": float(high)} if takes_floats(key) else values
 
 
 def takes_floats(key: str) -> bool:

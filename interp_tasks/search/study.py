@@ -7,8 +7,9 @@ import math
 import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +23,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from interp_tasks.checkpoints.run_config import differences, listed
 from interp_tasks.checkpoints.run_files import check_free, read_json, read_metrics
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, lock_of, write_together
+from interp_tasks.disk import atomic_write, lock_folder, write_together
 from interp_tasks.errors import Diverged, UserError
+from interp_tasks.measurement.result import json_value
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import Figure, Page, Table, Text, versions
 from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, Values, ends
-from interp_tasks.texts import brief
+from interp_tasks.settings import import_file
+from interp_tasks.texts import brief, counted
 from interp_tasks.training.config import Resolved
-from interp_tasks.training.forward import HookedForward
-from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train
+from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train_resolved
+from interp_tasks.workers import pool_of
 from tasks import get
 from tasks.base import Task, pool_parts
 from tasks.errors import TaskError
@@ -39,7 +42,6 @@ from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
     import pandas
-    from filelock import BaseFileLock
 
 STUDY = "interp-run search"
 #: Seconds for which a database that another process has locked is waited for.
@@ -53,25 +55,29 @@ def search(
     *,
     out: str | Path,
     trials: int = 10,
+    jobs: int = 1,
     device: str = "cpu",
+    imports: Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> SearchResult:
-    """Trains runs until the search has so many trials, those of earlier calls and of other processes counted.
+    """Trains runs until the search has so many trials, those of earlier calls counted.
 
-    Trials that a killed process left are taken up where their runs stopped. Processes on one machine with the same
-    ``out`` share the work. What trial number n tries depends on the seed, n and the trials told before, so a search
-    that was killed goes on to the same end.
+    Trials that a killed process left are taken up where their runs stopped. What trial number n tries depends on the
+    seed, n and the trials told before, so a search that was killed goes on to the same end (with several ``jobs`` on
+    which of them ended first, too).
 
     Args:
         out: the folder of the search: a run folder per trial, ``trials.csv``, ``trials.json``, ``search.html``, and
             ``search.db``, which Optuna's own tools open.
+        jobs: trials at a time, in processes of their own where there are several.
+        imports: files that register tasks, for those processes.
 
     Raises:
-        UserError: in one line, for settings that cannot be, for a folder that holds another search, and for what stops
-            a run other than divergence; such a trial is taken up again by the next call.
+        UserError: in one line, for settings that cannot be, for a folder that holds another search or is at work, and
+            for what stops a run other than divergence; such a trial is taken up again by the next call.
     """
-    if trials < 1:
-        raise UserError(f"--trials {trials}: at least 1")
+    if trials < 1 or jobs < 1:
+        raise UserError(f"--trials {trials}, --jobs {jobs}: at least 1")
     check_device(device)
     out = Path(out)
     check_free(out, "search")
@@ -80,22 +86,18 @@ def search(
     file = out / "search.json"
     if file.exists():
         check_same(out, read_json(file, "what is searched"), identity)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as stack:
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
-        with ExitStack() as stack:
-            with held(out, "search"):
-                study = stack.enter_context(opened(out / "search.db", direction))
-                check_same(out, study.user_attrs.get("search", identity), identity)
-                study.set_user_attr("search", identity)
-                atomic_write(file, json.dumps(identity, indent=1) + "\n")
-            while (dealt := next_trial(study, plan, out, trials)) is not None:
-                trial, lock = dealt
-                with lock:
-                    carry_out(plan, study, trial, out, key, device, trials, progress)
-            with held(out, "search"):
-                result = SearchResult.of(study, identity, out)
-                result.write(out, study)
+        stack.callback(lock_folder(out).release)
+        study = stack.enter_context(opened(out / "search.db", direction))
+        check_same(out, study.user_attrs.get("search", identity), identity)
+        study.set_user_attr("search", identity)
+        atomic_write(file, json.dumps(identity, indent=1) + "\n")
+        how = {"key": key, "device": device, "imports": [Path(path).resolve() for path in imports]}
+        run_trials(plan, study, out, trials, jobs, how, progress)
+        result = result_of(study, identity, out)
+        write(result, study, out)
     return result
 
 
@@ -114,12 +116,7 @@ def checked(plan: Plan, device: str) -> tuple[str, Direction]:
     first = plan.resolved({key: ends(values)[0] for key, values in plan.vary.items()})
     task, settings = built(first)
     check_memory(task, settings, first.train, device)
-    return resolve_objective(plan, task, settings)
-
-
-def held(out: Path, name: str) -> BaseFileLock:
-    """Returns a lock by which processes share a search; kill its holder, and it is free."""
-    return lock_of(out / ".locks" / name)
+    return resolve_objective(plan, task)
 
 
 def check_same(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -142,8 +139,8 @@ def opened(file: Path, direction: Direction) -> Iterator[optuna.Study]:
             f"{file} cannot be used: {' '.join(str(cause).split())[:200] or type(cause).__name__}"
         )
 
-    check_tables(file)
     try:
+        check_tables(file)
         waiting = {"connect_args": {"timeout": WAIT}}
         storage = optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs=waiting)
         how: dict[str, Any] = {"storage": storage, "load_if_exists": True, "direction": direction}
@@ -162,31 +159,18 @@ def opened(file: Path, direction: Direction) -> Iterator[optuna.Study]:
 
 
 def check_tables(file: Path) -> None:
-    """Refuses a database with views or triggers, which run what somebody else wrote, perhaps without end.
-
-    Raises:
-        UserError: naming one.
-    """
+    """Refuses a database with views or triggers, which run what somebody else wrote, perhaps without end."""
     if not file.exists():
         return
-    try:
-        with closing(sqlite3.connect(file, timeout=WAIT)) as database:
-            foreign = database.execute(
-                "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
-            )
-            found = foreign.fetchone()
-    except sqlite3.Error as error:
-        raise UserError(f"{file} cannot be used: {error}") from None
+    with closing(sqlite3.connect(file, timeout=WAIT)) as database:
+        query = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
+        found = database.execute(query).fetchone()
     if found is not None:
-        raise UserError(f"{file} cannot be used: Optuna made no {found[0]} {brief(found[1])!r}")
+        raise ValueError(f"Optuna made no {found[0]} {brief(found[1])!r}")
 
 
 def check_trials(study: optuna.Study) -> None:
-    """Refuses trials that no search has told.
-
-    Raises:
-        ValueError: for a value that is no finite number, or a setting outside what it was drawn from.
-    """
+    """Refuses a value that is no finite number, and a setting outside what it was drawn from: no search told them."""
     _ = study.user_attrs  # which are text in the database
     for trial in study.get_trials(deepcopy=False):
         if trial.state is TrialState.COMPLETE and not math.isfinite(trial.values[0]):
@@ -197,93 +181,89 @@ def check_trials(study: optuna.Study) -> None:
                 raise ValueError(f"trial {trial.number} has {name} = {brief(str(value))}")
 
 
-def next_trial(study: optuna.Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, BaseFileLock] | None:
-    """Returns an abandoned trial or, while there are too few, a new one; ``None`` when there is neither."""
-    from filelock import Timeout
-
-    with held(out, "search"):
-        earlier = study.get_trials(deepcopy=False)
-        for left in (each for each in earlier if each.state is TrialState.RUNNING):
-            lock = held(out, run_name(left.number))
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                continue
-            # It may have been finished, and let go, since it was looked at.
-            if study.get_trials(deepcopy=False)[left.number].state is TrialState.RUNNING:
-                study.sampler = sampler(plan, left.number)
-                return Trial(study, left._trial_id), lock
-            lock.release()
-        if len(earlier) >= trials:
-            return None
-        lock = held(out, run_name(len(earlier)))
-        lock.acquire()
-        study.sampler = sampler(plan, len(earlier))
-        return study.ask(), lock
+# ---- Trials
 
 
-def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
-    """Returns a sampler for each trial: one for all would begin again with its first draws after an interruption."""
-    return optuna.samplers.TPESampler(seed=derive_seed(plan.seed, "trial", number) % 2**32)
+def run_trials(
+    plan: Plan,
+    study: optuna.Study,
+    out: Path,
+    trials: int,
+    jobs: int,
+    how: Mapping[str, Any],
+    progress: Progress | None,
+) -> None:
+    """Takes up what a killed process left, then asks for new trials, so many at a time, and tells what came of them.
+
+    A combination that was tried before goes on in the run that there is of it, which is at its end.
+    """
+    left = [each for each in study.get_trials(deepcopy=False) if each.state is TrialState.RUNNING]
+    asked = len(study.get_trials(deepcopy=False))
+    running: dict[Future[tuple[TrialState, float | None, str]], Trial] = {}
+    with pool_of(jobs) as pool:
+        while True:
+            while len(running) < jobs and (left or asked < trials):
+                number = left[0].number if left else asked
+                # One sampler for all trials would begin again with its first draws after an interruption.
+                seed = derive_seed(plan.seed, "trial", number) % 2**32
+                study.sampler = optuna.samplers.TPESampler(seed=seed)
+                trial = Trial(study, left.pop(0)._trial_id) if left else study.ask()
+                asked = max(asked, number + 1)
+                params = {name: suggest(trial, name, values) for name, values in plan.vary.items()}
+                told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+                same = next((each for each in told if each.params == params), trial)
+                trial.set_user_attr("run", same.user_attrs.get("run", run_name(same.number)))
+                run = out / trial.user_attrs["run"]
+                running[pool.submit(objective_of, plan, params, run, **how)] = trial
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                trial = running.pop(future)
+                state, value, reason = future.result()
+                if reason:
+                    trial.set_user_attr("reason", reason)
+                study.tell(trial, value, state)
+                if progress is not None:
+                    progress(
+                        asked - len(running),
+                        trials,
+                        f"trial {trial.number}: {reason or format(value, '.4g')}",
+                    )
 
 
 def run_name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-# ---- One trial
-
-
-def carry_out(
+def objective_of(
     plan: Plan,
-    study: optuna.Study,
-    trial: Trial,
-    out: Path,
+    params: Mapping[str, Scalar],
+    run: Path,
+    *,
     key: str,
     device: str,
-    trials: int,
-    progress: Progress | None,
-) -> None:
-    """Trains the run of a trial, from where it was if it was interrupted, and tells the study.
+    imports: Sequence[Path],
+) -> tuple[TrialState, float | None, str]:
+    """Trains the run of a trial, from where it was if it was interrupted.
 
-    A combination that was tried before is not trained again: training is deterministic, so its value is taken. One
-    that cannot be built is told as failed, and one that diverges as pruned, which the sampler learns from. Any other
-    error leaves the trial to the next call.
+    Returns:
+        What became of it, its objective, and the reason why it has none: a combination that cannot be built has failed,
+        one that diverges is pruned, which the sampler learns from. Any other error leaves the trial to the next call.
     """
-    params = {name: suggest(trial, name, values) for name, values in plan.vary.items()}
-    told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    twins = (other for other in told if other.params == params and "same_as" not in other.user_attrs)
-    if (twin := next(twins, None)) is not None:
-        trial.set_user_attr("same_as", twin.number)
-        study.tell(trial, twin.value)
-        return
-    run = out / run_name(trial.number)
-
-    def logged(step: int, steps: int, line: Mapping[str, Any]) -> None:
-        value = line.get("validation", {}).get(key)
-        if progress is not None and value is not None:
-            progress(step, steps, f"trial {trial.number + 1} of {trials}  {key} {value:.4g}  {run}")
-
-    def end(state: TrialState, reason: str) -> None:
-        trial.set_user_attr("reason", " ".join(reason.split()))
-        study.tell(trial, state=state)
-
+    for file in imports:
+        import_file(file)
     try:
         resolved = plan.resolved(params)
-        task, settings = built(resolved)
-        # What only building the model tells.
-        task.check_model(task.build_model(resolved.train.seed, settings))
+        built(resolved)
     except (UserError, TaskError, ValidationError) as error:
-        end(TrialState.FAIL, str(error))
-        return
+        return TrialState.FAIL, None, " ".join(str(error).split())
     try:
-        how: dict[str, Any] = {"preset": resolved.preset, "settings": settings, "config": resolved.train}
-        train(task, out=run, **how, device=device, progress=logged)
-        value = value_of(read_metrics(run), key)
+        train_resolved(resolved, run, device=device)
+        return TrialState.COMPLETE, value_of(read_metrics(run), key), ""
     except Diverged as error:
-        end(TrialState.PRUNED, f"diverged: {error}")
-    else:
-        study.tell(trial, value)
+        return TrialState.PRUNED, None, f"diverged: {error}"
+    except TaskError as error:  # what only building the model tells
+        return TrialState.FAIL, None, str(error)
 
 
 def suggest(trial: Trial, key: str, values: Values) -> Scalar:
@@ -302,18 +282,17 @@ def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
     return task, model_settings(task, resolved.model)
 
 
-def resolve_objective(plan: Plan, task: Task, settings: ModelSettings) -> tuple[str, Direction]:
-    """Returns the metric and its direction; metrics are asked of an untrained model on two examples.
+def resolve_objective(plan: Plan, task: Task) -> tuple[str, Direction]:
+    """Returns the metric and its direction; metrics are asked of an output of zeros.
 
     Raises:
         UserError: for a metric that a run of the task does not log.
     """
-    forward = HookedForward(task.build_model(0, settings), task.read_positions)
-    with torch.no_grad():
-        parts = {}
-        for name, part in (task.parts() or {"": task}).items():
-            batch = part.sample(2, seed=0, split="validation")
-            parts[name] = part.metrics(forward(batch.tokens), batch)
+    parts = {}
+    for name, part in (task.parts() or {"": task}).items():
+        batch = part.sample(2, seed=0, split="validation")
+        zeros = torch.zeros(len(batch), len(part.read_positions), part.d_vocab_out)
+        parts[name] = part.metrics(zeros, batch)
     logged = list(pool_parts(parts))
     drop = task.drop_metric
     key = plan.objective or ("loss" if "loss" in logged else drop.name)
@@ -338,109 +317,91 @@ def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
 # ---- What came of it
 
 
-def fanova(identity: Mapping[str, Any]) -> optuna.importance.FanovaImportanceEvaluator:
-    return optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
-
-
 @dataclass(frozen=True)
 class SearchResult:
     """The trials of a search.
 
     Attributes:
         identity: what was searched, as ``search.json`` has it.
-        trials: by number: ``trial``, ``state`` (complete, pruned, failed, running), ``value``, ``params``, ``run``,
-            ``same_as`` (a trial whose value it took) and ``reason``.
+        frame: a row per trial, the best first (of equal ones the earlier), then those without a value: ``trial``,
+            ``value``, a column for each setting, ``state`` (complete, pruned, failed), ``run`` (one for all trials of a
+            combination) and ``reason``.
         importances: setting -> share of the variance of the objective that fANOVA (Hutter et al. 2014) lays to it,
             largest first, their sum 1; empty where there is too little to tell from.
     """
 
     identity: Mapping[str, Any]
-    trials: Sequence[Mapping[str, Any]]
+    frame: pandas.DataFrame
     importances: Mapping[str, float]
-    versions: Mapping[str, str] = field(default_factory=versions, repr=False)
-
-    @classmethod
-    def of(cls, study: optuna.Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
-        """Reads the trials of a study, and how much each setting mattered."""
-        trials = []
-        for trial in study.get_trials(deepcopy=False):
-            same_as = trial.user_attrs.get("same_as")
-            row = {
-                "trial": trial.number,
-                "state": {TrialState.FAIL: "failed"}.get(trial.state, trial.state.name.lower()),
-                "value": trial.value if trial.state is TrialState.COMPLETE else None,
-                "params": {key: trial.params[key] for key in identity["space"] if key in trial.params},
-                "run": str(out / run_name(trial.number if same_as is None else same_as)),
-                "same_as": same_as,
-                "reason": trial.user_attrs.get("reason"),
-            }
-            trials.append(row)
-        values = [trial["value"] for trial in trials if trial["value"] is not None]
-        shares: dict[str, float] = {}
-        if len(values) >= MIN_TRIALS and len({*values}) > 1:
-            # Values that differ by rounding alone tell nothing: fANOVA finds no variance to share out.
-            with suppress(RuntimeError):
-                shares = optuna.importance.get_param_importances(study, evaluator=fanova(identity))
-        made_by = {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
-        return cls(identity, trials, {key: float(share) for key, share in shares.items()}, made_by)
 
     @property
-    def ranked(self) -> list[Mapping[str, Any]]:
-        """Complete trials, the best first; of equal ones the earlier."""
-        complete = [trial for trial in self.trials if trial["value"] is not None]
-        sign = -1 if self.identity["objective"]["direction"] == "maximize" else 1
-        return sorted(complete, key=lambda trial: sign * trial["value"])
+    def trials(self) -> list[dict[str, Any]]:
+        """The rows as JSON values."""
+        rows: list[dict[str, Any]] = json_value(self.frame.to_dict("records"))
+        return rows
 
     @property
-    def best(self) -> Mapping[str, Any] | None:
-        return next(iter(self.ranked), None)
-
-    def frame(self) -> pandas.DataFrame:
-        """Returns a row per trial, the best first, then those without a value; a column per setting."""
-        import pandas
-
-        rest = [trial for trial in self.trials if trial["value"] is None]
-        columns = ["trial", "value", *self.identity["space"], "state", "run", "same_as", "reason"]
-        rows = [{**trial, **trial["params"]} for trial in [*self.ranked, *rest]]
-        return pandas.DataFrame(rows, columns=columns).astype({"value": "float64", "same_as": "Int64"})
-
-    def to_json(self) -> str:
-        content = {
-            "search": self.identity,
-            "best": self.best,
-            "importances": self.importances,
-            "trials": self.trials,
-            "versions": self.versions,
-        }
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-    def to_csv(self) -> str:
-        text: str = self.frame().to_csv(index=False)
-        return text
+    def best(self) -> dict[str, Any] | None:
+        return next((row for row in self.trials if row["value"] is not None), None)
 
     def summary(self) -> str:
         """Returns a text such as ``12 trials: 10 complete, 2 pruned``."""
-        states = [trial["state"] for trial in self.trials]
-        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        return f"{len(states)} trial{'s' * (len(states) != 1)}: {counts}"
+        counts = self.frame["state"].value_counts(sort=False)
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return f"{counted(len(self.frame), 'trial')}: {states}"
 
-    def page(self, study: optuna.Study) -> Page:
-        """Returns Optuna's own pictures, and all trials."""
-        from optuna.visualization import plot_optimization_history, plot_param_importances, plot_slice
+    def to_json(self) -> str:
+        content = {name: getattr(self, name) for name in ("best", "importances", "trials")}
+        return json.dumps({"search": self.identity, **content}, indent=1, ensure_ascii=False) + "\n"
 
-        sections: list[Any] = [Text(f"{self.summary()}. The mean of the last {LAST} evaluations counts.")]
-        if self.importances:
-            picture = plot_param_importances(study, evaluator=fanova(self.identity))
-            sections.append(Figure(picture, "Importance", "Few trials tell little."))
-        if self.ranked:
-            sections.append(Figure(plot_optimization_history(study), "Course of the search"))
-            sections.append(Figure(plot_slice(study), "The objective against every setting"))
-        sections.append(Table(self.frame(), "Trials", "The best first.", name="trials"))
-        title = f"Search: {self.identity['task']}, {self.identity['preset']}"
-        return Page(title, sections, self.identity, self.versions)
 
-    def write(self, folder: Path, study: optuna.Study) -> list[Path]:
-        """Writes ``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
-        page = self.page(study).html()
-        contents = {"trials.csv": self.to_csv(), "trials.json": self.to_json(), "search.html": page}
-        return write_together({folder / name: content for name, content in contents.items()})
+def result_of(study: optuna.Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
+    """Reads the trials of a study, and how much each setting mattered."""
+    import pandas
+
+    rows = [
+        {
+            "trial": trial.number,
+            "value": trial.value if trial.state is TrialState.COMPLETE else None,
+            **{key: trial.params.get(key) for key in identity["space"]},
+            "state": "failed" if trial.state is TrialState.FAIL else trial.state.name.lower(),
+            "run": str(out / trial.user_attrs.get("run", run_name(trial.number))),
+            "reason": trial.user_attrs.get("reason"),
+        }
+        for trial in study.get_trials(deepcopy=False)
+    ]
+    frame = pandas.DataFrame(rows).astype({"value": "float64"})
+    upward = identity["objective"]["direction"] == "maximize"
+    frame = frame.sort_values("value", ascending=not upward, kind="stable", ignore_index=True)
+    shares: dict[str, float] = {}
+    if frame["value"].count() >= MIN_TRIALS and frame["value"].nunique() > 1:
+        # Values that differ by rounding alone tell nothing: fANOVA finds no variance to share out.
+        with suppress(RuntimeError):
+            shares = optuna.importance.get_param_importances(study, evaluator=fanova(identity))
+    return SearchResult(identity, frame, {key: float(share) for key, share in shares.items()})
+
+
+def fanova(identity: Mapping[str, Any]) -> optuna.importance.FanovaImportanceEvaluator:
+    return optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
+
+
+def write(result: SearchResult, study: optuna.Study, folder: Path) -> list[Path]:
+    """Writes ``trials.csv``, ``trials.json`` and ``search.html`` with Optuna's pictures, together or not at all."""
+    from optuna.visualization import plot_optimization_history, plot_param_importances, plot_slice
+
+    sections: list[Any] = [Text(f"{result.summary()}. The mean of the last {LAST} evaluations counts.")]
+    if result.importances:
+        picture = plot_param_importances(study, evaluator=fanova(result.identity))
+        sections.append(Figure(picture, "Importance", "Few trials tell little."))
+    if result.best is not None:
+        sections.append(Figure(plot_optimization_history(study), "Course of the search"))
+        sections.append(Figure(plot_slice(study), "The objective against every setting"))
+    sections.append(Table(result.frame, "Trials", "The best first.", name="trials"))
+    title = f"Search: {result.identity['task']}, {result.identity['preset']}"
+    made_by = {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
+    contents = {
+        "trials.csv": result.frame.to_csv(index=False),
+        "trials.json": result.to_json(),
+        "search.html": Page(title, sections, result.identity, made_by).html(),
+    }
+    return write_together({folder / name: content for name, content in contents.items()})

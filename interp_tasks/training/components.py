@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from interp_tasks.checkpoints.load import read_parameters
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
+from interp_tasks.checkpoints.refs import resolve
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 from tasks.hooked import is_post_norm
@@ -56,44 +55,9 @@ def comes_from_source(name: str, config: TrainConfig) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Source:
-    """Weights to start from.
-
-    Attributes:
-        ref: the checkpoint they are of.
-        tensors: those of the parts taken, by name.
-        sha256: of its whole weights file.
-        norm: where its LayerNorms stand, ``"pre"`` or ``"post"``.
-    """
-
-    ref: str
-    tensors: Mapping[str, Tensor]
-    sha256: str
-    norm: str = "pre"
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the source's record in ``run.json``; a run goes on only from the same bytes."""
-        return {"ref": self.ref, "sha256": self.sha256}
-
-
-def read_source(config: TrainConfig) -> Source | None:
-    """Returns the weights that ``train.start_from`` names, of ``train.start_parts`` alone; ``None`` without one.
-
-    Raises:
-        UserError: for a REF that does not name exactly one checkpoint, or files that are not whole.
-    """
-    if config.start_from is None:
-        return None
-    checkpoint = one_checkpoint(config.start_from, "train.start_from")
-    meta = read_meta(checkpoint.path)
-    stored = read_parameters(checkpoint.path, meta)
-    tensors = {name: tensor for name, tensor in stored.items() if comes_from_source(name, config)}
-    return Source(checkpoint.ref, tensors, meta["weights"]["sha256"], meta["model"].get("norm", "pre"))
-
-
-def one_checkpoint(ref: str, setting: str) -> ResolvedCheckpoint:
-    """Returns the one checkpoint that a setting's REF names.
+def one_checkpoint(ref: str, setting: str) -> tuple[Path, dict[str, str]]:
+    """Returns the one checkpoint that a setting's REF names, and its record in ``run.json``: a run goes on only with
+    the same bytes.
 
     Raises:
         UserError: if it names several.
@@ -104,37 +68,42 @@ def one_checkpoint(ref: str, setting: str) -> ResolvedCheckpoint:
             f"{setting}={ref} names {len(resolved)} checkpoints "
             f"({resolved[0].ref} ... {resolved[-1].ref}): name one"
         )
-    return resolved[0]
+    path = resolved[0].path
+    return path, {"ref": resolved[0].ref, "sha256": read_meta(path)["weights"]["sha256"]}
 
 
-def copy_weights(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
-    """Copies the weights to start from into a model.
+def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str]:
+    """Copies the weights of ``train.start_from`` into a model, of ``train.start_parts`` alone; returns their record.
 
     Raises:
-        UserError: before any change, naming the first parameter whose shape is another, or which one of the two lacks;
-            for weights of a pre-norm model in a post-norm one, or the other way round.
+        UserError: before any change, for a REF that does not name exactly one checkpoint, or files that are not whole;
+            naming the first parameter whose shape is another, or which one of the two lacks; for weights of a pre-norm
+            model in a post-norm one, or the other way round.
     """
-    layer_norm = "post" if is_post_norm(model) else "pre"
-    if source.norm != layer_norm:
+    assert config.start_from is not None
+    path, record = one_checkpoint(config.start_from, "train.start_from")
+    meta = read_meta(path)
+    norm, own_norm = meta["model"].get("norm", "pre"), "post" if is_post_norm(model) else "pre"
+    if norm != own_norm:
         raise UserError(
-            f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {layer_norm}-norm: "
-            f"set model.norm={source.norm}, or start from another"
+            f"train.start_from={config.start_from} is of a {norm}-norm model, this one is {own_norm}-norm: "
+            f"set model.norm={norm}, or start from another"
         )
-    wanted = {name: p for name, p in model.named_parameters() if comes_from_source(name, config)}
-    for name in sorted({*wanted, *source.tensors}):
-        shapes = [shape(each.get(name)) for each in (source.tensors, wanted)]
-        if shapes[0] != shapes[1]:
+    stored, own = (
+        {name: tensor for name, tensor in tensors if comes_from_source(name, config)}
+        for tensors in (read_parameters(path, meta).items(), model.named_parameters())
+    )
+    for name in sorted({*own, *stored}):
+        there, here = (str(list(each[name].shape)) if name in each else "missing" for each in (stored, own))
+        if there != here:
             raise UserError(
-                f"train.start_from={config.start_from} is of another architecture: {name} is {shapes[0]} there "
-                f"and {shapes[1]} here; match task.* and model.*, or leave its part out of train.start_parts"
+                f"train.start_from={config.start_from} is of another architecture: {name} is {there} there "
+                f"and {here} here; match task.* and model.*, or leave its part out of train.start_parts"
             )
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(source.tensors[name])
-
-
-def shape(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else str(list(tensor.shape))
+        for name, parameter in own.items():
+            parameter.copy_(stored[name])
+    return record
 
 
 def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:

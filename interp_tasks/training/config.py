@@ -179,11 +179,11 @@ class TrainConfig(BaseModel):
         return self.warmup_steps if self.schedule_start is None else self.schedule_start
 
     @property
-    def state_copies(self) -> tuple[int, int]:
-        """Returns how many times the parameters that train the optimiser's moments are, and the filter's memory."""
+    def state_copies(self) -> int:
+        """Returns how many times the parameters that train the optimiser's moments and the filter's memory are."""
         moments = (1 if self.momentum else 0) if self.optimizer == "sgd" else 2
         # The moving average keeps the sum of its gradients too, in float64.
-        return moments, {None: 0, "ema": 1, "ma": self.grokfast_window + 2}[self.grokfast]
+        return moments + {None: 0, "ema": 1, "ma": self.grokfast_window + 2}[self.grokfast]
 
     def checkpoint_steps(self, published: tuple[int, ...] = ()) -> list[int]:
         """Returns the steps whose weights are stored: log-spaced, linear, published ones, and the last."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from tasks.devices import constant
 from tasks.seeds import generator
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
 
 Place = Literal["resid_mid", "resid_post"]
 
@@ -28,6 +31,7 @@ class Dropout:
         rate: share of entries set to zero; the rest is scaled by 1 / (1 − rate).
         masks: one for each sample, or one shared by the batch, as published.
         positions: length of the full sequence; a mask covers it whatever part is computed.
+        drawn: masks that are drawn already, by ``layer.place``: a captured function cannot draw.
     """
 
     rate: float
@@ -35,6 +39,7 @@ class Dropout:
     positions: int
     seed: int
     step: int
+    drawn: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -49,29 +54,21 @@ class Dropout:
             kept = kept[:, constant(tuple(positions), torch.long, resid.device)]
         return resid * kept / (1 - self.rate)
 
-    def drawn_for(
-        self, examples: int, layers: int, attn_only: bool, d_model: int
+    def masks_of(
+        self, model: HookedTransformer, examples: int
     ) -> dict[str, Bool[Tensor, "rows pos d_model"]]:
         """Returns the entries that stay at every place of a model, by ``layer.place``."""
-        places: tuple[Place, ...] = ("resid_post",) if attn_only else ("resid_mid", "resid_post")
+        places: tuple[Place, ...] = ("resid_post",) if model.cfg.attn_only else ("resid_mid", "resid_post")
         return {
-            f"{layer}.{place}": self.kept(examples, d_model, layer, place)
-            for layer in range(layers)
+            f"{layer}.{place}": self.kept(examples, model.cfg.d_model, layer, place)
+            for layer in range(model.cfg.n_layers)
             for place in places
         }
 
     def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
-        """Returns the entries that stay, on the CPU; of a shared mask one row."""
+        """Returns the entries that stay, on the CPU where they are drawn here; of a shared mask one row."""
+        if self.drawn:
+            return self.drawn[f"{layer}.{place}"]
         random_stream = generator(self.seed, "dropout", self.step, layer, place)
         rows = 1 if self.masks == "shared" else examples
         return torch.rand(rows, self.positions, d_model, generator=random_stream) >= self.rate
-
-
-@dataclass(frozen=True)
-class DrawnMasks(Dropout):
-    """Dropout masks drawn in advance, by ``layer.place``, because a captured function cannot draw."""
-
-    drawn: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
-        return self.drawn[f"{layer}.{place}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +14,12 @@ from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.dropout import DrawnMasks, Dropout
+from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.optimizer import GradientWatcher, Updater
-from interp_tasks.training.records import Activations, Clock, GradientNorms, Observer
+from interp_tasks.training.records import Activations, Clock, Observer, check_observed
 from interp_tasks.training.teacher import taught_forward
-from tasks.base import Batch, Task, pool, pool_parts
+from tasks.base import Batch, Split, Task, pool, pool_parts
 from tasks.checks import check_outputs, checked_sample
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
@@ -66,7 +67,7 @@ class Loop:
         self.whole_split = None if config.batch_size else whole_split(task).to(device)
         # Of a mixture each kind of examples, of any other task the one there is.
         self.validation = {
-            name: (part, checked_sample(part, config.eval_samples, config.seed, "validation").to(device))
+            name: (part, self.checked(part, config.eval_samples, config.seed, "validation"))
             for name, part in (task.parts() or {"": task}).items()
         }
         self.forward: FusedForward | HookedForward
@@ -74,8 +75,9 @@ class Loop:
             self.forward = taught_forward(model, task.read_positions, config, device)
             self.forward_reason: str | None = "attention of another model"
         else:
+            first = self.whole_split or self.checked(task, config.batch_size, self.batch_seed(0), "train")
             self.forward, self.forward_reason = fastest_forward(
-                model, task.read_positions, self.first_batch().tokens[: 4 * task.d_vocab]
+                model, task.read_positions, first.tokens[: 4 * task.d_vocab]
             )
         for part, batch in self.validation.values():
             few = batch[:4]
@@ -86,7 +88,12 @@ class Loop:
         self.captured: CapturedUpdate | None = None
         if self.eager_reason is None:
             self.captured = CapturedUpdate(self.compute_from, self.updater.parameters, device)
-        self.observers = [*observers, *self._observer_of_activations()]
+        self.observers = [*observers]
+        if config.observe:
+            check_observed(config.observe, model)
+            seed = derive_seed(config.seed, "observe")
+            fixed = task.sample(config.observe_samples, seed=seed, split="validation").to(device)
+            self.observers.append(Activations(config.observe, config.observe_every, fixed))
         self.clock = Clock(device)
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
@@ -131,19 +138,18 @@ class Loop:
         self.clock.seconds = folder.time_at(point.step)
         return point.step
 
+    def checked(self, task: Task, n: int | None, seed: int, split: Split) -> Batch:
+        return checked_sample(task, n, seed, split).to(self.device)
+
+    def batch_seed(self, step: int) -> int:
+        return derive_seed(self.config.seed, "batch", step)
+
     def batch(self, step: int) -> Batch:
         """Returns the examples of update number ``step``, counted from 0."""
         if self.whole_split is not None:
             return self.whole_split
-        seed = derive_seed(self.config.seed, "batch", step)
+        seed = self.batch_seed(step)
         return self.task.sample(self.config.batch_size, seed=seed, split="train").to(self.device)
-
-    def first_batch(self) -> Batch:
-        """Returns the examples of the first update, checked."""
-        if self.whole_split is not None:
-            return self.whole_split
-        seed = derive_seed(self.config.seed, "batch", 0)
-        return checked_sample(self.task, self.config.batch_size, seed, "train").to(self.device)
 
     def update(self, step: int) -> dict[str, Any]:
         """Takes one step, and returns what is logged of it: norms of gradients, where they are due."""
@@ -153,15 +159,18 @@ class Loop:
         self.updater.set_rate(step)
         every = self.config.gradient_norms_every
         if every and (step + 1) % every == 0:
-            norms = GradientNorms()
-            self.compute(batch, dropout, norms)
-            return {"gradient_norm": norms.line}
+            norms: dict[str, dict[str, float]] = {}
+
+            def watch(stage: str, gradients: Mapping[str, Tensor]) -> None:
+                found = [gradient.norm() for gradient in gradients.values()]
+                norms[stage] = dict(zip(gradients, torch.stack(found).tolist() if found else (), strict=True))
+
+            self.compute(batch, dropout, watch)
+            return {"gradient_norm": norms}
         if self.captured is None:
             self.compute(batch, dropout)
         else:
-            cfg = self.model.cfg
-            shape = (len(batch), cfg.n_layers, cfg.attn_only, cfg.d_model)
-            self.captured(inputs_of(batch, dropout.drawn_for(*shape) if dropout else {}))
+            self.captured(inputs_of(batch, dropout.masks_of(self.model, len(batch)) if dropout else {}))
         return {}
 
     def compute_from(self, inputs: Mapping[str, Tensor]) -> None:
@@ -169,7 +178,7 @@ class Loop:
         batch, masks = batch_and_masks(inputs)
         # Of a step the masks are all that is read.
         dropout = self.dropout(0, batch.tokens.shape[1])
-        self.compute(batch, dropout and DrawnMasks(**vars(dropout), drawn=masks))
+        self.compute(batch, dropout and replace(dropout, drawn=masks))
 
     def compute(self, batch: Batch, dropout: Dropout | None, watch: GradientWatcher | None = None) -> None:
         """Makes one update at the learning rate that is set, from a batch."""
@@ -247,12 +256,3 @@ class Loop:
         if self.config.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
-
-    def _observer_of_activations(self) -> list[Observer]:
-        config = self.config
-        if not config.observe:
-            return []
-        fixed = self.task.sample(
-            config.observe_samples, seed=derive_seed(config.seed, "observe"), split="validation"
-        ).to(self.device)
-        return [Activations(config.observe, config.observe_every, fixed, self.model)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,17 +37,12 @@ class Updater:
     """Grokfast filter, clipping, learning rate and optimiser over a model's trainable parameters."""
 
     def __init__(self, model: torch.nn.Module, config: TrainConfig, *, captured: bool = False) -> None:
-        """Makes the optimiser.
-
-        Args:
-            captured: updates will be recorded as a CUDA graph.
-        """
+        """Makes the optimiser; ``captured``: updates will be recorded as a CUDA graph."""
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = optimizer_of(list(self.parameters.values()), config, captured=captured)
-        self.filter: GradientFilter | None = None
-        if config.grokfast is not None:
-            self.filter = GrokfastMA(config) if config.grokfast == "ma" else GrokfastEMA(config)
+        #: What the filter remembers, by parameter and then by name.
+        self.memory: dict[str, dict[str, Tensor]] = {name: {} for name in self.parameters}
 
     def set_rate(self, step: int) -> None:
         """Sets the learning rate of update number ``step``."""
@@ -63,14 +57,19 @@ class Updater:
         """Makes an update at the rate that is set, from the gradients in ``.grad``, and clears them."""
         if watch:
             watch("raw", self._gradients())
-        if self.filter is not None:
-            self.filter(self.parameters)
+        if self.config.grokfast is not None:
+            self.filter_gradients(self.config.grokfast)
             if watch:
                 watch("filtered", self._gradients())
         if self.config.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def filter_gradients(self, kind: str) -> None:
+        for name, gradient in self._gradients().items():
+            FILTERS[kind](self.memory[name], gradient, self.config)
 
     def state(self) -> dict[str, Tensor]:
         """Returns optimiser moments, the filter's memory and torch's random state as flat tensors.
@@ -84,7 +83,7 @@ class Updater:
                 # SGD without momentum keeps an empty place for one.
                 if value is not None:
                     tensors[f"optimizer/{name}/{key}"] = value
-        for name, memory in ({} if self.filter is None else self.filter.memory).items():
+        for name, memory in self.memory.items():
             tensors |= {f"grokfast/{name}/{key}".rstrip("/"): tensor for key, tensor in memory.items()}
         return tensors
 
@@ -96,12 +95,10 @@ class Updater:
             if moments:
                 self.optimizer.state[parameter] = moments
             remembered = _kept(f"grokfast/{name}", tensors, parameter.device)
-            if self.filter is not None and remembered:
-                # What counts steps stays where it can be read without waiting for a GPU.
-                self.filter.memory[name] = {
-                    key: tensor if tensor.ndim or not key else tensor.cpu()
-                    for key, tensor in remembered.items()
-                }
+            # What counts steps stays where it can be read without waiting for a GPU.
+            self.memory[name] = {
+                key: tensor if tensor.ndim or not key else tensor.cpu() for key, tensor in remembered.items()
+            }
 
     def _gradients(self) -> dict[str, Tensor]:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
@@ -116,68 +113,43 @@ def _kept(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> d
     }
 
 
-class GradientFilter(ABC):
-    """g ← g + λ · (a mean of past gradients), in place, before clipping and the optimiser's step.
-
-    Attributes:
-        memory: all that is remembered, by parameter and then by name.
-    """
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
-        self.memory: dict[str, dict[str, Tensor]] = {}
-
-    @torch.no_grad()
-    def __call__(self, parameters: Mapping[str, Tensor]) -> None:
-        for name, parameter in parameters.items():
-            if parameter.grad is not None:
-                self.add_slow_part(name, parameter.grad)
-
-    @abstractmethod
-    def add_slow_part(self, name: str, gradient: Tensor) -> None:
-        """Remembers the gradient of one parameter, and amplifies it in place."""
-
-
-class GrokfastEMA(GradientFilter):
-    """h ← α h + (1 − α) g;  g ← g + λ h.
+def amplified_by_ema(memory: dict[str, Tensor], gradient: Tensor, config: TrainConfig) -> None:
+    """Makes g ← g + λ h of a gradient, in place, with h ← α h + (1 − α) g in ``memory``.
 
     The gain is 1 + λ for a constant gradient and 1 + λ (1 − α) / (1 + α) for one that alternates in sign.
     The MIIII paper's equation 13 prints another recurrence; its code computes this one.
     """
-
-    def add_slow_part(self, name: str, gradient: Tensor) -> None:
-        alpha = self.config.grokfast_alpha
-        if name not in self.memory:
-            zero = self.config.grokfast_start == "zero"
-            self.memory[name] = {"": torch.zeros_like(gradient) if zero else gradient.clone()}
-        average = self.memory[name][""].mul_(alpha).add_(gradient, alpha=1 - alpha)
-        gradient.add_(average, alpha=self.config.grokfast_lambda)
+    alpha = config.grokfast_alpha
+    if not memory:
+        memory[""] = torch.zeros_like(gradient) if config.grokfast_start == "zero" else gradient.clone()
+    average = memory[""].mul_(alpha).add_(gradient, alpha=1 - alpha)
+    gradient.add_(average, alpha=config.grokfast_lambda)
 
 
-class GrokfastMA(GradientFilter):
-    """g ← g + λ · (mean of the last w gradients, this one included), from the w-th gradient on.
+def amplified_by_ma(memory: dict[str, Tensor], gradient: Tensor, config: TrainConfig) -> None:
+    """Makes g ← g + λ · (mean of the last w gradients, this one included) of a gradient, in place, from the w-th on.
 
-    The gain is 1 + λ for a constant gradient, and 1 for one that repeats after a divisor of w with mean 0. It keeps w
-    gradients of every parameter, number t in row t mod w of ``queue [w, *shape]``. Their ``sum`` follows them by one
-    addition and one subtraction a step, in float64, and is taken anew whenever the queue has gone round, so that
-    rounding cannot pile up.
+    The gain is 1 + λ for a constant gradient, and 1 for one that repeats after a divisor of w with mean 0. ``memory``
+    keeps w gradients, number t in row t mod w of ``queue [w, *shape]``. Their ``sum`` follows them by one addition and
+    one subtraction a step, in float64, and is taken anew whenever the queue has gone round, so that rounding cannot
+    pile up.
     """
+    window = config.grokfast_window
+    if not memory:
+        memory["queue"] = gradient.new_zeros(window, *gradient.shape)
+        memory["sum"] = torch.zeros_like(gradient, dtype=torch.float64)
+        memory["count"] = torch.tensor(0)
+    queue, total, count = (memory[key] for key in ("queue", "sum", "count"))
+    row = int(count) % window
+    total += gradient
+    total -= queue[row]
+    queue[row] = gradient
+    if row == window - 1:
+        torch.sum(queue, 0, dtype=torch.float64, out=total)
+    count += 1
+    if int(count) >= window:
+        gradient.add_(total, alpha=config.grokfast_lambda / window)
 
-    def add_slow_part(self, name: str, gradient: Tensor) -> None:
-        window = self.config.grokfast_window
-        if name not in self.memory:
-            self.memory[name] = {
-                "queue": gradient.new_zeros(window, *gradient.shape),
-                "sum": torch.zeros_like(gradient, dtype=torch.float64),
-                "count": torch.tensor(0),
-            }
-        queue, total, count = (self.memory[name][key] for key in ("queue", "sum", "count"))
-        row = int(count) % window
-        total += gradient
-        total -= queue[row]
-        queue[row] = gradient
-        if row == window - 1:
-            torch.sum(queue, 0, dtype=torch.float64, out=total)
-        count += 1
-        if int(count) >= window:
-            gradient.add_(total, alpha=self.config.grokfast_lambda / window)
+
+#: What amplifies gradients before clipping and the optimiser's step, from what it remembers of a parameter.
+FILTERS = {"ema": amplified_by_ema, "ma": amplified_by_ma}

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import save
 
 from interp_tasks.checkpoints.run_config import declared_drop
+from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Batch, Task
@@ -45,45 +45,24 @@ def check_observed(names: Sequence[str], model: HookedTransformer) -> None:
     Raises:
         UserError: naming some that it has.
     """
-    for name in names:
-        if name not in model.hook_dict:
-            raise UserError(
-                f"no activation {name!r} to observe: names are such as {', '.join(list(model.hook_dict)[:9])}"
-            )
+    if missing := [name for name in names if name not in model.hook_dict]:
+        known = ", ".join(list(model.hook_dict)[:9])
+        raise UserError(f"no activation {missing[0]!r} to observe: names are such as {known}")
 
 
 class Activations:
-    """Named activations on one fixed batch, stored as ``RUN/activations/00000100.safetensors``.
+    """Named activations on one fixed batch, stored as ``RUN/activations/00000100.safetensors``."""
 
-    Raises:
-        UserError: for a name that the model has no hook for.
-    """
-
-    def __init__(self, names: tuple[str, ...], every: int, batch: Batch, model: HookedTransformer) -> None:
+    def __init__(self, names: tuple[str, ...], every: int, batch: Batch) -> None:
         self.names, self.every, self.batch = names, every, batch
-        check_observed(names, model)
 
     def __call__(self, step: int, model: HookedTransformer, run: Path) -> Mapping[str, Any]:
         with torch.no_grad():
             _, cache = model.run_with_cache(self.batch.tokens, names_filter=list(self.names))
-        path = run / "activations" / f"{step:08d}.safetensors"
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".partial")
         tensors = {name: cache[name].contiguous().cpu() for name in self.names}
-        save_file({"tokens": self.batch.tokens.cpu(), **tensors}, temporary, {"step": json.dumps(step)})
-        os.replace(temporary, path)
+        content = save({"tokens": self.batch.tokens.cpu(), **tensors}, {"step": json.dumps(step)})
+        atomic_write(run / "activations" / f"{step:08d}.safetensors", content)
         return {}
-
-
-class GradientNorms:
-    """Frobenius norm of the gradient of every tensor, as the update saw it."""
-
-    def __init__(self) -> None:
-        self.line: dict[str, dict[str, float]] = {}
-
-    def __call__(self, stage: str, gradients: Mapping[str, Tensor]) -> None:
-        norms = [gradient.norm() for gradient in gradients.values()]
-        self.line[stage] = dict(zip(gradients, torch.stack(norms).tolist() if norms else (), strict=True))
 
 
 class Clock:
@@ -130,7 +109,9 @@ class Clock:
 def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
     """Returns seeds, versions, hardware, git state, start time and command, as plain JSON."""
     from_scratch = config.start_from is None and config.attention_from is None and not config.train_parts
-    published = task.published_marks if from_scratch and is_published(task, preset) else {}
+    # The preset `paper`, none of its task settings overridden.
+    is_published = preset == "paper" and task == type(task)(**task.presets["paper"].get("task", {}))
+    published = task.published_marks if from_scratch and is_published else {}
     return {
         "preset": preset,
         **({"published_drop": dict(published)} if published else {}),
@@ -169,11 +150,6 @@ def processor() -> str:
     numbers = [f"{key} {named[key]}" for key in ("cpu family", "model") if key in named]
     name = named.get("model name") or platform.processor() or platform.machine()
     return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
-
-
-def is_published(task: Task, preset: str | None) -> bool:
-    """Returns whether the data is the paper's: the preset ``paper``, none of its task settings overridden."""
-    return preset == "paper" and task == type(task)(**task.presets["paper"].get("task", {}))
 
 
 def git_state() -> dict[str, Any] | None:

@@ -11,12 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp_tasks.checkpoints import load_checkpoint
-from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
 from interp_tasks.training.components import one_checkpoint
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.dropout import Dropout
-from interp_tasks.training.forward import FusedForward, why_not_fused
+from interp_tasks.training.forward import FusedForward
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -83,12 +82,6 @@ class TaughtForward(FusedForward):
         return rearrange(self.given[layer].to(v.dtype) @ v, "b head p d -> b p (head d)")
 
 
-def describe_teacher(ref: str) -> dict[str, str]:
-    """Returns the record of ``train.attention_from`` in ``run.json``; a run goes on only with the same bytes."""
-    checkpoint = one_checkpoint(ref, "train.attention_from")
-    return {"ref": checkpoint.ref, "sha256": read_meta(checkpoint.path)["weights"]["sha256"]}
-
-
 def taught_forward(
     model: HookedTransformer, read_positions: Sequence[int], config: TrainConfig, device: str
 ) -> TaughtForward:
@@ -98,20 +91,20 @@ def taught_forward(
         UserError: for a REF that does not name exactly one checkpoint, or a model or teacher that this cannot be done
             with.
     """
-    ref = config.attention_from
-    assert ref is not None
-    teacher = load_checkpoint(one_checkpoint(ref, "train.attention_from").ref, device=device).model
+    assert config.attention_from is not None
+    path, _ = one_checkpoint(config.attention_from, "train.attention_from")
+    teacher = load_checkpoint(path, device=device).model
     shapes = [(m.cfg.n_layers, m.cfg.n_heads, m.cfg.n_ctx, m.cfg.d_vocab) for m in (teacher, model)]
     if shapes[0] != shapes[1]:
         raise UserError(
-            f"train.attention_from={ref} has (layers, heads, positions, tokens) {shapes[0]}, this model {shapes[1]}: "
-            "match model.* and task.*"
+            f"train.attention_from={config.attention_from} has (layers, heads, positions, tokens) {shapes[0]}, this "
+            f"model {shapes[1]}: match model.* and task.*"
         )
     if max(config.attention_layers, default=0) >= model.cfg.n_layers:
         raise UserError(f"train.attention_layers: layers are 0 to {model.cfg.n_layers - 1}")
-    for one in (teacher, model):
-        if reason := why_not_fused(one):
-            raise UserError(
-                f"train.attention_from: no attention can be given to or by such a model ({reason})"
-            )
-    return TaughtForward(model, read_positions, teacher, config.attention_layers)
+    try:
+        return TaughtForward(model, read_positions, teacher, config.attention_layers)
+    except ValueError as error:
+        raise UserError(
+            f"train.attention_from: no attention can be given to or by such a model ({error})"
+        ) from None

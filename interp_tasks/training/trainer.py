@@ -18,7 +18,7 @@ from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.devices import check_device, float32_products
 from interp_tasks.errors import UserError
 from interp_tasks.texts import size
-from interp_tasks.training.components import copy_weights, freeze_others, read_source
+from interp_tasks.training.components import copy_weights, freeze_others, one_checkpoint
 from interp_tasks.training.config import (
     MAX_THREADS,
     SCHEDULE,
@@ -29,7 +29,6 @@ from interp_tasks.training.config import (
 )
 from interp_tasks.training.loop import Loop, StepProgress
 from interp_tasks.training.records import Observer, run_info
-from interp_tasks.training.teacher import describe_teacher
 from tasks.base import Task
 from tasks.registry import get
 from tasks.seeds import derive_seed
@@ -133,11 +132,13 @@ def prepare_model(
         check_memory(task, settings, config, device)
         model = task.build_model(config.seed, settings)
     task.check_model(model)
-    source = read_source(config)
-    if source is not None:
-        copy_weights(model, source, config)
+    sources = {}
+    if config.start_from is not None:
+        sources["start"] = copy_weights(model, config)
         if not own_model:
             task.constrain(model, settings)
+    if config.attention_from is not None:
+        _, sources["attention"] = one_checkpoint(config.attention_from, "train.attention_from")
     freeze_others(model, config)
     model.to(device, print_details=False)
     described = {
@@ -146,8 +147,7 @@ def prepare_model(
         if own_model
         else settings.model_dump(mode="json"),
         "train": config.model_dump(mode="json"),
-        **({} if source is None else {"start": source.describe()}),
-        **({} if config.attention_from is None else {"attention": describe_teacher(config.attention_from)}),
+        **sources,
     }
     return model, described
 
@@ -221,7 +221,7 @@ def least_memory(task: Task, settings: ModelSettings, config: TrainConfig) -> in
     parameters += d_model * (task.d_vocab + n_ctx + task.d_vocab_out)
     masks = settings.n_layers * n_ctx**2
     batch = (config.batch_size or 1) * task.sequence_length * (8 + 4 * d_model)
-    return 4 * parameters * (2 + sum(config.state_copies)) + masks + batch
+    return 4 * parameters * (2 + config.state_copies) + masks + batch
 
 
 def check_memory(task: Task, settings: ModelSettings, config: TrainConfig, device: str) -> None:

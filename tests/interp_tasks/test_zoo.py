@@ -11,14 +11,13 @@ import pytest
 import tasks
 from docs.scripts import pack as packing
 from docs.scripts.pack import pack_recipe, shipped_runs, stored_metrics
-from interp_tasks import UserError, load_checkpoint
+from interp_tasks import UserError, load_checkpoint, recipes
 from interp_tasks.checkpoints import read_metrics, read_run, refs, resolve, stored_steps, zoo_names
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.cli import main
 from interp_tasks.experiments import drops
-from interp_tasks.recipes import recipe as recipes
-from interp_tasks.recipes.recipe import ordered_runs, recipe_names
+from interp_tasks.recipes import recipe_names, recipe_runs
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.trainer import model_settings
 from interp_tasks.zoo import catalog as catalogs
@@ -190,9 +189,9 @@ def test_recipes_that_cannot_be(own, old, new, said):
     assert old in RECIPE
     (own / "zoo/recipes/small.toml").write_text(RECIPE.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(UserError, match=r"small\.toml") as caught:
-        ordered_runs("small")
+        recipe_runs("small")
     assert said in str(caught.value)
     with pytest.raises(
         UserError, match="smal: no such file and no recipe of that name: the closest are small"
     ):
-        ordered_runs("smal")
+        recipe_runs("smal")

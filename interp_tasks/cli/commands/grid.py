@@ -25,7 +25,7 @@ from interp_tasks.texts import counted, duration, flop, one_line, size
 if TYPE_CHECKING:
     from interp_tasks.grids import Grid
     from interp_tasks.measurement.subjects import Progress
-    from interp_tasks.recipes.spec import Spec
+    from interp_tasks.recipes import Spec
 
 
 IMPORTS = typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks. Repeatable.")
@@ -60,8 +60,7 @@ def grid(
     from interp_tasks import grids
     from interp_tasks.grids.plan import check
     from interp_tasks.grids.run import slots_of
-    from interp_tasks.recipes.recipe import recipe_file
-    from interp_tasks.recipes.spec import naming_file, read_spec
+    from interp_tasks.recipes import naming_file, read_spec, recipe_file
 
     check_choice("--format", format, FORMATS)
     check_written_device(device)
@@ -94,20 +93,18 @@ def show_done(done: Grid, format: str, quiet: bool) -> None:
     Raises:
         UserError: if a unit did.
     """
-    from interp_tasks.grids.table import drops_of, result_of, write
+    from interp_tasks.grids.table import result_of
 
-    result, drops = result_of(done), drops_of(done)
+    result = result_of(done)
 
     def show() -> None:
         if format != "table":
             print_as(result, format)
             return
-        if drops is not None:
-            print_as(drops, "table")
         for sentence in result.notes:
             console().print(f"- {sentence}")
 
-    write_and_show(lambda: write(done, result, drops), show, quiet)
+    write_and_show(lambda: result.write(done.folder), show, quiet)
     for record in done.failed:
         note(one_line(f"{record.what}: {record.error}"), quiet=False)
     if done.failed:
@@ -136,11 +133,8 @@ def planned(spec: Spec, folder: Path, rate: float | None, progress: Progress | N
             family, resolved = Path(unit.folder).parent, unit.resolved
             if family not in costs:
                 task = get(resolved.task_name, **resolved.task)
-                known = cost(
-                    task, settings=resolved.model, config=resolved.train, gflop_per_second=rate or 1.0
-                )
-                seconds = known.seconds if rate else None
-                costs[family] = {"flop": known.run_flop, "bytes": known.disk_bytes, "seconds": seconds}
+                known = cost(task, settings=resolved.model, config=resolved.train, gflop_per_second=rate)
+                costs[family] = {"flop": known.run_flop, "bytes": known.disk_bytes, "seconds": known.seconds}
             row |= {"settings": dict(unit.varied), "seed": resolved.train.seed, **costs[family]}
         rows.append(row)
         if progress is not None:

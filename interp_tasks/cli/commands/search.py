@@ -40,6 +40,7 @@ OBJECTIVE = typer.Option(
     help="Validation metric, the mean of its last 10 logged values; METRIC:min or :max.",
     show_default="loss",
 )
+JOBS = typer.Option("--jobs", metavar="N", help="Trials at a time.")
 TRIALS = typer.Option("--trials", metavar="N", help="Trials in all, those of earlier calls included.")
 OUT = typer.Option("--out", metavar="OUT", help="Folder.", show_default="runs/search-TASK-PRESET")
 
@@ -51,6 +52,7 @@ def search(
     objective: Annotated[str | None, OBJECTIVE] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the sampler.")] = 42,
     trials: Annotated[int, TRIALS] = 10,
+    jobs: Annotated[int, JOBS] = 1,
     out: Annotated[Path | None, OUT] = None,
     format: FORMAT = "table",
 ) -> None:
@@ -73,12 +75,14 @@ def search(
     check_writable_folder(folder)
     from interp_tasks.search.study import search
 
+    work: dict[str, Any] = {"trials": trials, "jobs": jobs, "device": recipe.device}
+    work["imports"] = [] if recipe.import_path is None else [recipe.import_path]
     with progress_line(recipe.quiet) as progress:
-        result = search(plan, out=folder, trials=trials, device=recipe.device, progress=progress)
+        result = search(plan, out=folder, progress=progress, **work)
     if format == "table":
         print_found(result)
     else:
-        write_data(result.to_json() if format == "json" else result.to_csv())
+        write_data(result.to_json() if format == "json" else result.frame.to_csv(index=False))
     note(f"wrote {folder / 'search.html'}, trials.csv, trials.json", recipe.quiet)
 
 
@@ -92,10 +96,11 @@ def print_found(result: SearchResult) -> None:
         {
             "trial": trial["trial"],
             objective["metric"]: trial["value"],
-            **{key.partition(".")[2]: trial["params"][key] for key in result.identity["space"]},
+            **{key.partition(".")[2]: trial[key] for key in result.identity["space"]},
             "run": trial["run"],
         }
-        for trial in result.ranked[:SHOWN]
+        for trial in result.trials[:SHOWN]
+        if trial["value"] is not None
     ]
     if rows:
         print_rows(rows, "table", list(rows[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,7 +54,7 @@ def list_tasks(printing: PrintingOptions) -> None:
 def cost(recipe: RecipeOptions, rate: RATE = None, format: FORMAT = "table") -> None:
     """Say what training would take: parameters, FLOP, memory, disk, time.
 
-    Counted without training: only the rate, unless --rate gives it, is measured by four updates on the --device.
+    Counted without training; the time is given at a --rate.
     """
     check_choice("--format", format, FORMATS)
     check_rate(rate)
@@ -66,33 +67,31 @@ def cost(recipe: RecipeOptions, rate: RATE = None, format: FORMAT = "table") -> 
         settings=resolved.model,
         config=resolved.train,
         gflop_per_second=rate,
-        device=recipe.device,
     )
     if format == "table":
         print_rows(amounts(estimate), "table", ["quantity", "amount"])
     else:
-        print_rows([estimate.to_dict()], format, [])
+        print_rows([asdict(estimate)], format, [])
 
 
 def amounts(cost: Cost) -> list[dict[str, str]]:
     """Returns the lines of the table."""
     frozen = cost.parameters - cost.trained
-    rate = f"{float(f'{cost.gflop_per_second:.3g}'):,g} GFLOP/s, {'measured here' if cost.measured else 'as given'}"
     parts: list[Any] = [
         ("weights", cost.weights_bytes),
         ("gradients", cost.gradients_bytes),
-        ("optimiser", cost.optimiser_bytes),
-        ("Grokfast", cost.filter_bytes),
+        ("optimiser and filter", cost.state_bytes),
         ("activations", cost.activations_bytes),
     ]
     lines = {
         "parameters": f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else ""),
-        "a step": f"{flop(cost.step_flop)}, {cost.examples:,} examples, {cost.forward} forward",
+        "a step": f"{flop(cost.step_flop)}, {cost.examples:,} examples",
         "the run": f"{flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them",
         "memory": f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n),
         "disk": f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints",
-        "time": f"{duration(cost.seconds)} at {rate}",
     }
+    if cost.seconds is not None:
+        lines["time"] = duration(cost.seconds)
     return [{"quantity": quantity, "amount": amount} for quantity, amount in lines.items()]
 
 

@@ -191,7 +191,7 @@ def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
         ('base = "secnd"', "secnd.toml"),
         ('base = "../first"', "name a grid file beside this one"),
         ("base = 3", "name a grid file beside this one"),
-        ('base = "varied"', "base = 'varied' has a base itself"),
+        ('base = "varied"', "no setting grid.train.0.base"),
         ('base = "first"\ntask = "miiii"', "task is that of its base, first: leave it out"),
         ('base = "first"\npreset = "cpu"', "preset is that of its base"),
         ('base = "first"\nset = 3', "grid.train.0.set"),

@@ -9,7 +9,7 @@ from interp_tasks import experiments
 from interp_tasks.errors import UserError
 from interp_tasks.published import papers, read_paper
 from interp_tasks.published.paper import as_typed, parse_paper
-from interp_tasks.recipes.recipe import recipe_names
+from interp_tasks.recipes import recipe_names
 from interp_tasks.settings import parse_seeds
 from interp_tasks.training.config import resolve_config
 

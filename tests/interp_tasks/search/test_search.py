@@ -7,21 +7,19 @@ import io
 import json
 import os
 import sqlite3
-import sys
-import time
-import traceback
-import warnings
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import sqlalchemy
 
 from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.cli import main
+from interp_tasks.disk import lock_folder
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.search import Plan, make_plan, search
 from interp_tasks.search import study as study_module
@@ -63,29 +61,24 @@ class FakeTrainer:
     """
 
     def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        loss: Callable[[Any], float] = bowl,
-        results: bool = False,
+        self, monkeypatch: pytest.MonkeyPatch, loss: Callable[[Any], float] = bowl, results: bool = False
     ) -> None:
         self.loss, self.runs = loss, []
         self.before: Callable[[Path], None] = lambda out: None
-        monkeypatch.setattr(study_module, "train", self)
+        monkeypatch.setattr(study_module, "train_resolved", self)
         if not results:
             monkeypatch.setattr(study_module, "MIN_TRIALS", 10**9)
-            monkeypatch.setattr(study_module.SearchResult, "write", lambda self, folder, study: [])
+            monkeypatch.setattr(study_module, "write", lambda result, study, folder: [])
 
-    def __call__(self, task: Any, *, out: Path, config: Any, progress: Any, **rest: Any) -> Path:
+    def __call__(self, configuration: Any, out: Path, *, device: str) -> Path:
         self.runs.append(out.name)
         out.mkdir(exist_ok=True)
         self.before(out)
         with (out / "metrics.jsonl").open("w") as file:
             for step in (0, *range(11, 21)):
-                loss = self.loss(config) if step else 50.0
+                loss = self.loss(configuration.train) if step else 50.0
                 line = {"step": step, "validation": {"loss": loss, "accuracy": 1 / (1 + loss)}}
                 file.write(json.dumps(line) + "\n")
-                if progress is not None:
-                    progress(step, 20, line)
         return out
 
 
@@ -95,7 +88,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
 
 
 def settled(found: Any) -> list[tuple[Any, ...]]:
-    return [(trial["state"], trial["value"], trial["params"]) for trial in found.trials]
+    rows = sorted(found.trials, key=lambda trial: trial["trial"])
+    return [
+        (trial["state"], trial["value"], *(trial[key] for key in found.identity["space"])) for trial in rows
+    ]
+
+
+def states(found: Any) -> list[str]:
+    return [state for state, *_ in settled(found)]
 
 
 # ---- The space
@@ -123,7 +123,7 @@ def test_what_a_user_can_vary() -> None:
         ({"vary": ["train.weight_decay"]}, "--vary 'train.weight_decay': write"),
         ({"vary": ["train.weight_decay=1"]}, "train.weight_decay: a search varies it"),
         ({"vary": ["train.weight_decay=1,2,1"]}, "at least two different values"),
-        ({"vary": ["train.weight_decay=1,2", "train.weight_decay=1,3"]}, "is given twice"),
+        ({"vary": ["train.weight_decay=1,2", "train.weight_decay=1,3"]}, "write each key once"),
         ({"vary": ["train.weight_decay=1,-2"]}, "train.weight_decay = -2"),
         ({"vary": ["train.weight_decay=-1:2"]}, "train.weight_decay = -1"),
         ({"vary": ["train.learning_rate=0:1:log"]}, "above 0"),
@@ -196,7 +196,7 @@ def test_metric_and_direction(
     found = search(plan(objective=objective), out=tmp_path, trials=3)
     said = found.identity["objective"]
     assert (said["metric"], said["direction"]) == expected
-    values = [trial["value"] for trial in found.ranked]
+    values = [trial["value"] for trial in found.trials]
     assert values == sorted(values, reverse=expected[1] == "maximize")
     assert found.best is not None
     assert found.best["value"] == values[0]
@@ -222,7 +222,7 @@ def test_trials_count_in_all(fake: FakeTrainer, tmp_path: Path) -> None:
     assert fake.runs[3:] == ["trial-0003", "trial-0004"]
     assert settled(more)[:3] == settled(first)
     for trial in more.trials:
-        rate, decay = trial["params"]["train.learning_rate"], trial["params"]["train.weight_decay"]
+        rate, decay = trial["train.learning_rate"], trial["train.weight_decay"]
         assert trial["value"] == pytest.approx(abs(decay - 1) + abs(rate - 1e-3) * 100)
 
 
@@ -230,12 +230,11 @@ def test_files_of_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     FakeTrainer(monkeypatch, results=True)
     found = search(plan(), out=tmp_path, trials=5)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "trials.csv").read_text())))
-    assert [int(row["trial"]) for row in rows] == [trial["trial"] for trial in found.ranked]
-    assert float(rows[0]["train.weight_decay"]) == found.ranked[0]["params"]["train.weight_decay"]
+    assert [int(row["trial"]) for row in rows] == found.frame["trial"].tolist()
+    assert float(rows[0]["train.weight_decay"]) == found.frame["train.weight_decay"][0]
     whole = json.loads((tmp_path / "trials.json").read_text())
-    assert whole["best"]["trial"] == found.ranked[0]["trial"]
+    assert whole["best"] == whole["trials"][0] == found.best
     assert sum(whole["importances"].values()) == pytest.approx(1)
-    assert whole["versions"]["optuna"] == optuna.__version__
     page = (tmp_path / "search.html").read_text()
     for title in ("Importance", "Course of the search", "The objective against every setting"):
         assert f">{title}</h2>" in page
@@ -260,14 +259,13 @@ def test_an_interrupted_search_comes_to_the_same_end(fake: FakeTrainer, tmp_path
     assert fake.runs == [f"trial-{number:04d}" for number in (0, *range(12), 11)]
 
 
-def test_a_combination_is_trained_once(fake: FakeTrainer, tmp_path: Path) -> None:
+def test_a_combination_has_one_run(fake: FakeTrainer, tmp_path: Path) -> None:
     found = search(plan("train.weight_decay=1,2"), out=tmp_path, trials=8)
-    assert len(fake.runs) == 2
+    assert len(set(fake.runs)) == 2
     assert len(found.trials) == 8
     for trial in found.trials:
-        assert trial["value"] == pytest.approx(trial["params"]["train.weight_decay"] - 1)
-        assert (tmp_path / Path(trial["run"]).name).is_dir()
-    assert sum(trial["same_as"] is not None for trial in found.trials) == 6
+        assert trial["value"] == pytest.approx(trial["train.weight_decay"] - 1)
+    assert {Path(run).name for run in found.frame["run"]} == set(fake.runs)
 
 
 # ---- What goes wrong
@@ -280,9 +278,9 @@ def test_a_diverged_trial_is_told_and_the_search_goes_on(fake: FakeTrainer, tmp_
 
     fake.before = diverge
     found = search(plan(), out=tmp_path, trials=3)
-    assert [trial["state"] for trial in found.trials] == ["complete", "pruned", "complete"]
-    assert found.trials[1]["reason"].startswith("diverged: training diverged")
-    assert found.trials[1]["value"] is None
+    assert states(found) == ["complete", "pruned", "complete"]
+    assert found.trials[-1]["reason"].startswith("diverged: training diverged")
+    assert found.trials[-1]["value"] is None
 
 
 def test_what_stops_a_run_leaves_its_trial_to_the_next_call(fake: FakeTrainer, tmp_path: Path) -> None:
@@ -295,7 +293,7 @@ def test_what_stops_a_run_leaves_its_trial_to_the_next_call(fake: FakeTrainer, t
         search(plan(), out=tmp_path, trials=3)
     found = search(plan(), out=tmp_path, trials=3)
     assert fake.runs == ["trial-0000", "trial-0001", "trial-0001", "trial-0002"]
-    assert [trial["state"] for trial in found.trials] == ["complete"] * 3
+    assert states(found) == ["complete"] * 3
 
 
 def test_a_combination_that_cannot_be_built_fails_alone(fake: FakeTrainer, tmp_path: Path) -> None:
@@ -306,7 +304,7 @@ def test_a_combination_that_cannot_be_built_fails_alone(fake: FakeTrainer, tmp_p
     )
     found = search(odd, out=tmp_path, trials=8)
     for trial in found.trials:
-        fits = trial["params"]["model.d_model"] % trial["params"]["model.n_heads"] == 0
+        fits = trial["model.d_model"] % trial["model.n_heads"] == 0
         assert trial["state"] == ("complete" if fits else "failed")
         assert fits or "does not divide into" in trial["reason"]
     assert {trial["state"] for trial in found.trials} == {"complete", "failed"}
@@ -368,44 +366,24 @@ def test_trials_that_no_search_has_told_are_one_line(
         search(plan(), out=tmp_path, trials=3)
 
 
-# ---- Processes
+# ---- Several at a time
 
 
-def forked(work: Callable[[], Any]) -> int:
-    """Run something in a process of its own; returns its id."""
-    with warnings.catch_warnings():
-        # Python 3.12 warns of forks beside threads; these children end without touching any.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-        os._exit(0)
-    except BaseException:
-        # What went wrong is all that the parent's report will have of it.
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+def test_several_trials_at_a_time(fake: FakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads stand for the processes; two runs begin before either ends."""
+    both = threading.Barrier(2, timeout=60)
+    fake.before = lambda out: both.wait() and None
+    monkeypatch.setattr(study_module, "pool_of", ThreadPoolExecutor)
+    found = search(plan(), out=tmp_path, trials=6, jobs=2)
+    assert states(found) == ["complete"] * 6
+    assert sorted(fake.runs) == [f"trial-{number:04d}" for number in range(6)]
 
 
-def test_processes_share_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
-    """Every trial is trained once, by whoever comes first, and there are as many as were asked for."""
-
-    def slow(out: Path) -> None:
-        (out / f"trained-by-{os.getpid()}").touch(exist_ok=False)
-        time.sleep(0.2)
-
-    fake.before = slow
-    children = [forked(lambda: search(plan(), out=tmp_path, trials=6)) for _ in range(2)]
-    for child in children:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    found = search(plan(), out=tmp_path, trials=6)
-    assert fake.runs == []
-    assert [trial["state"] for trial in found.trials] == ["complete"] * 6
-    workers = [[file.name for file in (tmp_path / f"trial-{n:04d}").glob("trained-by-*")] for n in range(6)]
-    assert [len(names) for names in workers] == [1] * 6
-    assert {name for (name,) in workers} == {f"trained-by-{child}" for child in children}
+def test_one_command_at_a_time_in_a_folder(fake: FakeTrainer, tmp_path: Path) -> None:
+    lock = lock_folder(tmp_path)
+    with pytest.raises(UserError, match="is being written by another process"):
+        search(plan(), out=tmp_path, trials=1)
+    lock.release()
 
 
 # ---- The command
@@ -419,8 +397,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "modular-addition",
         *settings,
         f"--vary={VARY[0]}",
-        "--out",
-        str(tmp_path),
+        f"--out={tmp_path}",
         "--quiet",
     ]
     assert main([*asked, "--trials", "2"]) == 0
@@ -432,5 +409,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(whole["trials"]) == 2
     run = Path(whole["best"]["run"])
     assert whole["best"]["value"] == pytest.approx(value_of(read_metrics(run), "loss"))
-    decay = whole["best"]["params"]["train.weight_decay"]
+    decay = whole["best"]["train.weight_decay"]
     assert read_run(run)["config"]["train"]["weight_decay"] == decay

@@ -8,7 +8,7 @@ import torch
 import tasks
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig, resolve_config
-from interp_tasks.training.optimizer import GrokfastEMA, GrokfastMA, Updater
+from interp_tasks.training.optimizer import Updater, amplified_by_ema, amplified_by_ma
 
 
 @pytest.fixture
@@ -20,30 +20,24 @@ def small_model(task, **settings):
     return task.build_model(0, task.Model(d_model=8, n_heads=2, **settings))
 
 
+def filtered(amplify, gradients, **config):
+    """The gradients of one parameter as the filter leaves them, ``[steps, *shape]``."""
+    memory, found = {}, [gradient.clone() for gradient in gradients]
+    for gradient in found:
+        amplify(memory, gradient, TrainConfig(**config))
+    return torch.stack(found)
+
+
 @pytest.mark.parametrize("start", ["zero", "first-gradient"])
 def test_grokfast_is_its_recurrence(start):
     alpha, lamb = 0.9, 2.0
     gradients = [1.0, -0.5, 3.0, 0.25]
-    parameter = torch.zeros(1, requires_grad=True)
     config = {"grokfast_alpha": alpha, "grokfast_lambda": lamb, "grokfast_start": start}
-    grokfast = GrokfastEMA(TrainConfig(**config))
-    average = 0.0 if start == "zero" else gradients[0]
+    average, expected = 0.0 if start == "zero" else gradients[0], []
     for gradient in gradients:
-        parameter.grad = torch.tensor([gradient])
-        grokfast({"w": parameter})
         average = alpha * average + (1 - alpha) * gradient
-        assert parameter.grad.item() == pytest.approx(gradient + lamb * average, rel=1e-6)
-
-
-def filtered(grokfast, gradients):
-    """The gradients of one parameter as the filter leaves them, ``[steps, *shape]``."""
-    parameter = torch.zeros_like(gradients[0], requires_grad=True)
-    found = []
-    for gradient in gradients:
-        parameter.grad = gradient.clone()
-        grokfast({"w": parameter})
-        found.append(parameter.grad.clone())
-    return torch.stack(found)
+        expected.append(gradient + lamb * average)
+    assert filtered(amplified_by_ema, torch.tensor(gradients), **config).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("window", [1, 3, 7])
@@ -53,7 +47,7 @@ def test_grokfast_ma_is_the_mean_of_the_last_gradients(window):
     expected = gradients.double().clone()
     for step in range(window - 1, len(gradients)):
         expected[step] += lamb * gradients[step - window + 1 : step + 1].double().mean(0)
-    found = filtered(GrokfastMA(TrainConfig(grokfast_window=window, grokfast_lambda=lamb)), gradients)
+    found = filtered(amplified_by_ma, gradients, grokfast_window=window, grokfast_lambda=lamb)
     assert torch.equal(found[: window - 1], gradients[: window - 1])
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
@@ -62,7 +56,7 @@ def test_a_huge_gradient_leaves_nothing_behind_in_the_moving_average():
     """1e12 takes away all digits below 1e-4 of a float64 sum; after one round of the queue they are back."""
     gradients = torch.full((30, 1), 1e-5)
     gradients[3] = 1e12
-    found = filtered(GrokfastMA(TrainConfig(grokfast_window=4)), gradients)
+    found = filtered(amplified_by_ma, gradients, grokfast_window=4)
     torch.testing.assert_close(found[12:], torch.full((18, 1), 3e-5), rtol=1e-6, atol=0)
 
 

@@ -1,4 +1,7 @@
-"""Specifies a grid: models to train, existing runs, and experiments on all of them. Imports no torch."""
+"""Grid files: models to train, existing runs, experiments on all; those beside the zoo say what of theirs ships.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,32 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
+from interp_tasks.checkpoints.refs import check_selector, closest, zoo_folder
 from interp_tasks.errors import UserError
 from interp_tasks.files import WHOLE_END, read_toml
-from interp_tasks.training.config import SECTIONS
+from interp_tasks.settings import parse_seeds
+from interp_tasks.training.config import SECTIONS, list_keys
 from tasks.settings import one_line
 
 #: What a file should hold.
 FORM = "a grid, see docs/grids.md"
+RECIPES = "recipes"
 
 
-class Entry(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def seed_numbers(given: Any) -> tuple[int, ...]:
     """Parses different seeds from ``"0:4"``, ``"0,2"`` or a list."""
     if isinstance(given, str):
-        from interp_tasks.settings import parse_seeds
-
         given = parse_seeds(given) or []
     if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
         raise ValueError('write seeds as "0:4", "0,2" or [0, 2]')
@@ -52,8 +57,7 @@ def flattened(settings: Any) -> Any:
     for key, value in settings.items():
         is_section = key in SECTIONS and isinstance(value, Mapping)
         own = {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
-        twice = flat.keys() & own.keys()
-        if twice:
+        if twice := flat.keys() & own.keys():
             raise UserError(f"{min(twice)} is set twice, with quotes and without: leave one out")
         flat |= own
     return checked_settings(flat)
@@ -65,7 +69,7 @@ def checked_settings(given: Any) -> Any:
         json.dumps(given, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"settings are text, finite numbers, true or false, and lists of them ({error})"
+            f"settings are text, finite numbers, true, false, and lists of them ({error})"
         ) from None
     return given
 
@@ -75,7 +79,13 @@ Seeds = Annotated[tuple[int, ...], BeforeValidator(seed_numbers)]
 Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(several)]
 
 
-class Shipment(Entry):
+def check_steps(at: Steps, what: str) -> None:
+    """Refuses a mark that there is not."""
+    for selector in (each for mark in at for each in str(mark).split(",")):
+        check_selector(selector.strip(), f"{what}, at")
+
+
+class Shipment(Section):
     """Says which runs of a block ship with the package, under which name, with which checkpoints.
 
     Attributes:
@@ -94,7 +104,7 @@ class Shipment(Entry):
     exact: bool = False
 
 
-class Training(Entry):
+class Training(Section):
     """Runs to train: every combination of the values given, each with every seed.
 
     Attributes:
@@ -111,33 +121,28 @@ class Training(Entry):
     seeds: Seeds = (0,)
     ship: Annotated[tuple[Shipment, ...], BeforeValidator(several)] = ()
 
-    def count(self, lists: frozenset[str]) -> int:
+    def values(self) -> dict[str, list[Any]]:
+        """Returns the values that each setting runs through; axes are those that have several."""
+        lists = list_keys(self.task)
+
+        def one(key: str, value: Any) -> bool:
+            is_list = isinstance(value, list)
+            return not is_list or (key in lists and not (value and all(isinstance(x, list) for x in value)))
+
+        return {key: [value] if one(key, value) else value for key, value in self.settings.items()}
+
+    def count(self) -> int:
         """Returns how many runs these are."""
-        return len(self.seeds) * math.prod(
-            len(axis(value, key in lists)) for key, value in self.settings.items()
-        )
+        return len(self.seeds) * math.prod(map(len, self.values().values()))
 
-    def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
-        """Yields each combination of settings; ``lists``: keys whose value is a list itself."""
-        options = {key: axis(value, key in lists) for key, value in self.settings.items()}
-        for values in product(*options.values()):
-            yield dict(zip(options, values, strict=True))
-
-    def axes(self, lists: frozenset[str]) -> tuple[str, ...]:
-        """Returns the settings that differ between combinations."""
-        return tuple(key for key, value in self.settings.items() if len(axis(value, key in lists)) > 1)
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yields each combination of settings."""
+        values = self.values()
+        for chosen in product(*values.values()):
+            yield dict(zip(values, chosen, strict=True))
 
 
-def axis(value: Any, is_list: bool) -> list[Any]:
-    """Returns the values that a setting runs through."""
-    if not isinstance(value, list):
-        return [value]
-    if is_list:
-        return value if value and all(isinstance(each, list) for each in value) else [value]
-    return value
-
-
-class ExperimentSpec(Entry):
+class ExperimentSpec(Section):
     """An experiment: a function of ``interp_tasks.experiments``.
 
     Attributes:
@@ -152,7 +157,7 @@ class ExperimentSpec(Entry):
     settings: Annotated[dict[str, Any], BeforeValidator(checked_settings)] = Field(default_factory=dict)
 
 
-class Spec(Entry):
+class Spec(Section):
     """A grid.
 
     Attributes:
@@ -193,40 +198,29 @@ def read_spec(path: str | Path) -> Spec:
     """
     values = dict(read_toml(Path(path), FORM))
     if "train" in values:
-        # What is of another form is refused below.
-        blocks = values["train"] if isinstance(values["train"], list) else [values["train"]]
-        values["train"] = [with_base(block, Path(path)) for block in blocks]
+        values["train"] = [with_base(block, Path(path)) for block in several(values["train"])]
     return spec_of(values, str(path))
 
 
 def with_base(block: Any, path: Path) -> Any:
-    """Returns a block with task, preset and settings of the grid beside its file that it names as its base.
-
-    Raises:
-        UserError: if there is no such grid, it has not one block, or that has a base itself.
-    """
+    """Returns a block with task, preset and settings of the grid beside its file that it names as its base."""
     if not isinstance(block, Mapping) or "base" not in block:
         return block
-    name = block["base"]
+    own = dict(block)
+    name = own.pop("base")
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"{path}: base = {name!r}: name a grid file beside this one, without its .toml")
-    own_settings = {key: value for key, value in block.items() if key != "base"}
-    fixed = [key for key in ("task", "preset") if key in own_settings]
-    if fixed:
+    if fixed := [key for key in ("task", "preset") if key in own]:
         raise UserError(f"{path}: {fixed[0]} is that of its base, {name}: leave it out")
     file = path.parent / f"{name}.toml"
-    values = read_toml(file, FORM)
-    blocks = values["train"] if isinstance(values.get("train"), list) else [values.get("train")]
-    if any(isinstance(each, Mapping) and "base" in each for each in blocks):
-        raise UserError(f"{path}: base = {name!r} has a base itself: name that one")
-    base = spec_of(values, str(file)).train
-    if len(base) != 1:
-        raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(base)}")
+    bases = spec_of(read_toml(file, FORM), str(file)).train
+    if len(bases) != 1:
+        raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(bases)}")
     with naming_file(str(path)):
-        settings = flattened(own_settings.get("set", {}))
+        settings = flattened(own.get("set", {}))
     if isinstance(settings, Mapping):
-        settings = {**base[0].settings, **settings}
-    return {**own_settings, "task": base[0].task, "preset": base[0].preset, "set": settings}
+        settings = {**bases[0].settings, **settings}
+    return {**own, "task": bases[0].task, "preset": bases[0].preset, "set": settings}
 
 
 def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
@@ -244,3 +238,94 @@ def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
     if not spec.train and not spec.runs:
         raise UserError(f'{name}: no runs: write [[train]] with a task, or runs = ["zoo:..."]')
     return spec
+
+
+# ---- Recipes of shipped runs
+
+
+def recipe_names() -> list[str]:
+    """Lists the recipes that ship with the package."""
+    return sorted(file.stem for file in (zoo_folder() / RECIPES).glob("*.toml"))
+
+
+def recipe_file(given: str | Path) -> Path:
+    """Returns a grid file: the given path where it exists, else the recipe of that name.
+
+    Raises:
+        UserError: if there is neither, naming the closest recipes.
+    """
+    path = Path(given)
+    # Whatever lies there is the user's own, even where it cannot be read.
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    if str(given) in recipe_names():
+        return zoo_folder() / RECIPES / f"{given}.toml"
+    raise UserError(f"{given}: no such file and no recipe of that name{closest(str(given), recipe_names())}")
+
+
+@dataclass(frozen=True)
+class ShippedRun:
+    """A run that a recipe is to train and ship, as the file says it.
+
+    Attributes:
+        name: in the zoo.
+        block: of the file.
+        index: of its unit among the block's.
+        settings: those of the file, by key; of the seed nothing.
+    """
+
+    name: str
+    block: Training
+    index: int
+    seed: int
+    settings: Mapping[str, Any]
+    shipment: Shipment
+
+
+def recipe_runs(recipe: str | Path) -> list[ShippedRun]:
+    """Lists the runs that a recipe ships, in the order of its file.
+
+    Raises:
+        UserError: for a recipe that is none, ships a seed that it does not train, or two runs under one name.
+    """
+    file = recipe_file(recipe)
+    with naming_file(str(file)):
+        return shipped_by(read_spec(file))
+
+
+def shipped_by(spec: Spec) -> list[ShippedRun]:
+    """Lists the runs that a grid ships."""
+    runs: dict[str, ShippedRun] = {}
+    for block in spec.train:
+        trained = list(enumerate(product(block.combinations(), block.seeds))) if block.ship else []
+        for shipment in block.ship:
+            check_steps(shipment.at, f"ship {shipment.name}")
+            if unknown := set(shipment.seeds or ()) - set(block.seeds):
+                raise UserError(f"ship {shipment.name}: seed {min(unknown)} is not trained")
+            for index, (values, seed) in trained:
+                if shipment.seeds is None or seed in shipment.seeds:
+                    name = name_of(shipment, {"seed": seed, **values})
+                    if name in runs:
+                        raise UserError(f"two runs ship as {name}: write {{seed}} or a setting into the name")
+                    runs[name] = ShippedRun(name, block, index, seed, values, shipment)
+    return list(runs.values())
+
+
+def name_of(shipment: Shipment, known: Mapping[str, Any]) -> str:
+    """Returns the name of a run in the zoo, its seed and settings filled in.
+
+    Raises:
+        UserError: for braces around what the block does not set, or a name that no wheel can hold.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in known:
+            raise UserError(f"ship {shipment.name}: {match[0]} is none of {', '.join(known)}")
+        return re.sub(r"[^A-Za-z0-9-]+", "_", str(known[match[1]]))
+
+    name = re.sub(r"\{([^{}]*)\}", value, shipment.name)
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*", name):
+        raise UserError(
+            f"ship {name}: a name in the zoo is of letters, digits, - and _, with / between folders; 5e-1 for 0.5"
+        )
+    return name
