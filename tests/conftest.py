@@ -221,6 +221,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if marker := tier(item, bridges_alone):
             item.add_marker(marker)
+            item.add_marker("slow")  # so that "not slow" is what is run daily
     # The slow ones first, so that of several workers none ends with a long one while the others have nothing to do.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
