@@ -31,6 +31,7 @@ GONE = {
         "train",
         "--stacked",
     ): "--stacked is gone: --seeds trains one after another, interp-run grid several at a time",
+    ("order", "--kind"): "--kind is gone: order follows all quantities",
     ("zoo", "--pack"): "--pack is now python -P docs/scripts/pack.py RECIPE, of the source tree",
 }
 

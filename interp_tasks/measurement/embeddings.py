@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.errors import UserError
 from interp_tasks.measurement.paired import LEVEL
 from interp_tasks.measurement.paired import resamples as bootstrap_weights
+from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +37,16 @@ class Tables:
 
     def rows(self, values: Mapping[int, float]) -> Array:
         return self.tokens[list(values)]
+
+
+def untrained_tables(subject: LoadedCheckpoint, draw: int = 0) -> Tables | None:
+    """Returns the embeddings of an untrained model; ``None`` for an architecture that the task cannot build."""
+    from interp_tasks.measurement.untrained import untrained
+
+    try:
+        return Tables.of(untrained(subject, draw))
+    except UserError:
+        return None
 
 
 def resamples(points: int, seed: int) -> Array:

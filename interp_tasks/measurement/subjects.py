@@ -46,6 +46,7 @@ GONE = {
     **dict.fromkeys(("intercept", "ridge", "shuffles"), "circuits.probe.linear has it"),
     **dict.fromkeys(("heads", "positions"), "of probe, circuits.probe.linear has it"),
     "keys": "rule= chooses key frequencies",
+    "kinds": "order follows all quantities",
     "answers": "all of the task's are measured",
     "every": "frequencies of little variance and no neurons are one row",
     "threshold": "circuits.patterns.classify has it",

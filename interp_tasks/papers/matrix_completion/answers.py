@@ -145,11 +145,7 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 
 
 def influences_of(subject: LoadedCheckpoint) -> Influences:
-    """Returns the changes of the input that the task declares.
-
-    Raises:
-        UserError: if it says nothing, or its output is more than a number.
-    """
+    """Returns the changes of the input that the task declares."""
     task: Any = subject.task
     influences: Influences | None = task.influences(subject.batch, SHIFT, subject.seed)
     if influences is None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Tables, correlation, resamples
+from interp_tasks.measurement.embeddings import correlation, resamples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,9 +52,10 @@ def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> 
 
 def distances(points: Array) -> Array:
     """Returns the Euclidean distances between all points."""
-    import numpy as np
+    from scipy.spatial.distance import cdist
 
-    return np.asarray(np.sqrt(((points[:, None] - points) ** 2).sum(-1)))
+    found: Array = cdist(points, points)
+    return found
 
 
 def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
@@ -103,60 +102,43 @@ def tsne(points: Array, seed: int) -> Array:
     return np.asarray(projected, dtype=float)
 
 
-@dataclass(frozen=True)
-class EmbeddingTargets:
-    """The values of token ids and the grid of positions that embeddings are compared with."""
-
-    values: Mapping[int, float]
-    axes: Mapping[str, int]
-
-    @classmethod
-    def of(cls, task: Task | None, largest: float | None) -> EmbeddingTargets:
-        """Returns the values and axes that a task declares.
-
-        Raises:
-            UserError: if it says nothing, or no value is left.
-        """
-        assert task is not None
-        values = {
-            token: value
-            for token, value in task.token_values().items()
-            if largest is None or abs(value) <= largest * (1 + 1e-6)
-        }
-        axes = {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
-        if not values and not axes:
-            raise UserError(
-                f"task {task.name!r} does not say what its tokens (token_values) or positions (grid_axes) stand for"
-            )
-        if values and len(values) < 4:
-            raise UserError(f"--largest {largest:g}: {len(values)} values are left; at least 4 are needed")
-        return cls(values, axes)
-
-    @property
-    def clustered_axes(self) -> list[str]:
-        """Returns the axes of which positions can make clusters: those of neither one line nor all positions."""
-        cells = math.prod(self.axes.values())
-        return [axis for axis, size in self.axes.items() if 1 < size < cells]
-
-    def labels(self, axis: str) -> np.ndarray:
-        """Returns where each position of the grid lies along an axis."""
-        import numpy as np
-
-        sizes = tuple(self.axes.values())
-        return np.unravel_index(np.arange(int(np.prod(sizes))), sizes)[list(self.axes).index(axis)]
+def axes_of(task: Task) -> dict[str, int]:
+    """Returns the sizes of the grid that a task's positions make, by name; none where they make none."""
+    return {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
 
 
-def of_tokens(
-    targets: EmbeddingTargets, tables: Tables, end: Tables | None, seed: int
-) -> dict[str, tuple[str, Array]]:
-    """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples."""
+def labels_of(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+    """Returns where each position of the grid lies along each axis."""
+    import numpy as np
+
+    sizes = tuple(axes.values())
+    return dict(zip(axes, np.unravel_index(np.arange(math.prod(sizes)), sizes), strict=True))
+
+
+def clusters_of(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+    """Returns the labels of the axes of which positions can make clusters: neither one line nor all positions."""
+    cells = math.prod(axes.values())
+    return {axis: labels for axis, labels in labels_of(axes).items() if 1 < axes[axis] < cells}
+
+
+def alignment(points: Array, last: Array, weights: Array) -> Array:
+    """Returns how far embeddings ``[point d]`` lie as the last ones, on the last ones' two principal components."""
+    directions, _ = principal_components(last)
+    return correlation(points @ directions.T, last @ directions.T, weights)
+
+
+def of_tokens(values: Array, points: Array, last: Array | None, seed: int) -> dict[str, tuple[str, Array]]:
+    """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples.
+
+    Args:
+        values: ``[point]``, which the embeddings ``points [point d]`` stand for.
+        last: those of the run's last checkpoint.
+    """
     import numpy as np
     from scipy.stats import rankdata
 
-    values, points = np.array(list(targets.values.values())), tables.rows(targets.values)
     weights, (_, scores) = resamples(len(values), seed), principal_components(points)
-    share = (scores**2).sum() / (((points - points.mean(0)) ** 2).sum() or 1.0)
-    quantities = {"variance of two components": ("share", np.full(len(weights), share))}
+    quantities = {}
     at = {value: index for index, value in enumerate(values.tolist())}
     pairs = [(index, at[-value]) for value, index in at.items() if value > 0 and -value in at]
     if pairs:
@@ -173,9 +155,6 @@ def of_tokens(
         # A component has no sign; the value's decides for its resamples.
         turned = -along if along[0] < 0 else along
         quantities["magnitude correlation"] = (f"component {2 - best}", turned)
-    if end is not None:
-        last = end.rows(targets.values)
-        directions, _ = principal_components(last)
-        aligned = correlation(points @ directions.T, last @ directions.T, weights)
-        quantities[ALIGNMENT] = ("two components", aligned)
+    if last is not None:
+        quantities[ALIGNMENT] = ("two components", alignment(points, last, weights))
     return quantities

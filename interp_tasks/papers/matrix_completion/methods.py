@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 
     from tasks import Batch, Task
 
-#: What a row is compared with whose baseline is the right answer's; whose rows they are where there is no model.
-TRUTH, ALONE = "truth", "alone"
+#: What a row is compared with whose baseline is the right answer's.
+TRUTH = "truth"
 #: What is varied beside methods, and by default on other data.
 SHARES, GROUPS = "p_mask", ("entries", "rank", "rows", "columns")
 SOLVERS = ("batched", "cvxpy")
 #: The metric that counts positions whose embedding training never used.
 UNTRAINED = "untrained_positions"
-#: Metrics of agreement: of the distance of predictions, of the correlation of predictions and of errors.
-DISTANCE, PREDICTIONS, ERRORS = "distance", "r_predictions", "r_errors"
 #: Numbers whose s.d. is below this count as constant; values of the tasks are of order 1.
 CONSTANT = 1e-6
 #: Examples of one pass hold at most this many tokens, whose activations stay in a processor's cache.
@@ -48,11 +46,7 @@ PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the m
 METHODS = typer.Option(
     "--method",
     metavar="NAME",
-    help="One that the task declares; repeat.",
-    show_default="the first; without --ckpt all",
-)
-ALL_METHODS = typer.Option(
-    "--method", metavar="NAME", help="One that the task declares; repeat.", show_default="all"
+    help="One that the task declares; repeat. Default: the first; without --ckpt, and of algorithm, all.",
 )
 SOLVER = typer.Option("--solver", metavar="NAME", help=f"Of convex problems: {' or '.join(SOLVERS)}.")
 VARIANTS = typer.Option("--variant", metavar="NAME", help="Only this of them; repeat.", show_default="all")
@@ -95,15 +89,17 @@ def baseline(
     methods, variants = listed(methods), listed(variants)
     check_choice("--solver", solver, SOLVERS)
     check_has_task("baseline", options)
+    examples = Examples.of(options)
+    drawn = Drawn(examples.samples, examples.seed, examples.split, solver)
+    config = {"methods": methods, "variants": variants, "solver": solver}
     if alone or (not refs and options.get("task") is not None):
         if variants:
             raise UserError("--variant goes with --ckpt: without one use --set, as in --set task.p_mask=0.5")
-        return methods_alone(methods, solver, options)
-    comparison = Comparison(Examples.of(options), solver)
+        return methods_alone(methods, drawn, examples)
 
     def chosen_of(task: Any) -> tuple[list[str], dict[str, Task]]:
         known, groups = declared(task, "baselines"), declared(task, "variations")
-        (varied,) = (groups[name] for name in chosen(groups, [SHARES], "variations", task))
+        varied = groups[chosen(groups, [SHARES], "variations", task)[0]]
         using = chosen(known, methods or [*known][:1], "--method", task)
         return using, {name: varied[name] for name in chosen(varied, variants, "--variant", task)}
 
@@ -112,49 +108,39 @@ def baseline(
         rows = []
         for name, task in tasks.items():
             task.check_model(subject.model)
-            output = forward(subject.model, comparison.batch(task).tokens)
-            rows += [{**row, "variant": name} for row in comparison.rows(task, output, using, subject.seed)]
+            output = forward(subject.model, batch_of(drawn, task).tokens)
+            rows += [{**row, "variant": name} for row in compared(drawn, task, output, using)]
         return rows
 
-    config = {"methods": methods, "variants": variants, "solver": solver}
     check = lambda subject: chosen_of(subject.task)  # noqa: E731
     result = measure("baseline", refs, options, measure_checkpoint, config=config, check=check)
     note = "baseline: the method named under intervention; effect and ratio: the model against it."
     return replace(result, notes=(PAIRED, note))
 
 
-def methods_alone(methods: Sequence[str], solver: str, options: Options) -> Result:
+def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> Result:
     """Returns the methods on examples of a task, without a model."""
     import pandas
 
-    examples = Examples.of(options)
     task = examples.own_task()
     if task is None:
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
-    comparison = Comparison(examples, solver)
     rows: list[Row] = []
     for name in chosen(declared(task, "baselines"), methods, "--method", task):
-        by_method = comparison.metrics(task, comparison.output_of(task, name))
-        truth = comparison.beside_truth(task, by_method, examples.seed)
-        compared = {row["metric"] for row in truth}
-        rest = {metric: values for metric, values in by_method.items() if metric not in compared}
-        of_method = [*paired(rest, None, examples.seed), *truth]
-        rows += [{"intervention": ALONE, **row, "variant": name} for row in of_method]
-    labels = {"run": task.name, "ref": task.name, "seed": examples.seed, "split": examples.split, "n_runs": 0}
+        metrics = metrics_of(drawn, task, output_of(drawn, task, name))
+        truth = beside_truth(drawn, task, metrics)
+        judged = {row["metric"] for row in truth}
+        rest = {name: values for name, values in metrics.items() if name not in judged}
+        of_method = [*paired(rest, None, drawn.seed), *truth]
+        rows += [{"intervention": "alone", **row, "variant": name} for row in of_method]
+    labels = {"run": task.name, "ref": task.name, "seed": drawn.seed, "split": drawn.split, "n_runs": 0}
     frame = pandas.DataFrame(rows).assign(experiment="baseline", **labels)
-    config = {"methods": list(methods), "alone": True, "solver": solver, **examples.describe()}
+    config = {"methods": list(methods), "alone": True, "solver": drawn.solver, **examples.describe()}
     notes = (
         "Intervals: 95%, bootstrap over examples.",
         "baseline: that of the matrices themselves; effect and ratio: the method against them.",
     )
     return Result("baseline", tidy(frame), {**config, "settings": task.model_dump()}, notes)
-
-
-OOD_NOTES = (
-    PAIRED,
-    "baseline: the first method of the task, on the same examples.",
-    "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
-)
 
 
 @experiment("matrix", says={"vary": list(GROUPS)}, judged_by_task=True)
@@ -181,7 +167,8 @@ def ood(
     from tasks.errors import TaskError
 
     check_has_task("ood", options)
-    comparison = Comparison(Examples.of(options))
+    examples = Examples.of(options)
+    drawn = Drawn(examples.samples, examples.seed, examples.split)
     misfits: dict[str, None] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
@@ -190,11 +177,11 @@ def ood(
         using, groups = list(declared(task, "baselines"))[:1], declared(task, "variations")
         rows: list[Row] = []
         # Every group has the task of training among its own.
-        compared: dict[Any, list[Row]] = {}
+        measured: dict[Any, list[Row]] = {}
         for group in chosen(groups, listed(vary), "--vary", task):
             for name, other in groups[group].items():
                 about = {"variant": name, "site": group}
-                batch, new = comparison.batch(other), max(0, other.sequence_length - task.sequence_length)
+                batch, new = batch_of(drawn, other), max(0, other.sequence_length - task.sequence_length)
                 count = {"metric": UNTRAINED, "intervention": "untrained positions", "n": len(batch)}
                 try:
                     other.check_model(subject.model)
@@ -202,23 +189,26 @@ def ood(
                     misfits[f"{name}: not measured at {subject.labels['ref']}; {error}."] = None
                     rows.append({**about, **count, "value": math.nan})
                     continue
-                if other not in compared:
+                if other not in measured:
                     output = forward(subject.model, batch.tokens)
-                    compared[other] = comparison.rows(other, output, using, subject.seed)
-                rows += [
-                    {**about, **count, "value": float(new)},
-                    *({**row, **about} for row in compared[other]),
-                ]
+                    measured[other] = compared(drawn, other, output, using)
+                rows.append({**about, **count, "value": float(new)})
+                rows += [{**row, **about} for row in measured[other]]
         return rows
 
     result = measure("ood", refs, options, measure_checkpoint, config={"vary": listed(vary)})
-    return replace(result, notes=(*OOD_NOTES, *misfits))
+    notes = (
+        PAIRED,
+        "baseline: the first method of the task, on the same examples.",
+        "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
+    )
+    return replace(result, notes=(*notes, *misfits))
 
 
 @experiment("matrix", says={"methods": [], "entries": []})
 def algorithm(
     refs: str | Sequence[str],
-    methods: Annotated[str | Sequence[str], ALL_METHODS, list[str]] = (),
+    methods: Annotated[str | Sequence[str], METHODS, list[str]] = (),
     entries: Annotated[str | Sequence[str], ENTRIES, list[str]] = (),
     **options: Unpack[Options],
 ) -> Result:
@@ -244,17 +234,16 @@ def algorithm(
         task: Any = subject.task
         assert subject.batch is not None
         batch = subject.batch.to("cpu")
-        truth, groups = batch.targets.double(), task.entry_groups(batch)
-        using = chosen(declared(task, "methods"), methods, "--method", task)
-        kinds = chosen(groups, entries, "--entries", task)
+        truth, groups, by_name = batch.targets.double(), task.entry_groups(batch), declared(task, "methods")
+        using = chosen(by_name, methods, "--method", task)
         for name in using:
             if (task, name) not in known:
-                known[task, name] = declared(task, "methods")[name](batch).squeeze(-1).double()
+                known[task, name] = by_name[name](batch).squeeze(-1).double()
         others = {name: known[task, name] for name in using} | {TRUTH: truth}
         output = forward(subject.model, subject.tokens).squeeze(-1).double()
         return [
             {**row, "variant": name, "intervention": kind}
-            for kind in kinds
+            for kind in chosen(groups, entries, "--entries", task)
             for name, other in others.items()
             for row in agreement(output, other, truth, groups[kind], subject.seed)
         ]
@@ -308,55 +297,52 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Methods beside models on the same examples of a task's variations."""
+class Drawn:
+    """The examples of each variation of a task that every model and method sees, and how convex problems are solved."""
 
-    examples: Examples
+    samples: int | None
+    seed: int
+    split: str
     solver: str = SOLVERS[0]
 
-    def batch(self, task: Task) -> Batch:
-        return batch_of(task, self.examples.samples, self.examples.seed, self.examples.split)
-
-    def output_of(self, task: Task, method: str) -> Tensor:
-        drawn = self.examples.samples, self.examples.seed, self.examples.split
-        return output_of_method(task, method, *drawn, self.solver)
-
-    def metrics(self, task: Any, output: Tensor) -> dict[str, Any]:
-        """Returns the task's metrics of an output, and its properties where the task names some."""
-        properties = task.properties(output) if hasattr(task, "properties") else {}
-        return {**task.metrics(output, self.batch(task)), **properties}
-
-    def rows(self, task: Task, output: Tensor, methods: Sequence[str], seed: int) -> list[Row]:
-        """Returns the model beside each method, and beside the truth as far as that has properties."""
-        metrics = self.metrics(task, output)
-        rows = [
-            {**row, "intervention": name}
-            for name in methods
-            for row in paired(metrics, self.metrics(task, self.output_of(task, name)), seed)
-        ]
-        return rows + self.beside_truth(task, metrics, seed)
-
-    def beside_truth(self, task: Any, metrics: Mapping[str, Any], seed: int) -> list[Row]:
-        targets = self.batch(task).targets[..., None]
-        right = task.properties(targets) if hasattr(task, "properties") else {}
-        compared = paired({name: metrics[name] for name in right}, right, seed)
-        return [{**row, "intervention": TRUTH} for row in compared]
-
 
 @lru_cache(maxsize=64)
-def batch_of(task: Task, samples: int | None, seed: int, split: str) -> Batch:
+def batch_of(drawn: Drawn, task: Task) -> Batch:
     """Returns the examples of a task, the same ones each time."""
-    return Examples(samples, seed, split).sample(task)
+    return Examples(drawn.samples, drawn.seed, drawn.split).sample(task)
 
 
 @lru_cache(maxsize=64)
-def output_of_method(
-    task: Task, name: str, samples: int | None, seed: int, split: str, solver: str
-) -> Tensor:
+def output_of(drawn: Drawn, task: Task, method: str) -> Tensor:
     """Returns what a method makes of a task's examples, solved once per process: all models have the same ones."""
-    given = {} if solver == SOLVERS[0] else {"solver": solver}
-    output: Tensor = declared(task, "baselines", **given)[name](batch_of(task, samples, seed, split))
+    given = {} if drawn.solver == SOLVERS[0] else {"solver": drawn.solver}
+    output: Tensor = declared(task, "baselines", **given)[method](batch_of(drawn, task))
     return output
+
+
+def metrics_of(drawn: Drawn, task: Any, output: Tensor) -> dict[str, Any]:
+    """Returns the task's metrics of an output, and its properties where the task names some."""
+    properties = task.properties(output) if hasattr(task, "properties") else {}
+    return {**task.metrics(output, batch_of(drawn, task)), **properties}
+
+
+def compared(drawn: Drawn, task: Task, output: Tensor, methods: Sequence[str]) -> list[Row]:
+    """Returns a model's output beside each method, and beside the truth as far as that has properties."""
+    metrics = metrics_of(drawn, task, output)
+    rows = [
+        {**row, "intervention": name}
+        for name in methods
+        for row in paired(metrics, metrics_of(drawn, task, output_of(drawn, task, name)), drawn.seed)
+    ]
+    return rows + beside_truth(drawn, task, metrics)
+
+
+def beside_truth(drawn: Drawn, task: Any, metrics: Mapping[str, Any]) -> list[Row]:
+    """Returns the properties of an output beside those of the right answers; none where the task names none."""
+    targets = batch_of(drawn, task).targets[..., None]
+    right = task.properties(targets) if hasattr(task, "properties") else {}
+    rows = paired({name: metrics[name] for name in right}, right, drawn.seed)
+    return [{**row, "intervention": TRUTH} for row in rows]
 
 
 # ---- agreement, entry by entry
@@ -368,15 +354,15 @@ def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: 
     def squares(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
         return (one - two).square().masked_fill(~mask, 0).sum(1), mask.sum(1)
 
-    rows = paired({DISTANCE: squares(output, other)}, {DISTANCE: squares(output, truth)}, seed)
-    rows.append({"metric": PREDICTIONS, **correlation(output, other, mask, seed, control=truth)})
+    rows = paired({"distance": squares(output, other)}, {"distance": squares(output, truth)}, seed)
+    rows.append({"metric": "r_predictions", **correlation(output, [other, truth], mask, seed)})
     if other is not truth:
-        rows.append({"metric": ERRORS, **correlation(output - truth, other - truth, mask, seed)})
+        rows.append({"metric": "r_errors", **correlation(output - truth, [other - truth], mask, seed)})
     return rows
 
 
-def correlation(one: Tensor, two: Tensor, mask: Tensor, seed: int, control: Tensor | None = None) -> Row:
-    """Returns Pearson's r over the chosen entries, pooled; ``baseline`` is that of ``one`` and ``control``.
+def correlation(one: Tensor, others: Sequence[Tensor], mask: Tensor, seed: int) -> Row:
+    """Returns Pearson's r with the first of the others over the chosen entries, pooled; with the second as baseline.
 
     Intervals: 95%, bootstrap over examples. Where one of the two is constant there is no correlation: NaN.
     """
@@ -384,16 +370,14 @@ def correlation(one: Tensor, two: Tensor, mask: Tensor, seed: int, control: Tens
 
     from circuits.statistics import interval
 
-    others = [two] if control is None else [two, control]
-    moments = np.stack([moments_of(one, other, mask) for other in others])
-    pooled, weights = pearson(moments.sum(1)), resamples(seed, len(one))
+    moments, weights = np.stack([moments_of(one, other, mask) for other in others]), resamples(seed, len(one))
+    pooled = pearson(moments.sum(1))
     # [draws series]
     resampled = np.stack([pearson(weights @ series) for series in moments], axis=1)
-    compared: tuple[Any, ...] = ()
-    if control is not None:
-        compared = pooled[1], np.stack(interval(resampled[:, :1] - resampled[:, 1:], LEVEL))[:, 0]
-    row = {**numbers(pooled[0], np.stack(interval(resampled, LEVEL))[:, 0], *compared), "n": len(one)}
-    return row if len(one) > 1 else without_intervals(row)
+    own = np.stack(interval(resampled, LEVEL))[:, 0]
+    beside = np.stack(interval(resampled[:, :1] - resampled[:, 1:], LEVEL))
+    row = numbers(pooled[0], own, *((pooled[1], beside[:, 0]) if others[1:] else ()))
+    return {**(row if len(one) > 1 else without_intervals(row)), "n": len(one)}
 
 
 def moments_of(one: Tensor, two: Tensor, mask: Tensor) -> Any:

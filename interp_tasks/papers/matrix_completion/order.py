@@ -10,14 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Tables, interval
+from interp_tasks.measurement.embeddings import Tables, interval, resamples
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import check_kinds
 from interp_tasks.measurement.paired import DRAWS, read
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure
@@ -33,10 +30,10 @@ from interp_tasks.measurement.subjects import (
 )
 from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.papers.matrix_completion.arrangement import (
-    ALIGNMENT,
-    EmbeddingTargets,
+    alignment,
+    axes_of,
+    clusters_of,
     distances,
-    of_tokens,
     silhouette,
 )
 
@@ -47,8 +44,6 @@ if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings import Array
 
 SHARES = (0.1, 0.5, 0.9)
-#: Kinds of quantities, in the order of the table.
-KINDS = ("metrics", "ablation", "embeddings", "positions")
 VALUE, STEP = "value", "step at "
 #: Quantity -> step -> ``[1 + draws]``: the value, then its resamples; ``[1]`` where there are none.
 Curves = dict[str, dict[int, "Array"]]
@@ -59,32 +54,20 @@ NOTES = (
     "Intervals: 95%, bootstrap over examples (of embeddings over values), the same resamples at all checkpoints; "
     "silhouettes have none. What other runs would give is not in them.",
 )
-KINDS_OPTION = typer.Option(
-    "--kind",
-    metavar="NAME",
-    help=f"Follow these: {', '.join(KINDS)}; repeat for several.",
-    show_default="all",
-)
 
 
 @experiment("matrix")
-def order(
-    refs: str | Sequence[str],
-    kinds: Annotated[str | Sequence[str], KINDS_OPTION, list[str]] = (),
-    **options: Unpack[Options],
-) -> Result:
+def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See which quantity moves first over the checkpoints of a run, and how long before the drop.
 
     Metrics, effect of ablation, embeddings, positions: the step at which each has made 10%, 50% and 90% of its way,
     from the plateau (the checkpoint nearest to the run's ``@pre``) to the last checkpoint.
 
-    ``metrics`` of the task; ``ablation``: by how much uniform attention in all heads changes the task's drop metric;
-    ``embeddings``: alignment of the token embeddings with the last checkpoint's (see ``embeddings``);
-    ``positions``: silhouettes of position embeddings.
+    The metrics of the task; by how much uniform attention in all heads changes its drop metric; alignment of the token
+    embeddings with the last checkpoint's (see ``embeddings``); silhouettes of position embeddings.
 
     Args:
         refs: REFs of checkpoints of one or several runs, such as ``RUN@all``; at least four of each.
-        kinds: some of the kinds above; none: all that the task has.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
 
     Raises:
@@ -92,7 +75,6 @@ def order(
     """
     from interp_tasks.checkpoints.load import load_resolved
 
-    chosen = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = checked_runs(found)
@@ -107,7 +89,7 @@ def order(
         if run not in ends:
             ends[run] = Tables.of(load_resolved(runs[run][-1], options.get("device", "cpu")).model)
         rows = []
-        for name, (kind, values) in quantities(subject, chosen, ends[run]).items():
+        for name, (kind, values) in quantities(subject, ends[run]).items():
             curves[run].setdefault(name, {})[subject.checkpoint.step] = values
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
             rows.append({**row, **numbers(values[0], interval(values[1:])), "n": len(subject.tokens)})
@@ -122,25 +104,17 @@ def order(
             for run, subject in last.items()
         }
 
-    config = {"kinds": list(chosen)}
-    result = measure("order", in_runs(runs), options, measure_checkpoint, config=config, later=later)
+    result = measure("order", in_runs(runs), options, measure_checkpoint, config={}, later=later)
     config = {**result.config, "refs": [one.label for one in found]}
     return replace(result, config=config, notes=NOTES)
 
 
 def checked_runs(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
-    """Returns the checkpoints of each run, by ascending step.
-
-    Raises:
-        UserError: for a checkpoint outside a run, and for too few of one.
-    """
-    for one in named:
-        if one.run_path is None:
-            raise UserError(f"{one.label} is in no run, so nothing comes before or after it")
+    """Returns the checkpoints of each run, by ascending step."""
     runs = by_run(named)
     for several in runs.values():
         if len(several) < 4:
-            run = several[0].run_name
+            run = several[0].run_name or several[0].label
             raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
     return runs
 
@@ -158,8 +132,8 @@ def drop_metric(subject: LoadedCheckpoint) -> str:
     return str(subject.task.drop_metric.name)
 
 
-def quantities(subject: LoadedCheckpoint, kinds: Sequence[str], last: Tables) -> dict[str, tuple[str, Array]]:
-    """Returns by name the kind of each quantity and its ``[1 + draws]``; the drop metric whatever the kinds are.
+def quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, Array]]:
+    """Returns by name the kind of each quantity and its ``[1 + draws]``.
 
     Args:
         last: the embeddings of the run's last checkpoint.
@@ -171,21 +145,17 @@ def quantities(subject: LoadedCheckpoint, kinds: Sequence[str], last: Tables) ->
     task = subject.task
     assert task is not None
     drop, metrics = drop_metric(subject), pooled_metrics(subject)
-    values = {name: ("metrics", each) for name, each in metrics.items() if "metrics" in kinds or name == drop}
-    if "ablation" in kinds:
-        edited = pooled_metrics(subject, ablate.uniform(heads("all", subject.model)))[drop]
-        values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]
-    tables = Tables.of(subject.model)
-    targets = EmbeddingTargets(task.token_values(), {})
-    if "embeddings" in kinds and len(targets.values) >= 4:
-        aligned = of_tokens(targets, tables, last, subject.seed)[ALIGNMENT][1]
+    values = {name: ("metrics", each) for name, each in metrics.items()}
+    edited = pooled_metrics(subject, ablate.uniform(heads("all", subject.model)))[drop]
+    values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]
+    tables, tokens, axes = Tables.of(subject.model), task.token_values(), axes_of(task)
+    if len(tokens) >= 4:
+        aligned = alignment(tables.rows(tokens), last.rows(tokens), resamples(len(tokens), subject.seed))
         values["embedding alignment"] = "embeddings", aligned
-    axes = {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
-    if "positions" in kinds and axes and tables.positions is not None:
-        apart, targets = distances(tables.positions[: math.prod(axes.values())]), EmbeddingTargets({}, axes)
-        for axis in targets.clustered_axes:
-            found = np.array([silhouette(apart, targets.labels(axis))])
-            values[f"silhouette of positions by {axis}"] = "positions", found
+    if axes and tables.positions is not None:
+        apart = distances(tables.positions[: math.prod(axes.values())])
+        for axis, labels in clusters_of(axes).items():
+            values[f"silhouette of positions by {axis}"] = "positions", np.array([silhouette(apart, labels)])
     return values
 
 
@@ -199,9 +169,8 @@ def pooled_metrics(subject: LoadedCheckpoint, *edits: Any) -> dict[str, Array]:
     task, batch = subject.task, subject.batch
     assert task is not None
     assert batch is not None
-    output = run(subject.model, subject.tokens, *edits)
     pooled = {}
-    for name, metric in task.metrics(output, batch).items():
+    for name, metric in task.metrics(run(subject.model, subject.tokens, *edits), batch).items():
         total, count = (np.asarray(part, dtype=float)[None] for part in read(metric))
         resampled = bootstrap(total, count, subject.seed, DRAWS)[:, 0]
         pooled[name] = np.concatenate([ratio(total.sum(1), count.sum(1)), resampled])

@@ -14,16 +14,16 @@ from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import SPLITS
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.table import COLUMNS, Row, filled, side_by_side, tidy
 from interp_tasks.pages import Column, Figure, number
+from interp_tasks.papers.grid import GridInputs
 
 if TYPE_CHECKING:
     import pandas
     from torch import Tensor
 
-    from tasks import Batch, Task
+    from tasks import Task
 
 #: Cells of maps have their number up to this side.
 WRITTEN = 13
@@ -47,52 +47,22 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     if not isinstance(task, str) and not hasattr(task, "grid_axes"):
         raise UserError(f"task {task!r}: give the name of a task, or a task; interp-run tasks lists them")
     chosen: Any = get(task, **(config or {})) if isinstance(task, str) else task
-    axes = chosen.grid_axes()
-    if not axes or any(axis.position is None for axis in axes) or not hasattr(chosen, "input_grid"):
-        raise UserError(
-            f"task {chosen.name!r} declares no grid of inputs whose answers could be counted (grid_axes)"
-        )
+    axes = GridInputs.of(chosen, "data", coordinates=2).axes
     batch = chosen.input_grid()
-    answers = answers_of(chosen, batch)
-    rows = [*answer_rows(answers), *split_rows(chosen)]
-    shared = {
-        "experiment": "data",
-        "run": "",
-        "ref": chosen.name,
-        "split": "grid",
-        "n_runs": 0,
-        "engine": "exact",
-    }
-    frame = tidy(pandas.DataFrame([{"n": len(batch), **row, **shared} for row in rows]))
-    grid = grid_of(axes, batch.tokens)
-    maps = {
-        name: grid.arrange(answer.double(), 0).round().long().numpy()
-        for name, answer in answers.items()
-        if len(axes) == 2
-    }
-    settings = {"task": chosen.name, **chosen.model_dump(mode="json")}
-    note = "Every input of the task. chance: of guessing evenly among the classes that occur."
-    drawn = {"maps": maps, "axes": [axis.name for axis in axes]}
-    return Result("data", frame, settings, (note,), data=drawn)
-
-
-def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
-    """Returns each answer's classes ``[batch]``: the linear forms of the inputs where there are any, else all."""
-    targets = task.probe_targets(batch).targets
-    classes = {
+    targets = {
         name: target.values.flatten()
-        for name, target in targets.items()
+        for name, target in chosen.probe_targets(batch).targets.items()
         if target.kind == "classification" and target.values.numel() == len(batch)
     }
-    answers = {name: classes[name] for name in task.modular_answers() if name in classes}
-    return answers or classes or {"answer": batch.targets}
-
-
-def split_rows(task: Task) -> Iterator[Row]:
-    """Counts the inputs in each split of a finite task."""
-    for split in SPLITS:
-        size = len(task.sample(None, split=split))  # type: ignore[arg-type]  # of SPLITS
-        yield {"variant": split, "intervention": "split", "metric": "inputs", "value": float(size), "n": size}
+    answers = {name: targets[name] for name in chosen.modular_answers() if name in targets}
+    answers = answers or targets or {"answer": batch.targets}
+    shared = {"experiment": "data", "ref": chosen.name, "split": "grid", "n": len(batch), "n_runs": 0}
+    frame = tidy(pandas.DataFrame(answer_rows(answers)).assign(engine="exact", run="", **shared))
+    grid = grid_of(axes, batch.tokens)
+    drawn = {name: grid.arrange(each, 0).numpy() for name, each in answers.items()}
+    note = "Every input of the task. chance: of guessing evenly among the classes that occur."
+    settings = {"task": chosen.name, **chosen.model_dump(mode="json")}
+    return Result("data", frame, settings, (note,), data={"maps": drawn, "axes": list(grid.axes)})
 
 
 def answer_rows(answers: Mapping[str, Tensor]) -> Iterator[Row]:
@@ -123,24 +93,12 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Returns a map of each answer over the grid.
-
-    Raises:
-        UserError: for a grid of another number of coordinates than two.
-    """
-    maps = result.data["maps"]
-    if not maps:
-        raise UserError("--plot: only a grid of two coordinates (grid_axes) can be drawn; leave it out")
+    """Returns a map of each answer over the grid."""
     down, across = result.data["axes"]
     panels = []
-    for title, values in maps.items():
-        written = values.astype(str) if max(values.shape) <= WRITTEN else None
-        size: dict[str, Any] = {
-            "row": 230 // min(60, len(values)),
-            "width": 200,
-            "numbers": False,
-            "bar": False,
-        }
-        panels.append(heat(values, title, across=across, down=down, text=written, **size))
+    for title, values in result.data["maps"].items():
+        size: dict[str, Any] = {"row": 230 // min(60, len(values)), "width": 200}
+        size["text"] = values.astype(str) if max(values.shape) <= WRITTEN else None
+        panels.append(heat(values, title, across=across, down=down, numbers=False, bar=False, **size))
     caption = "Each answer over the grid: first coordinate downwards, second to the right."
     return [Figure(draw(panels, columns=min(4, len(panels))), "Answers", caption)]

@@ -1,18 +1,19 @@
 """The remainders of a number read together: no remainder is 0, so it is called prime.
 
 The ``variant`` is train, validation, test or all inputs; the ``metric`` is ``precision for ...``, ``recall for ...``,
-the counts ``called prime``, ``primes``, ``rough numbers``, and ``right in all remainders`` (a share). ``baseline`` is
-the number of right remainders, ``effect`` the difference. Intervals by bootstrap over numbers.
+and ``right in all remainders`` (a share). ``baseline`` is the number of right remainders, ``effect`` the difference.
+Intervals by bootstrap over numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import SPLITS
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
@@ -22,12 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from tasks import ModularAnswer
-
 RESAMPLES = 2000
-#: What a number may be, and what it is called together with precision and recall.
-ROUGH, PRIME = "rough numbers", "primes"
-EVERY = "all"
 
 
 @experiment("modular")
@@ -53,10 +49,15 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             raise UserError(f"detector looks at all inputs of every split: leave --{name} out")
 
     def check(subject: LoadedCheckpoint) -> None:
-        answers_of(subject.task)
+        if not hasattr(subject.task, "numbers"):
+            raise UserError(
+                "detector is of tasks whose answers are the remainders of one number, such as miiii; "
+                f"{getattr(subject.task, 'name', None)!r} has none"
+            )
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        return [{**row, "split": row["variant"], "engine": "naive"} for row in rows_of(subject)]
+        shared = {"intervention": "none", "engine": "naive"}
+        return [{**row, "split": row["variant"], **shared} for row in rows_of(subject)]
 
     result = measure("detector", refs, options, measure_checkpoint, config={}, check=check)
     notes = (
@@ -67,48 +68,30 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=notes)
 
 
-def answers_of(task: Any) -> Mapping[str, ModularAnswer]:
-    """Returns the remainders that a task asks for, by name.
-
-    Raises:
-        UserError: for a task whose answers are no remainders of one number.
-    """
-    answers: Mapping[str, ModularAnswer] = task.modular_answers()
-    if not hasattr(task, "numbers") or not answers:
-        raise UserError(
-            "detector is of tasks whose answers are the remainders of one number, such as miiii; "
-            f"{task.name!r} has none"
-        )
-    return answers
-
-
 def rows_of(subject: LoadedCheckpoint) -> Iterator[Row]:
     """Yields the rows of one checkpoint: of all inputs together, and of each split."""
     import numpy as np
     import torch
 
     task: Any = subject.task
-    answers = answers_of(task)
-    moduli = np.array([answer.modulus for answer in answers.values()])
-    parts: list[tuple[str, Any, Any]] = []
-    for split in ("train", "validation", "test"):
+    answers = task.modular_answers().values()
+    moduli = np.array([answer.modulus for answer in answers])
+    parts: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+    for split in SPLITS:
         batch = task.sample(None, split=split).to(subject.tokens.device)
         with torch.no_grad():
-            output = torch.cat(
-                [task.read(subject.model(tokens))[:, 0] for tokens in batch.tokens.split(2048)]
-            )
-        predictions = torch.stack([output[:, list(one.classes)].argmax(-1) for one in answers.values()], 1)
-        n = task.numbers(batch).cpu().numpy()
+            read = [task.read(subject.model(tokens))[:, 0] for tokens in batch.tokens.split(2048)]
+        output, n = torch.cat(read), task.numbers(batch).cpu().numpy()
         if (batch.targets.cpu().numpy().reshape(len(n), -1) != n[:, None] % moduli).any():
             raise UserError(
                 f"{subject.labels['ref']}: the answers of this task are not the remainders of its numbers"
             )
-        parts.append((split, n, predictions.cpu().numpy()))
-    everything = [np.concatenate([part[column] for part in parts]) for column in (1, 2)]
-    all_numbers = (EVERY, everything[0], everything[1])
-    for name, n, answered in [all_numbers, *parts]:
-        for row in scores(n, answered, moduli, subject.seed):
-            yield {**row, "variant": name, "intervention": "none", "n": len(n)}
+        predictions = torch.stack([output[:, list(answer.classes)].argmax(-1) for answer in answers], 1)
+        parts[split] = n, predictions.cpu().numpy()
+    everything = tuple(map(np.concatenate, zip(*parts.values(), strict=True)))
+    for name, (counted, given) in {"all": everything, **parts}.items():
+        for row in scores(counted, given, moduli, subject.seed):
+            yield {**row, "variant": name, "n": len(counted)}
 
 
 def scores(n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], seed: int) -> Iterator[Row]:
@@ -116,29 +99,23 @@ def scores(n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], see
     import numpy as np
 
     from circuits.statistics import interval, ratio
+    from tasks.modular_arithmetic import primes_below
 
     right = n[:, None] % moduli
     called, exact = (predictions != 0).all(1), (right != 0).all(1)
-    prime = primes_among(n)
-    for name, truth in ((ROUGH, exact), (PRIME, prime)):
+    for name, truth in (("rough numbers", exact), ("primes", np.isin(n, primes_below(int(n.max()) + 1)))):
         for measure_of, among in (("precision", (called, exact)), ("recall", (truth, truth))):
             # The model first, then right remainders.
             sums = np.stack([called & truth, exact & truth]).astype(float)
             counts = np.stack(among).astype(float)
             resampled = resampled_ratios(sums, counts, seed)
-            low, high = interval(resampled, 0.95)
-            below, above = interval(resampled[:, :1] - resampled[:, 1:], 0.95)
+            (low, _), (high, _) = interval(resampled, 0.95)
+            (below,), (above,) = interval(resampled[:, :1] - resampled[:, 1:], 0.95)
             value, baseline = ratio(sums.sum(1), counts.sum(1))
-            columns = numbers(value, (low[0], high[0]), baseline, (below[0], above[0]))
+            columns = numbers(value, (low, high), baseline, (below, above))
             yield {"metric": f"{measure_of} for {name}", **columns}
     all_right = float((predictions == right).all(1).mean())
     yield {"metric": "right in all remainders", **numbers(all_right, baseline=1.0)}
-    for metric, values, of_right in (
-        ("called prime", called, exact),
-        (PRIME, prime, prime),
-        (ROUGH, exact, exact),
-    ):
-        yield {"metric": metric, **numbers(values.sum(), baseline=of_right.sum())}
 
 
 def resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> NDArray[Any]:
@@ -155,15 +132,3 @@ def resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> NDA
         how_many.sum(), how_many / how_many.sum(), size=RESAMPLES
     )
     return ratio(*(of_kind @ part.T for part in np.split(kinds, 2)))
-
-
-def primes_among(n: NDArray[Any]) -> NDArray[Any]:
-    """Tells which numbers ``[number]`` are prime, by the sieve of Eratosthenes."""
-    import numpy as np
-
-    sieve = np.ones(int(n.max(initial=1)) + 1, dtype=bool)
-    sieve[:2] = False
-    for divisor in range(2, int(len(sieve) ** 0.5) + 1):
-        if sieve[divisor]:
-            sieve[divisor * divisor :: divisor] = False
-    return np.asarray(sieve[n])

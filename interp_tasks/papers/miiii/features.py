@@ -75,9 +75,6 @@ def features_of(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[Fe
 
     Args:
         draws: relabellings of the digits behind the active frequencies.
-
-    Raises:
-        UserError: for a task whose inputs make no grid of two coordinates.
     """
     import torch
 

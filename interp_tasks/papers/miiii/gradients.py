@@ -9,7 +9,7 @@ ranks, the others' as ``baseline``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +19,7 @@ from circuits.figures.panels import heat
 from interp_tasks.checkpoints.run_files import iterate_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.intervals import finite_or_nan
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs
 from interp_tasks.measurement.table import Row, numbers, tidy
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 STAGES = ("raw", "filtered")
 #: The key of a line of the log.
 LOGGED = "gradient_norm"
-#: Metrics of a tensor.
-LARGEST, HALF, RANK = "largest norm", "step below half", "rank of the step below half"
-ATTENTION = "attention"
+RANK = "rank of the step below half"
 START = typer.Option("--start", help="Leave out what was logged before this step.")
 
 
@@ -55,65 +54,41 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
 
     if start < 0:
         raise UserError(f"--start {start}: a step from 0")
-    logged_runs = read_runs(runs)
-    logged = {run.name: read_norms(run, start) for run in logged_runs}
-    rows = [
-        row
-        for run in logged_runs
-        for stage, norms in logged[run.name].items()
-        for row in rows_of(run, stage, norms)
-    ]
-    config = {"runs": [run.name for run in logged_runs], "start": start}
-    return Result("gradients", tidy(pandas.DataFrame(rows)), config, notes(logged), data={"logged": logged})
-
-
-def notes(logged: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    unfiltered = [run for run, stages in logged.items() if len(stages) == 1]
-    return (
+    logged = [(run, read_norms(run, start)) for run in read_runs(runs)]
+    rows = [row for run, stages in logged for each in stages.items() for row in rows_of(run, *each)]
+    notes = (
         "step below half: from there on every logged norm is below half of the tensor's largest; empty if the last one "
         "is not. rank: 1 is the earliest; ties share their mean rank. attention: the median of its tensors (of the "
         "others).",
-        "raw: the gradient of the loss. filtered: after Grokfast and before clipping, which the optimiser sees.",
-        *(["No filter, so no filtered norms: " + ", ".join(unfiltered) + "."] if unfiltered else []),
+        "raw: the gradient of the loss. filtered: after Grokfast and before clipping, which the optimiser sees; none "
+        "without a filter.",
     )
+    config = {"runs": [run.name for run, _ in logged], "start": start}
+    data = {"logged": {run.name: stages for run, stages in logged}}
+    return Result("gradients", tidy(pandas.DataFrame(rows)), config, notes, data=data)
 
 
 def read_norms(run: Run, start: int) -> dict[str, pandas.DataFrame]:
     """Returns the norms that a run logged by stage, a row per step and a column per tensor.
 
-    Raises:
-        UserError: if it logged none from this step on, or they are mangled.
+    One that is not finite (a diverged step) is infinite, not small.
     """
     import pandas
 
-    every = [line for line in iterate_metrics(run.path) if LOGGED in line]
-    lines = [line for line in every if line["step"] >= start]
-    if every and not lines:
-        last = every[-1]["step"]
-        raise UserError(f"{run.name} logged no gradient norms from step {start} on: its last are of {last}")
+    lines = [line for line in iterate_metrics(run.path) if LOGGED in line and line["step"] >= start]
     if not lines:
         raise UserError(
-            f"{run.name} logged no gradient norms: train with --set train.gradient_norms_every=100"
+            f"{run.name} logged no gradient norms from step {start} on: train with "
+            "--set train.gradient_norms_every=100"
         )
-    by_stage: dict[str, pandas.DataFrame] = {}
+    steps, by_stage = [line["step"] for line in lines], {}
     for stage in STAGES:
-        tables = [line[LOGGED].get(stage) if isinstance(line[LOGGED], dict) else {} for line in lines]
-        if stage != STAGES[0] and not any(tables):
-            continue
-        names = list(tables[0] or {})
-        if not names or any(not isinstance(table, dict) or list(table) != names for table in tables):
-            raise UserError(
-                f"the log of {run.name} is mangled: {LOGGED} has not the same tensors in every line"
-            )
-        values = [[number(value) for value in table.values()] for table in tables]
-        by_stage[stage] = pandas.DataFrame(values, index=[line["step"] for line in lines], columns=names)
-    return by_stage
-
-
-def number(value: Any) -> float:
-    """Returns a logged norm; one that is not finite (a diverged step) counts as infinite, not as small."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else math.inf
+        try:
+            norms = pandas.DataFrame([line[LOGGED].get(stage) or {} for line in lines], index=steps)
+            by_stage[stage] = norms.astype(float).fillna(math.inf)
+        except (AttributeError, TypeError, ValueError):
+            raise UserError(f"the log of {run.name} is mangled: {LOGGED} has no norms by tensor") from None
+    return {stage: norms for stage, norms in by_stage.items() if norms.size}
 
 
 def rows_of(run: Run, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
@@ -126,19 +101,19 @@ def rows_of(run: Run, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
     batch = run.config.get("train", {}).get("batch_size")
     shared = {**run.labels(), "experiment": "gradients", "intervention": stage, "split": "train", "n": batch}
     steps = {str(name): step_below_half(values) for name, values in norms.items() if values.max()}
-    ranked = dict(zip(steps, rankdata(list(steps.values())).tolist(), strict=True)) if steps else {}
+    ranks = dict(zip(steps, rankdata(list(steps.values())).tolist(), strict=True)) if steps else {}
     for name, values in norms.items():
-        about = {**shared, "variant": name}
-        yield {**about, "metric": LARGEST, "value": float(values.max())}
-        if name in steps:
-            half = steps[str(name)]
-            yield {**about, "metric": HALF, "value": half if half < math.inf else math.nan}
-            yield {**about, "metric": RANK, "value": ranked[str(name)]}
-    attention = [rank for name, rank in ranked.items() if ".attn." in name]
-    others = [rank for name, rank in ranked.items() if ".attn." not in name]
+        yield {**shared, "variant": name, "metric": "largest norm", "value": float(values.max())}
+    for name, step in steps.items():
+        yield {**shared, "variant": name, "metric": "step below half", "value": finite_or_nan(step)}
+        yield {**shared, "variant": name, "metric": RANK, "value": ranks[name]}
+    attention, others = (
+        [rank for name, rank in ranks.items() if (".attn." in name) is is_attention]
+        for is_attention in (True, False)
+    )
     if attention and others:
         medians = numbers(statistics.median(attention), baseline=statistics.median(others))
-        yield {**shared, "variant": ATTENTION, "metric": f"median {RANK}", **medians}
+        yield {**shared, "variant": "attention", "metric": f"median {RANK}", **medians}
 
 
 def step_below_half(values: pandas.Series) -> float:

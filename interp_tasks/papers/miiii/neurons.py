@@ -1,12 +1,4 @@
-"""Neurons and attention weights as functions on the grid of inputs: images, spectra, variance explained.
-
-By ``variant``: ``neuron 0`` (of heads ``0.1 to a``), the chosen ones; ``in clusters``; ``all neurons``. Variance
-explained of several neurons is of their variance in sum. The ``baseline`` of "pairs of frequencies for half of the
-variance" is that number after one relabelling of the digits. Of three checkpoints of one run or more also the
-published count of active frequencies, which needs them all: above mean + 1 or 2 standard deviations, for the chosen
-neurons and as a mean over all, and as a control ``without size``; the step at which it peaks, beside the end of the
-run's drop; and the last count over the largest.
-"""
+"""Neurons and attention weights as functions on the grid of inputs: images, spectra, variance explained."""
 
 from __future__ import annotations
 
@@ -54,11 +46,7 @@ MIN_CHECKPOINTS = 3
 
 
 def parse_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Parses neurons such as ``0,1,2``.
-
-    Raises:
-        UserError: for something else.
-    """
+    """Parses neurons such as ``0,1,2``."""
     parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(map(str, given))
     if not parts or not all(part.isdecimal() and part.isascii() and len(part) < 9 for part in parts):
         raise UserError(f"--neurons {given}: write neurons counted from 0, such as 0,1,2")
@@ -70,6 +58,19 @@ NEURONS_OPTION = typer.Option(
 )
 SITE = typer.Option("--site", metavar="SITE", help="mlp_post, or pattern: attention to each digit.")
 DRAWS = typer.Option("--draws", help="Relabellings of the digits that active frequencies are held against.")
+
+
+NOTES = (
+    "The grid of inputs is complete and all neurons count: nothing is sampled, there are no intervals.",
+    "degree 1: cos and sin of the first frequency in either digit. degree 2: also their products; above "
+    f"{THRESHOLD:g} a neuron is in a cluster. one digit: any function of the digit that explains more. Of several "
+    "neurons: of their variance in sum.",
+    "active frequencies: a larger share of the variance than any has under any of --draws relabellings of the digits. "
+    "baseline of pairs: after one relabelling.",
+    "+1 sd, +2 sd, of three checkpoints or more: the published counts above the mean, of each frequency's share of its "
+    "own sum over the checkpoints, which depend on these and on the size of a neuron. without size: after division by "
+    "the sum over frequencies. baseline of the peak's step: the end of the run's drop.",
+)
 
 
 class Image(NamedTuple):
@@ -155,27 +156,7 @@ def neurons(
         "check": lambda subject: GridInputs.of(subject.task, "neurons", coordinates=2),
     }
     result = measure("neurons", refs, options, measure_checkpoint, config=config, later=later, **checks)
-    return replace(result, notes=tuple(notes(site, draws)), data={"images": images})
-
-
-def notes(site: str, draws: int) -> Iterator[str]:
-    """Yields the notes below the table."""
-    yield "The grid of inputs is complete and all neurons count: nothing is sampled, there are no intervals."
-    yield (
-        "degree 1: cos and sin of the first frequency in either digit. degree 2: also their products. one digit alone: "
-        "any function of it, of the digit that explains more."
-    )
-    yield (
-        f"{ACTIVE}: a larger share of the variance than any frequency has under any of {draws} random relabellings of "
-        f"the digits (by chance 1 neuron in {draws + 1} has one); of all neurons: of their variance in sum."
-    )
-    if site != "pattern":
-        yield f"in clusters: degree 2 explains more than {THRESHOLD:g}."
-        yield (
-            "+1 sd, +2 sd, of three checkpoints or more: the published counts above the mean, of each frequency's "
-            "share of its own sum over the checkpoints; they depend on which checkpoints these are, and on the size of "
-            "a neuron. without size: after division by the sum over frequencies, at each checkpoint."
-        )
+    return replace(result, notes=NOTES, data={"images": images})
 
 
 def rows_of(features: Features, wanted: Sequence[int]) -> Iterator[Row]:

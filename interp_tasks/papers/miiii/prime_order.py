@@ -1,9 +1,8 @@
 """Correlates the order of generalisation with the prime q, whether q divides p − 1, and p mod q; over several p.
 
-For every run and prime the step (empty where it does not get there), and for each property of (q, p) the ``rank
-correlation with the step`` within runs, and ``of the same q`` over the runs. Ranks are taken within each run (each
-q), those that do not get there last and equal; p-values are of 9,999 permutations of the steps within each run (each
-q). Empty where nothing varies.
+For each property of (q, p) the ``rank correlation with the step`` within runs, and ``of the same q`` over the runs.
+Ranks are taken within each run (each q), those that do not get there last and equal; p-values are of 9,999
+permutations of the steps within each run (each q). Empty where nothing varies.
 """
 
 from __future__ import annotations
@@ -19,18 +18,14 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_level
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
-from interp_tasks.measurement.table import tidy, value_text
-from interp_tasks.pages import Column, p_value
+from interp_tasks.measurement.table import tidy
 
 if TYPE_CHECKING:
-    import pandas
-
     from interp_tasks.measurement.embeddings import Array
 
 LEVEL = 0.95
 PERMUTATIONS = 9999
 FOLLOWS, SAME_Q = "rank correlation with the step", "rank correlation with the step, of the same q"
-STEP = "step at {level}"
 #: Of a prime q and the base p, what its step may follow.
 PROPERTIES = {
     "q": lambda q, p: q,
@@ -44,7 +39,7 @@ SEED = typer.Option("--seed", help="Draws the permutations.")
 class Point(NamedTuple):
     """When a prime of a run generalises; infinite where it does not."""
 
-    run: Run
+    run: str
     p: int
     q: int
     step: float
@@ -69,46 +64,34 @@ def prime_order(
     import numpy as np
     import pandas
 
+    from circuits.statistics import holm
+
     check_level(level)
     points = [point for run in read_runs(runs) for point in points_of(run, level)]
-    rows = [
-        {
-            **point.run.labels(),
-            "variant": f"mod_{point.q}",
-            "metric": STEP.format(level=f"{100 * level:g}%"),
-            "value": point.step if math.isfinite(point.step) else math.nan,
-        }
-        for point in points
-    ]
     steps = np.array([point.step for point in points])
-    by_run = np.unique([point.run.name for point in points], return_inverse=True)[1]
+    named, by_run = np.unique([point.run for point in points], return_inverse=True)
     by_q = np.unique([point.q for point in points], return_inverse=True)[1]
-    shared = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed}
-    shared |= {"n_runs": int(by_run.max()) + 1}
+    rows = []
     for name, property_of in PROPERTIES.items():
         values = np.array([float(property_of(point.q, point.p)) for point in points])
         for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
             value, p_value = stratified(values, steps, strata, seed)
-            rows.append({**shared, "variant": name, "metric": metric, "value": value, "p_value": p_value})
-    frame: pandas.DataFrame = tidy(
-        pandas.DataFrame(rows).assign(experiment="prime-order", intervention="none")
-    )
-    config = {"runs": list(dict.fromkeys(point.run.name for point in points)), "level": level, "seed": seed}
+            rows.append({"variant": name, "metric": metric, "value": value, "p_value": p_value})
+    frame = pandas.DataFrame(rows).assign(experiment="prime-order", intervention="none", run="all runs")
+    frame = frame.assign(ref="all runs", split="validation", seed=seed, n=len(points), n_runs=len(named))
+    frame = tidy(frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float))))
+    config = {"runs": list(dict.fromkeys(point.run for point in points)), "level": level, "seed": seed}
     notes = (
         "Rank correlation: of the property with the step, ranks within each run; positive is later. Of the same q: "
         "ranks within each q over the runs, which takes what q alone does out.",
-        f"p: {PERMUTATIONS:,} permutations of the steps within each run, or each q. Several rows were looked at.",
+        f"p: {PERMUTATIONS:,} permutations of the steps within each run, or each q, with Holm's adjustment.",
         "A prime that does not get there is later than all that do.",
     )
     return Result("prime-order", frame, config, notes)
 
 
 def points_of(run: Run, level: float) -> list[Point]:
-    """Returns the primes of one run.
-
-    Raises:
-        UserError: for a run without a base p or accuracies of primes.
-    """
+    """Returns the primes of one run."""
     from interp_tasks.measurement.crossings import reached
 
     p = setting(run.config, "task.p")
@@ -122,7 +105,8 @@ def points_of(run: Run, level: float) -> list[Point]:
         raise UserError(
             f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
         )
-    return [Point(run, p, q, reached(*run.points(name), level)[0]) for q, name in sorted(primes.items())]
+    steps = {q: reached(*run.points(name), level)[0] for q, name in sorted(primes.items())}
+    return [Point(run.name, p, q, step) for q, step in steps.items()]
 
 
 def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
@@ -148,21 +132,7 @@ def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float
 def ranked(values: Array, strata: Any) -> Array:
     """Ranks within each stratum, equal values sharing theirs, less the stratum's mean."""
     import numpy as np
-    from scipy.stats import rankdata
+    import pandas
 
-    ranks = np.zeros(len(values))
-    for stratum in np.unique(strata):
-        indices = np.flatnonzero(strata == stratum)
-        ranks[indices] = rankdata(values[indices])
-        ranks[indices] -= ranks[indices].mean()
-    return ranks
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    return [
-        Column("run", "ref"),
-        Column("", "variant"),
-        Column("metric", "metric"),
-        Column("value", "value", value_text),
-        Column("p", "p_value", lambda row: p_value(row["p_value"])),
-    ]
+    ranks = pandas.Series(values).groupby(strata).rank()
+    return np.asarray(ranks - ranks.groupby(strata).transform("mean"))

@@ -1,10 +1,4 @@
-"""Finds which parts of a model belong to which modular answer, and how far answers share them.
-
-Shares of variance have the mean over shuffled digits as ``baseline``, and the range of 95% of the draws in the interval
-of ``effect``. Counts of neurons that serve an answer, and several, stand beside the same number drawn for each answer
-at random. ``damage``: the share of the accuracy above chance that is lost without an answer; ``baseline``: with as much
-taken away at random.
-"""
+"""Finds which parts of a model belong to which modular answer, and how far answers share them."""
 
 from __future__ import annotations
 
@@ -41,6 +35,15 @@ WITHOUT, CONTROL = "without ", "control of "
 OWN, OTHERS = "damage to itself", "damage to the others"
 #: Random assignments behind the counts that chance would give.
 ASSIGNMENTS = 200
+NOTES = (
+    "share: of the variance over all inputs, by functions of the answer (of W_E: of the digit modulo q). baseline: the "
+    "control, the mean over draws of shuffled digits; interval of the effect: 95% of the draws.",
+    "neurons serving it: their share exceeds that of every neuron in every control; most: and none of another answer "
+    "is larger; several: those of more than one answer, control: if each answer had drawn its neurons.",
+    "damage: with functions of each digit modulo q, or neurons, taken away; the share of the accuracy above chance "
+    "that is lost, of answers given more often than halfway between chance and always. Control: as much taken away at "
+    "random.",
+)
 DRAWS_OPTION = typer.Option("--draws", metavar="N", help="Shuffles of the digits for controls.")
 ABLATE = typer.Option("--ablate/--no-ablate", help="Take each answer away, and judge the others.")
 
@@ -93,25 +96,7 @@ def primes(
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("primes", refs, options, measure_checkpoint, config={"draws": draws, "ablate": ablate})
-    return replace(result, notes=tuple(notes(draws, ablate)))
-
-
-def notes(draws: int, ablate: bool) -> Iterator[str]:
-    """Yields the notes below the table."""
-    yield (
-        "baseline: the control. share: of the variance over all inputs, by functions of the answer (of W_E: of the "
-        f"digit modulo q); control: the mean over {draws} draws of shuffled digits."
-    )
-    yield (
-        "neurons serving it: their share exceeds that of every neuron in every control; most: and none of another "
-        "answer is larger; several: those of more than one answer, control: if each answer had drawn its neurons."
-    )
-    if ablate:
-        yield (
-            "damage: with functions of each digit modulo q, or neurons, taken away; the share of the accuracy "
-            "above chance that is lost, of answers given more often than halfway between chance and always. Control: "
-            "as much taken away at random."
-        )
+    return replace(result, notes=NOTES)
 
 
 # ---- shares of variance

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import WEIGHTS, Tables, correlation, interval, resamples
+from interp_tasks.measurement.embeddings import (
+    WEIGHTS,
+    Tables,
+    correlation,
+    interval,
+    resamples,
+    untrained_tables,
+)
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure
@@ -27,7 +34,6 @@ from interp_tasks.measurement.subjects import (
     run_of,
 )
 from interp_tasks.measurement.table import Row, numbers
-from interp_tasks.measurement.untrained import untrained
 from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.miiii.features import powers
 
@@ -92,7 +98,8 @@ def weights(
         # The same for all checkpoints of a run and architecture.
         key = (run_of(subject), subject.task, *(tuple(one.shape) for one in subject.model.parameters()))
         if key not in untrained_of:
-            untrained_of[key] = untrained_tables(subject)
+            drawn = [untrained_tables(subject, draw) for draw in range(MODELS)]
+            untrained_of[key] = [each for each in drawn if each is not None]
         tables, inputs = [Tables.of(subject.model), *untrained_of[key]], grid_of(subject)
         rows = [*position_rows(inputs, tables, subject.seed), *token_rows(inputs, tables, subject.seed)]
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
@@ -115,14 +122,6 @@ NOTES = (
     "0; about a sixth of any noise is above it.",
     f"baseline: mean of {MODELS} untrained models of the architecture.",
 )
-
-
-def untrained_tables(subject: LoadedCheckpoint) -> list[Tables]:
-    """Returns the tables of untrained models; none for an architecture that the task cannot build."""
-    try:
-        return [Tables.of(untrained(subject, draw)) for draw in range(MODELS)]
-    except UserError:
-        return []
 
 
 def mean_of(values: Iterable[float]) -> float | None:

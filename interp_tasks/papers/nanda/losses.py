@@ -55,10 +55,6 @@ class GridModel:
 
         from circuits import run
 
-        if model.cfg.attn_only:
-            raise UserError(
-                "progress needs a model with an MLP: W_L is the map from its neurons to the logits"
-            )
         layers, at = range(model.cfg.n_layers), inputs.task.read_positions[-1]
         last, parts = f"mlp_post.{layers[-1]}", []
         device = next(model.parameters()).device
@@ -130,6 +126,8 @@ def of_frequency(answer: Answer, key: int) -> str:
 
 def w_l(model: Any) -> Tensor:
     """Returns W_out·W_U of the last layer, ``[neuron output]``, float64: W_L of Nanda et al. 2023, transposed."""
+    if model.cfg.attn_only:
+        raise UserError("progress needs a model with an MLP: W_L is the map from its neurons to the logits")
     return (model.W_out[-1].detach().double() @ model.W_U.detach().double()).cpu()
 
 
@@ -142,9 +140,6 @@ def splits_of(inputs: GridInputs, train: Any = None, *, own_split: bool = True) 
     Args:
         train: the training inputs, as ``progress`` takes them; ``None``: those of the task's own split.
         own_split: whether the model was trained on the task's own split.
-
-    Raises:
-        UserError: for training inputs that are none of the grid's.
     """
     import torch
 
@@ -162,11 +157,7 @@ def splits_of(inputs: GridInputs, train: Any = None, *, own_split: bool = True) 
 
 
 def read_training(train: Any, size: int) -> Tensor:
-    """Returns a mask over the grid's inputs from indices, a mask, or the ``.npy`` file of either.
-
-    Raises:
-        UserError: for anything else, and for indices outside the grid.
-    """
+    """Returns a mask over the grid's inputs from indices, a mask, or the ``.npy`` file of either."""
     import numpy
     import torch
 

@@ -38,41 +38,26 @@ from interp_tasks.measurement.subjects import (
 from interp_tasks.measurement.table import Row, side_by_side
 from interp_tasks.pages import Column, Figure, number, signed
 from interp_tasks.papers.grid import GridInputs
-from interp_tasks.papers.nanda.losses import (
-    ACCURACY,
-    ALL,
-    ALL_WEIGHTS,
-    EXCLUDED,
-    GINI,
-    HELD_OUT,
-    LOSS,
-    NONE,
-    OF_W_E,
-    RESTRICTED,
-    SPLITS,
-    SQUARES,
-    TEST,
-    TRAIN,
-)
+from interp_tasks.papers.nanda import losses, mechanism
+from interp_tasks.papers.nanda.losses import ALL, LOSS, NONE, SPLITS, GridModel
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
-    from interp_tasks.papers.nanda.losses import GridModel
 
 #: What is measured of every checkpoint, and of the last one of each run alone.
 KINDS = ("losses", "gini", "weights", "map", "neurons", "attention", "skips")
 #: The curves that the phases and the figure are made of: metric, what was done, on which inputs -> name.
 CURVES = {
-    (LOSS, NONE, TRAIN): "train loss",
-    (LOSS, NONE, TEST): "test loss",
-    (LOSS, RESTRICTED, ALL): "restricted loss",
-    (LOSS, EXCLUDED, TRAIN): "excluded loss",
-    (LOSS, RESTRICTED + HELD_OUT, TEST): "held-out restricted loss",
-    (GINI, NONE, ALL): "gini of W_L",
-    (SQUARES, NONE, ALL): SQUARES,
+    (LOSS, NONE, losses.TRAIN): "train loss",
+    (LOSS, NONE, losses.TEST): "test loss",
+    (LOSS, losses.RESTRICTED, ALL): "restricted loss",
+    (LOSS, losses.EXCLUDED, losses.TRAIN): "excluded loss",
+    (LOSS, losses.RESTRICTED + losses.HELD_OUT, losses.TEST): "held-out restricted loss",
+    (losses.GINI, NONE, ALL): "gini of W_L",
+    (losses.SQUARES, NONE, ALL): losses.SQUARES,
 }
 LOSSES = list(CURVES.values())[:5]
 #: Below it losses are drawn at the bottom: a loss of 0 has no logarithm.
@@ -119,10 +104,9 @@ class Followed:
         from circuits.fourier import key_frequencies, spectrum
         from circuits.fourier._spectrum import RULES as MADE
         from interp_tasks.checkpoints import load_checkpoint
-        from interp_tasks.papers.nanda.losses import w_l
 
         ref = self.last.ref if self.last.run_name is None else f"{self.last.run_name}@last"
-        weights, made = w_l(load_checkpoint(ref, device=device).model), MADE[rule[0]](rule[1])
+        weights, made = losses.w_l(load_checkpoint(ref, device=device).model), MADE[rule[0]](rule[1])
         self.statement = made.statement
         for name, answer in inputs.answers.items():
             found = key_frequencies(spectrum(weights[:, answer.classes], axis=1), made).keys
@@ -130,7 +114,6 @@ class Followed:
 
     def rows(self, on_grid: GridModel, kinds: Sequence[str], step: int, is_last: bool) -> Iterator[Row]:
         """Yields the rows of one checkpoint; of the last one its mechanism and the run's phases too."""
-        from interp_tasks.papers.nanda import losses, mechanism
         from interp_tasks.papers.nanda.phases import phase_rows
 
         answers = on_grid.inputs.answers
@@ -167,8 +150,8 @@ class Followed:
         for row in rows:
             quantity = CURVES.get((row["metric"], row["intervention"], row.get("split", ALL)))
             answer = row["variant"]
-            if answer in (OF_W_E, ALL_WEIGHTS):
-                answer, quantity = "", "gini of W_E" if answer == OF_W_E else quantity
+            if answer in (losses.OF_W_E, losses.ALL_WEIGHTS):
+                answer, quantity = "", "gini of W_E" if answer == losses.OF_W_E else quantity
             if quantity is not None:
                 self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
 
@@ -200,8 +183,6 @@ def progress(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
-    from interp_tasks.papers.nanda.losses import GridModel, splits_of
-
     parsed = parse_rule(rule)
     chosen = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_has_task("progress", options)
@@ -218,7 +199,7 @@ def progress(
             unknown[subject.stored.label] = None
         if (subject.task, own_split) not in grids:
             inputs = GridInputs.of(subject.task, "progress")
-            grids[subject.task, own_split] = inputs, splits_of(inputs, train, own_split=own_split)
+            grids[subject.task, own_split] = inputs, losses.splits_of(inputs, train, own_split=own_split)
         return grids[subject.task, own_split]
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
@@ -266,9 +247,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns splits as columns; no accuracies under edits; before a run's last checkpoint whole answers alone."""
     last = frame.groupby("run", dropna=False)["step"].transform("max") == frame["step"]
     is_whole = ~frame["variant"].str.contains(", frequency ") & (
-        frame["metric"].isin([LOSS, GINI]) | (frame["variant"] == ALL_WEIGHTS)
+        frame["metric"].isin([LOSS, losses.GINI]) | (frame["variant"] == losses.ALL_WEIGHTS)
     )
-    plain = (frame["metric"] != ACCURACY) | (frame["intervention"] == NONE)
+    plain = (frame["metric"] != losses.ACCURACY) | (frame["intervention"] == NONE)
     shown = frame[(last | is_whole) & plain]
     is_of_head, edited = shown["head"].notna(), shown["intervention"] != NONE
     of_head = ", head " + shown["layer"].astype("string") + "." + shown["head"].astype("string")
@@ -328,13 +309,17 @@ def training_panels(name: str, curves: Curves) -> Iterator[Panel]:
         return curve(drawn, f"{name}: {title}", y=y, height=280, width=300, **panel)
 
     for answer, of_answer in curves.items():
-        losses = {loss: of_answer[loss] for loss in LOSSES if loss in of_answer}
+        shown = {loss: of_answer[loss] for loss in LOSSES if loss in of_answer}
         # A phase that did not begin is NaN.
-        bounds = [step for step in boundaries(losses).values() if step == step]
+        bounds = [step for step in boundaries(shown).values() if step == step]
         dotted = [{"x": step, "line": {"dash": "dot", "width": 1}} for step in bounds]
-        if losses:
-            yield lines(losses, answer, "loss (nats)", SMALLEST, log_y=True, lines=dotted)
+        if shown:
+            yield lines(shown, answer, "loss (nats)", SMALLEST, log_y=True, lines=dotted)
     for answer, of_answer in curves.items():
-        for quantity, y in (("gini of W_L", "Gini"), ("gini of W_E", "Gini"), (SQUARES, "sum of squares")):
+        for quantity, y in (
+            ("gini of W_L", "Gini"),
+            ("gini of W_E", "Gini"),
+            (losses.SQUARES, "sum of squares"),
+        ):
             if quantity in of_answer:
                 yield lines({quantity: of_answer[quantity]}, f"{quantity} {answer}".strip(), y)

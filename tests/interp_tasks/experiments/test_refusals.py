@@ -59,14 +59,15 @@ REFUSED = [
     ("algorithm", "matrix", {"methods": "mean"}, "--method 'mean'"),
     ("baseline", "matrix", {"vary": "rank"}, "no argument vary=; ood has it"),
     ("ood", "matrix", {"vary": "colour"}, "--vary 'colour'"),
-    ("order", "matrix", {}, "is in no run"),
-    ("order", "matrix", {"kinds": "loss"}, "--kind 'loss'"),
+    ("order", "matrix", {}, "1 checkpoints; order needs at least 4"),
+    ("order", "matrix", {"tokens": TOKENS}, "leave --tokens out"),
+    ("order", "matrix", {"kinds": "loss"}, "no argument kinds=; order follows all quantities"),
     ("neurons", "modular", {"site": "z"}, "choose mlp_post or pattern"),
     ("neurons", "modular", {"neurons": [12]}, "has neurons 0-11"),
     ("neurons", "modular", {"draws": 0}, "--draws 0"),
-    ("neurons", "matrix", {}, "needs a task with a grid of two input digits"),
+    ("neurons", "matrix", {}, "neurons needs a task with a grid of inputs of 2 coordinates"),
     ("primes", "modular", {"draws": 0}, "at least one draw"),
-    ("primes", "matrix", {}, "declares no modular answers, which primes is about"),
+    ("primes", "matrix", {}, "primes needs a task with a grid of inputs"),
     ("primes", "constant", {}, "the same for every input: no variance to share out"),
     ("detector", "modular", {"samples": 5}, "leave --samples out"),
     ("detector", "addition", {}, "'modular-addition' has none"),
@@ -83,7 +84,7 @@ REFUSED = [
     ("prime_order", "zoo:modular-addition-113", {}, "prime-order is of the task miiii"),
     ("data", 3, {}, "give the name of a task, or a task"),
     ("data", "miiii", {"config": {"p": 12}}, "p must be prime"),
-    ("data", "matrix-completion", {}, "declares no grid of inputs whose answers could be counted"),
+    ("data", "matrix-completion", {}, "data needs a task with a grid of inputs"),
 ]  # fmt: skip
 
 

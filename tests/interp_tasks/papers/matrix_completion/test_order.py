@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from circuits import ablate, heads
 from circuits import run as run_model
 from interp_tasks import load_checkpoint
 from interp_tasks.checkpoints import marks
-from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings, order
 from interp_tasks.papers.matrix_completion.arrangement import ALIGNMENT
 from interp_tasks.papers.matrix_completion.order import STEP, VALUE
@@ -80,16 +78,7 @@ def test_alignment_is_that_of_embeddings(result, refs):
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
     monkeypatch.setattr(marks, "find_marks", lambda folder, name: {"pre": 3})
-    found = order(refs, "metrics", samples=24)
+    found = order(refs, samples=24)
     # Of two stored steps as near to 3 the earlier one.
     steps = found.frame[found.frame["metric"].str.startswith(STEP)]["value"].dropna()
     assert (steps >= 2).all()
-
-
-def test_the_drop_metric_is_measured_whatever_is_asked(refs, monkeypatch):
-    monkeypatch.setattr(marks, "find_marks", lambda folder, name: {"pre": 0})
-    found = order(refs, "positions", samples=8).frame
-    assert NAME in set(found["variant"])
-    assert "mse_observed" not in set(found["variant"])
-    with pytest.raises(UserError, match="leave --tokens out"):
-        order(refs, tokens=torch.zeros(1, 9, dtype=torch.long))

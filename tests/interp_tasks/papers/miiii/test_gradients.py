@@ -87,7 +87,6 @@ def test_steps_and_ranks_by_hand(run, tmp_path):
     assert of(result, "attention", "raw", "median rank of the step below half", "effect") == -1.5
     # Without a filter nothing is filtered.
     assert set(result.frame["intervention"]) == {"raw"}
-    assert any("No filter" in note for note in result.notes)
 
 
 def test_the_first_steps_can_be_left_out(run, tmp_path):

@@ -1,5 +1,7 @@
 """``interp-run modular progress``: against numpy, forwards by hand and the library's interventions, on small models."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -136,24 +138,52 @@ def test_losses_against_numpy(task, name, keys, request, models, results):
     assert set(frame.loc[frame["split"] == "train", "n"]) == {len(train)}
 
 
-def test_neurons_as_ablate_frequencies_has_it(addition, models, results):
+@pytest.fixture(scope="module")
+def by_hand(addition, models, results):
+    """The model of addition, its table, and what its losses are made of."""
+    model = models["modular-addition"]
+    tokens, logits, r, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    neurons = seen["mlp_post.0"][:, -1].double()
+    w_l = (model.W_out[0] @ model.W_U).detach().double()
+    clusters = fourier.clusters(fourier.spectrum(neurons, {"a": P, "b": P}))
+    frame = results["modular-addition"].frame
+
+    def check(said, expected, variant="sum", rel=1e-5):
+        """The loss of a row is that of these logits ``[input class]``."""
+        found = value(frame, variant, "loss", said)
+        assert found == pytest.approx(cross_entropy(expected, r).mean(), rel=rel), said
+
+    return SimpleNamespace(
+        model=model,
+        frame=frame,
+        tokens=tokens,
+        logits=logits,
+        r=r,
+        neurons=neurons,
+        w_l=w_l,
+        clusters=clusters,
+        check=check,
+    )
+
+
+def frequencies_edited(model, tokens, keys, **how):
+    edit = ablate.frequencies("mlp_post.0", keys, (0, 1), P, grid=tokens, positions=[-1], **how)
+    return run_model(model, tokens, edit)[:, -1].numpy()
+
+
+def test_neurons_as_ablate_frequencies_has_it(by_hand):
     """Frequencies of the neurons removed and kept, against the library's own intervention in the whole model."""
-    model, frame = models["modular-addition"], results["modular-addition"].frame
-    tokens, _, r, _ = grid_of(addition, model, "sum")
-
-    def loss(keys, **how):
-        edit = ablate.frequencies("mlp_post.0", keys, (0, 1), P, grid=tokens, positions=[-1], **how)
-        return cross_entropy(run_model(model, tokens, edit)[:, -1].numpy(), r).mean()
-
-    for said, keys, how in (
-        ("neurons: key frequencies alone", KEYS, {"keep": True}),
-        ("neurons: waves of the answer alone", KEYS, {"keep": True, "directions": "sum"}),
+    for said, how in (
+        ("neurons: key frequencies alone", {}),
+        ("neurons: waves of the answer alone", {"directions": "sum"}),
     ):
-        assert value(frame, "sum", "loss", said) == pytest.approx(loss(keys, **how), rel=1e-5)
+        by_hand.check(said, frequencies_edited(by_hand.model, by_hand.tokens, KEYS, keep=True, **how))
     for key in KEYS:
-        found = value(frame, f"sum, frequency {key}", "loss", "neurons: without one key frequency")
-        assert found == pytest.approx(loss([key]), rel=1e-5)
-    assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"linear"}
+        edited = frequencies_edited(by_hand.model, by_hand.tokens, [key])
+        by_hand.check("neurons: without one key frequency", edited, f"sum, frequency {key}")
+    is_of_neurons = by_hand.frame["intervention"].str.startswith("neurons")
+    assert set(by_hand.frame.loc[is_of_neurons, "engine"]) == {"linear"}
 
 
 def test_a_norm_before_the_read_out_takes_the_long_way(addition, tmp_path):
@@ -163,26 +193,21 @@ def test_a_norm_before_the_read_out_takes_the_long_way(addition, tmp_path):
     frame, key = result.frame, keys_of(result)["sum"][0]
     assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"naive"}
     tokens, _, r, _ = grid_of(addition, model, "sum")
-    edit = ablate.frequencies("mlp_post.0", [key], (0, 1), P, grid=tokens, positions=[-1])
-    expected = cross_entropy(run_model(model, tokens, edit)[:, -1].numpy(), r).mean()
+    expected = cross_entropy(frequencies_edited(model, tokens, [key]), r).mean()
     found = value(frame, f"sum, frequency {key}", "loss", "neurons: without one key frequency")
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_map_against_numpy(addition, models, results):
+def test_the_map_against_numpy(by_hand):
     """W_L by a plain DFT; projections on and off its directions by hand."""
-    model, frame = models["modular-addition"], results["modular-addition"].frame
-    tokens, logits, r, _ = grid_of(addition, model, "sum")
-    weights = (model.W_out[0] @ model.W_U).detach().double().numpy()  # [neuron, class]
-    spectrum = np.fft.fft(weights, axis=1) / np.sqrt(P)
-    power = (np.abs(spectrum) ** 2).sum(0)
+    model, frame, weights, r = by_hand.model, by_hand.frame, by_hand.w_l.numpy(), by_hand.r
+    power = (np.abs(np.fft.fft(weights, axis=1)) ** 2).sum(0)
     residual = np.sqrt((power[0] + power[3] + power[4]) / power.sum())
     assert value(frame, "sum", "residual of W_L") == pytest.approx(residual)
     embedding = np.fft.fft(model.W_E[:P].detach().double().numpy(), axis=0)
     norms = np.linalg.norm(embedding[1 : P // 2 + 1], axis=1)
     assert value(frame, "sum", "frequencies of W_E") == (norms > norms.max() / 4).sum()
-    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
-    neurons = seen["mlp_post.0"][:, -1].double().numpy()
+    neurons = by_hand.neurons.numpy()
     c = 2 * np.pi * np.arange(P) / P
     rows = np.stack([f(k * c) * np.sqrt(2 / P) @ weights.T for k in KEYS for f in (np.cos, np.sin)])
     projected, along = neurons @ rows[1], np.sin(2 * np.pi * r / P)
@@ -192,34 +217,30 @@ def test_the_map_against_numpy(addition, models, results):
     assert value(frame, wave, "variance explained by the wave") == pytest.approx(explained)
     on = neurons @ np.linalg.pinv(rows) @ rows
     for said, kept in (("on the directions of W_L alone", on), ("off the directions of W_L", neurons - on)):
-        expected = cross_entropy(logits + (kept - neurons) @ weights, r).mean()
-        assert value(frame, "sum", "loss", f"neurons: {said}") == pytest.approx(expected, rel=1e-5)
+        by_hand.check(f"neurons: {said}", by_hand.logits + (kept - neurons) @ weights)
 
 
-def test_neurons_by_their_own_frequency(addition, models, results):
-    """A neuron of a cluster keeps its mean and the block of its frequency, the others all they have."""
-    model, frame = models["modular-addition"], results["modular-addition"].frame
-    tokens, logits, r, _ = grid_of(addition, model, "sum")
-    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
-    neurons = seen["mlp_post.0"][:, -1].double()
-    found = fourier.clusters(fourier.spectrum(neurons, {"a": P, "b": P}))
-    kept = neurons.clone()
-    for neuron, at in enumerate(found.assigned.tolist()):
-        if at >= 0:
-            block = fourier.components(fourier.Grid({"a": P, "b": P}), [found.labels[at]])
-            kept[:, neuron] = neurons[:, neuron].mean() + block @ (block.T @ neurons[:, neuron])
+def test_clusters_of_neurons(by_hand):
+    """A neuron of a cluster keeps its mean and the block of its frequency, the others all they have; the power of a
+    cluster's columns of W_L in its own frequency is that of numpy's FFT over the classes.
+    """
+    found, neurons, kept = by_hand.clusters, by_hand.neurons, by_hand.neurons.clone()
+    power = np.abs(np.fft.fft(by_hand.w_l.numpy(), axis=1)) ** 2
     assert found.sizes, "no neuron is in a cluster"
-    weights = (model.W_out[0] @ model.W_U).detach().double()
-    expected = cross_entropy(logits + ((kept - neurons) @ weights).numpy(), r).mean()
-    assert value(frame, "sum", "loss", "neurons: own frequency of each alone") == pytest.approx(
-        expected, rel=1e-5
-    )
+    for key in found.sizes:
+        members = found.neurons(key)
+        block = fourier.components(fourier.Grid({"a": P, "b": P}), [key])
+        kept[:, members] = neurons[:, members].mean(0) + block @ (block.T @ neurons[:, members])
+        share = power[members.numpy()][:, [key, P - key]].sum() / power[members.numpy()].sum()
+        metric = "power of W_L in the frequency of its neurons"
+        assert value(by_hand.frame, f"sum, frequency {key}", metric) == pytest.approx(share)
+    edited = by_hand.logits + ((kept - neurons) @ by_hand.w_l).numpy()
+    by_hand.check("neurons: own frequency of each alone", edited)
 
 
-def test_frequencies_of_the_logits_by_a_transform_over_both_digits(addition, models, results):
+def test_frequencies_of_the_logits_by_a_transform_over_both_digits(by_hand):
     """On the complete grid the block of k is what numpy's FFT has at (±k or 0, ±k or 0), the constant apart."""
-    frame = results["modular-addition"].frame
-    _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
+    logits = by_hand.logits
     spectrum = np.fft.fft2(logits.reshape(P, P, P), axes=(0, 1))
     places = np.arange(P)
 
@@ -231,34 +252,26 @@ def test_frequencies_of_the_logits_by_a_transform_over_both_digits(addition, mod
         gone[0, 0] = False
         return np.fft.ifft2(spectrum * ~gone[:, :, None], axes=(0, 1)).real.reshape(P * P, P)
 
-    for said, edited in (("logits: key frequencies alone", logits - without_blocks(KEYS) + logits.mean(0)),):
-        expected = cross_entropy(edited, r).mean()
-        assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-5), said
+    by_hand.check("logits: key frequencies alone", logits - without_blocks(KEYS) + logits.mean(0))
     for key in KEYS:
-        expected = cross_entropy(without_blocks([key]), r).mean()
-        found = value(frame, f"sum, frequency {key}", "loss", "logits: without one key frequency")
-        assert found == pytest.approx(expected, rel=1e-5)
+        by_hand.check("logits: without one key frequency", without_blocks([key]), f"sum, frequency {key}")
 
 
-def test_what_a_cluster_writes(addition, models, results):
-    """The power of its neurons' columns of W_L in its own frequency, by numpy's FFT over the classes."""
-    model, frame = models["modular-addition"], results["modular-addition"].frame
-    tokens, _, _, _ = grid_of(addition, model, "sum")
-    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
-    found = fourier.clusters(fourier.spectrum(seen["mlp_post.0"][:, -1].double(), {"a": P, "b": P}))
-    power = np.abs(np.fft.fft((model.W_out[0] @ model.W_U).detach().double().numpy(), axis=1)) ** 2
-    metric = "power of W_L in the frequency of its neurons"
-    assert (frame["metric"] == metric).sum() == len(found.sizes) > 0
-    for key in found.sizes:
-        mine = power[found.neurons(key).numpy()]
-        share = mine[:, [key, P - key]].sum() / mine.sum()
-        assert value(frame, f"sum, frequency {key}", metric) == pytest.approx(share)
+def read_out(model, stream):
+    """The logits that a stream at "=" makes without the MLP, in numpy."""
+    return (stream @ model.W_U.detach() + model.b_U.detach()).numpy()
 
 
-def test_waves_in_the_place_of_attention(addition, models, results):
+def mlp(model, stream):
+    w_in, w_out, b_in, b_out = (
+        getattr(model, name)[0].detach() for name in ("W_in", "W_out", "b_in", "b_out")
+    )
+    return torch.relu(stream @ w_in + b_in) @ w_out + b_out
+
+
+def test_waves_in_the_place_of_attention(by_hand):
     """By hand: every head's attention regressed on its best wave, z and all after it made anew from v."""
-    model, frame = models["modular-addition"], results["modular-addition"].frame
-    tokens, _, r, _ = grid_of(addition, model, "sum")
+    model, tokens = by_hand.model, by_hand.tokens
     _, seen = run_model(model, tokens, cache=["pattern.0", "v.0", "resid_pre.0"])
     pattern = seen["pattern.0"][:, :, -1].double().numpy()
     a, b = tokens[:, 0].numpy(), tokens[:, 1].numpy()
@@ -278,38 +291,29 @@ def test_waves_in_the_place_of_attention(addition, models, results):
         z = np.einsum("ik,ikd->id", weights, seen["v.0"][:, :, head].double().numpy())
         mixed += z @ model.W_O[0, head].detach().double().numpy()
     stream = torch.tensor(seen["resid_pre.0"][:, -1].double().numpy() + mixed).float() + model.b_O[0].detach()
-    w_in, w_out, w_u = (weight.detach() for weight in (model.W_in[0], model.W_out[0], model.W_U))
-    stream = stream + torch.relu(stream @ w_in + model.b_in[0].detach()) @ w_out + model.b_out[0].detach()
-    expected = cross_entropy((stream @ w_u + model.b_U.detach()).numpy(), r).mean()
-    found = value(frame, "sum", "loss", "attention: waves of the digits alone")
-    assert found == pytest.approx(expected, rel=1e-4)
-    clean = value(frame, "sum", "loss")
-    assert abs(found - clean) > 0.005 * clean
+    by_hand.check(
+        "attention: waves of the digits alone", read_out(model, stream + mlp(model, stream)), rel=1e-4
+    )
+    clean, edited = (
+        value(by_hand.frame, "sum", "loss", said) for said in ("none", "attention: waves of the digits alone")
+    )
+    assert abs(edited - clean) > 0.005 * clean
 
 
-def test_skips_against_a_forward_by_hand(addition, models, results):
-    model, frame = models["modular-addition"], results["modular-addition"].frame
-    tokens, _, r, _ = grid_of(addition, model, "sum")
-    sites = ["resid_pre.0", "attn_out.0", "mlp_post.0"]
-    _, seen = run_model(model, tokens, cache=sites)
-    before, attention = (seen[site][:, -1].detach() for site in sites[:2])
-    w_in, w_out, w_u = (weight.detach() for weight in (model.W_in[0], model.W_out[0], model.W_U))
-    b_in, b_out, b_u = (weight.detach() for weight in (model.b_in[0], model.b_out[0], model.b_U))
-
-    def mlp(stream):
-        return torch.relu(stream @ w_in + b_in) @ w_out + b_out
-
-    b_o = model.b_O[0].detach()
+def test_skips_against_a_forward_by_hand(by_hand):
+    model = by_hand.model
+    _, seen = run_model(model, by_hand.tokens, cache=["resid_pre.0", "attn_out.0"])
+    before, attention = (seen[site][:, -1].detach() for site in ("resid_pre.0", "attn_out.0"))
+    # Heads are zeroed at z: the output's bias stays.
+    bare, both = before + model.b_O[0].detach(), before + attention
     streams = {
-        # Heads are zeroed at z: the output's bias stays.
-        "attention zeroed": before + b_o + mlp(before + b_o),
-        "way around attention zeroed": attention + mlp(attention),
-        "way around MLP zeroed": mlp(before + attention),
-        "way around MLP at its mean": mlp(before + attention) + (before + attention).mean(0),
+        "attention zeroed": bare + mlp(model, bare),
+        "way around attention zeroed": attention + mlp(model, attention),
+        "way around MLP zeroed": mlp(model, both),
+        "way around MLP at its mean": mlp(model, both) + both.mean(0),
     }
     for said, stream in streams.items():
-        expected = cross_entropy((stream @ w_u + b_u).numpy(), r).mean()
-        assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-4), said
+        by_hand.check(said, read_out(model, stream), rel=1e-4)
 
 
 def test_attention_that_is_a_wave_of_the_digits(addition, primes):
@@ -385,15 +389,6 @@ def test_curves_over_a_run(run):
     excluded = frame[(frame["intervention"] == "key frequencies excluded") & (frame["metric"] == "loss")]
     excluded = excluded[excluded["split"] == "train"].set_index("step")["value"].to_dict()
     assert curves["sum"]["excluded loss"] == excluded
-    squares = sum(
-        float((w.detach().double() ** 2).sum()) for w in load_checkpoint(f"{run}@4").model.parameters()
-    )
-    assert curves[""]["sum of squared weights"][4] == pytest.approx(squares)
-    (norms,) = (
-        np.linalg.norm(np.asarray(fourier.transform(model.W_E[:P].detach())), axis=1)
-        for model in [load_checkpoint(f"{run}@4").model]
-    )
-    assert curves[""]["gini of W_E"][4] == pytest.approx(fourier.gini(norms))
     figure = result.plot()
     titles = [note.text for note in figure.layout.annotations]
     assert titles[:2] == ["run: sum", "run: gini of W_L sum"]
@@ -427,9 +422,9 @@ def test_a_checkpoint_that_does_not_say_what_it_was_trained_on(addition, models,
 
 
 @pytest.mark.parametrize("kind", ["restricted to key frequencies", "cosines of key frequencies"])
-def test_held_out_logits_against_numpy(kind, addition, models, results):
+def test_held_out_logits_against_numpy(kind, addition, by_hand):
     """Each tenth of a split's inputs by a regression on the others of that split."""
-    _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
+    logits, r = by_hand.logits, by_hand.r
     for split in ("train", "test"):
         rows = splits_of(GridInputs.of(addition, "progress"))[split]
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
@@ -447,7 +442,7 @@ def test_held_out_logits_against_numpy(kind, addition, models, results):
                 flat = design[fit].reshape(-1, 3), logits[fit].ravel()
                 edited = design[part] @ np.linalg.lstsq(*flat, rcond=None)[0]
             losses.append(cross_entropy(edited, r[part]))
-        found = value(results["modular-addition"].frame, "sum", "loss", f"{kind}, held out", split)
+        found = value(by_hand.frame, "sum", "loss", f"{kind}, held out", split)
         assert found == pytest.approx(np.concatenate(losses).mean(), rel=1e-6)
 
 
